@@ -1,0 +1,79 @@
+"""The contract of an attack: uploads and the server's own knowledge in, pictures out.
+
+An attack sees what the server sees. There is no parameter through which private data could come.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from fedmjp.errors import AttackNotApplicableError
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+
+class Attack(ABC):
+    """Base of all attacks.
+
+    Class attributes state what `fedmjp list attacks` prints: ``name``; ``paper``, the source;
+    ``summary``, one line; ``requires``, what must hold, in words; ``floor``, whether it is a
+    reference that uses nothing of the upload.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    summary: ClassVar[str]
+    requires: ClassVar[str]
+    floor: ClassVar[bool] = False
+
+    def reconstruct(
+        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
+    ) -> list[Reconstruction]:
+        """Reconstruct the pictures behind a stack of independent uploads.
+
+        Args:
+            uploads: Uploads that were all computed with ``model``'s weights. They are not changed.
+            model: The model that the server had sent.
+            threat: What the attacker knows beyond that.
+            generator: Source of randomness; the result depends on nothing else.
+
+        Returns:
+            One reconstruction per upload, in the same order.
+
+        Raises:
+            AttackNotApplicableError: If the model, the threat model or an upload does not meet
+                ``requires``; the message says which requirement fails. It is never run regardless.
+        """
+        refusal = self.refusal(model, threat)
+        if refusal:
+            raise AttackNotApplicableError(f"{self.name}: {refusal}")
+        for upload in uploads:
+            self._check_tensors(upload, model)
+        return [self._reconstruct_one(upload, model, threat, generator=generator) for upload in uploads]
+
+    @abstractmethod
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """Names of the upload's tensors that the attack reads."""
+
+    @abstractmethod
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Which requirement this model or threat model fails; None if the attack applies."""
+
+    @abstractmethod
+    def _reconstruct_one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
+    ) -> Reconstruction: ...
+
+    def _check_tensors(self, upload: Upload, model: VitClassifier) -> None:
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        for name in self.tensors(model):
+            if name not in upload.tensors:
+                raise AttackNotApplicableError(f"{self.name}: the upload has no tensor {name!r}")
+            if upload.tensors[name].shape != shapes[name]:
+                raise AttackNotApplicableError(
+                    f"{self.name}: upload tensor {name!r} has shape {tuple(upload.tensors[name].shape)}, "
+                    f"the model's has {tuple(shapes[name])}"
+                )

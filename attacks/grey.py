@@ -1,0 +1,43 @@
+"""The floor: what anybody can guess without an upload."""
+
+from collections.abc import Sequence
+
+import torch
+
+from attacks.base import Attack
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+LEVEL = 0.45
+
+
+class Grey(Attack):
+    """Answer with the constant picture 0.45, whatever was uploaded.
+
+    An attack that does not beat this has not shown that anything leaks; a defence that is credited
+    with pushing an attack below it is credited for the attack's failure.
+    """
+
+    name = "grey"
+    paper = "floor, no attack"
+    summary = f"constant picture {LEVEL}: the floor that every row is read against"
+    requires = "nothing"
+    floor = True
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """None."""
+        del model
+        return []
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Always applies."""
+        del model, threat
+        return None
+
+    def _reconstruct_one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
+    ) -> Reconstruction:
+        del threat, generator
+        size = model.image_size
+        return Reconstruction(torch.full((upload.num_examples, 3, size, size), LEVEL))

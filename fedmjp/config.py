@@ -1,0 +1,156 @@
+"""Configuration models: frozen, unknown keys refused with a suggestion, digest for provenance."""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedmjp.errors import ConfigError
+from fedmjp.settings import Picture
+
+Defence = Literal["none", "mjp"]
+MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Config(BaseModel):
+    """Base of all configuration models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Validate ``values``.
+
+        Raises:
+            ConfigError: On an unknown key (with the nearest known one) or a value out of range,
+                in one line.
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError("; ".join(cls._explain(dict(detail)) for detail in error.errors())) from None
+
+    @classmethod
+    def _explain(cls, detail: dict[str, Any]) -> str:
+        key = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, cls.model_fields, n=1)
+            return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        if not key:
+            return str(detail["msg"]).removeprefix("Value error, ")
+        return f"{key.replace('_', '-')} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
+
+    def digest(self) -> str:
+        """SHA-256 of the resolved values, as hex."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+class ModelConfig(Config):
+    """Which network, with which initial weights.
+
+    ``defence`` adds MJP's shared unknown position embedding; ``seed`` draws the initial weights.
+    """
+
+    name: str
+    defence: Defence = "none"
+    image_size: int = Field(224, ge=1)
+    patch_size: int = Field(16, ge=1)
+    classes: int = Field(1000, ge=2)
+    seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_patches(self) -> Self:
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image-size {self.image_size} is not a multiple of patch-size {self.patch_size}")
+        return self
+
+    @property
+    def grid(self) -> int:
+        """Patches per side."""
+        return self.image_size // self.patch_size
+
+
+class FederationConfig(Config):
+    """One federated run: which model, which pictures, how many clients, what goes into the gradients.
+
+    Every client uploads, round after round, the gradient of one of its pictures: first of all its
+    pictures in the first version of ``inputs``, then in the next. It travels to Flower as flat
+    run-config keys (``pictures-per-client``), because those may only be numbers, text and booleans.
+    """
+
+    model: str = "deit_small"
+    defence: Defence = "mjp"
+    mask_ratio: MaskRatio = 0.27
+    image_size: int = Field(224, ge=1)
+    patch_size: int = Field(16, ge=1)
+    classes: int = Field(1000, ge=2)
+    data: str = Field("bundled", description="'bundled' or a folder of CLASS/picture files, absolute")
+    clients: int = Field(2, ge=1)
+    pictures_per_client: int = Field(1, ge=1)
+    inputs: tuple[Picture, ...] = (Picture.SHUFFLED,)
+    server_learning_rate: float = Field(0.0, ge=0.0, description="0 keeps the weights: every picture meets the same")
+    seed: int = Field(0, ge=0)
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @property
+    def model_settings(self) -> ModelConfig:
+        """The part that determines the network and its initial weights."""
+        return ModelConfig.parse(
+            {
+                "name": self.model,
+                "defence": self.defence,
+                "image_size": self.image_size,
+                "patch_size": self.patch_size,
+                "classes": self.classes,
+                "seed": self.seed,
+            }
+        )
+
+    @property
+    def rounds(self) -> int:
+        """Rounds until every client has uploaded each of its pictures in each version."""
+        return self.pictures_per_client * len(self.inputs)
+
+    def turn(self, server_round: int) -> tuple[int, Picture]:
+        """Which of its pictures (0-based), in which version, a client uploads in a round (1-based)."""
+        version, index = divmod(server_round - 1, self.pictures_per_client)
+        return index, self.inputs[version % len(self.inputs)]
+
+
+class RecordingConfig(Config):
+    """Where a federated run leaves records; empty text means nowhere.
+
+    ``evaluator_folder`` is for clients only: they leave the private pictures there, beside the run.
+    Server-side code never opens it. ``upload_tensors`` (comma-separated names) keeps only those
+    tensors of each upload; empty keeps all.
+    """
+
+    uploads_folder: str = ""
+    evaluator_folder: str = ""
+    upload_tensors: str = ""
+
+
+C = TypeVar("C", bound=Config)
+
+
+def to_run_config(*configs: Config) -> dict[str, str | int | float | bool]:
+    """Flatten into Flower's run-config: kebab-case keys, scalars only."""
+    flat: dict[str, str | int | float | bool] = {}
+    for config in configs:
+        for key, value in config.model_dump(mode="json").items():
+            flat[key.replace("_", "-")] = ",".join(value) if isinstance(value, list) else value
+    return flat
+
+
+def from_run_config(config: type[C], run_config: Mapping[str, Any]) -> C:
+    """Read the keys of ``config`` out of Flower's run-config, which holds those of several."""
+    keys = {key.replace("_", "-"): key for key in config.model_fields}
+    return config.parse({keys[key]: value for key, value in run_config.items() if key in keys})

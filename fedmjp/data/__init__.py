@@ -1,0 +1,1 @@
+"""Sources of private pictures, and how they are dealt to clients."""

@@ -1,0 +1,62 @@
+"""Every error that fedmjp raises on purpose: one line that says what was wrong and what to do.
+
+The command line prints the line and ends with ``exit_code``; nothing of it reaches the user as a
+traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedmjpError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class BadInputError(FedmjpError):
+    """What the user gave cannot be used. Remedy: change the argument that the message names."""
+
+    exit_code = 2
+
+
+class UnknownNameError(BadInputError):
+    """A name that no registry knows. Remedy: use one of the names that the message lists."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
+        super().__init__(f"Unknown {kind} {name!r}. {hint}")
+
+
+class ConfigError(BadInputError):
+    """A configuration value out of its range, or a key that does not exist."""
+
+
+class DataError(BadInputError):
+    """Pictures that are missing, unreadable or too few. Remedy: name another folder or fewer pictures."""
+
+
+class DeviceError(BadInputError):
+    """A device that this machine does not have. Remedy: --device cpu."""
+
+
+class OutputError(BadInputError):
+    """A folder that cannot be written. Remedy: name another with --output."""
+
+
+class RecordError(FedmjpError):
+    """A record (batch, upload, reconstruction) that is malformed or damaged on disk."""
+
+
+class AttackNotApplicableError(FedmjpError):
+    """An attack was given a model, upload or threat model that it cannot exploit by construction."""
+
+
+class WeightsMissingError(FedmjpError):
+    """Weights that have to be fetched by hand. Remedy: see `fedmjp doctor`."""
+
+
+class FederationError(FedmjpError):
+    """The Flower run failed. Remedy: read the client's or server's error in the message."""

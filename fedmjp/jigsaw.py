@@ -1,0 +1,150 @@
+"""The block-wise jigsaw of MJP: which patches are masked, and where each of them goes.
+
+Follows the mask generator of the official code (yhlleo/MJP, data/masking_generator.py, itself from
+BEiT): rectangles of random area and aspect ratio are painted until the wanted number of patches is
+reached or ten attempts in a row fail. The realised number therefore falls short of the wanted one
+in a large share of draws, down to empty masks at small ratios; it is recorded, never assumed.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmjp.errors import BadInputError
+
+# Constants of the official generator as its evaluation scripts build it: JigsawPuzzleMaskedRegion(224, 16).
+MIN_BLOCK = 8
+MAX_BLOCK = 75
+MIN_ASPECT = 0.3
+ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Jigsaw:
+    """One drawn puzzle per picture.
+
+    Attributes:
+        mask: (batch, patches) bool, True where the patch was shuffled.
+        source: (batch, patches) int64; place i of the shuffled picture shows patch ``source[i]`` of
+            the clean one. The identity outside the mask.
+    """
+
+    mask: Tensor
+    source: Tensor
+
+    @property
+    def realised_ratio(self) -> Tensor:
+        """(batch,) share of masked patches."""
+        return self.mask.float().mean(dim=1)
+
+    @property
+    def inverse(self) -> Tensor:
+        """(batch, patches) int64: the permutation that undoes ``source``."""
+        return self.source.argsort(dim=1)
+
+
+def _uniform(low: float, high: float, generator: torch.Generator) -> float:
+    return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()
+
+
+def _paint_block(mask: Tensor, wanted: int, generator: torch.Generator) -> int:
+    """Paint one rectangle that adds between 1 and ``wanted`` patches; return how many it added."""
+    grid = mask.shape[0]
+    for _ in range(ATTEMPTS):
+        area = _uniform(MIN_BLOCK, wanted, generator)
+        aspect = math.exp(_uniform(math.log(MIN_ASPECT), -math.log(MIN_ASPECT), generator))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if height >= grid or width >= grid:
+            continue
+        top = int(torch.randint(grid - height + 1, (), generator=generator))
+        left = int(torch.randint(grid - width + 1, (), generator=generator))
+        block = mask[top : top + height, left : left + width]
+        added = int((~block).sum())
+        if 0 < added <= wanted:
+            block.fill_(True)
+            return added
+    return 0
+
+
+def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Tensor:
+    """Draw one block-wise mask.
+
+    Args:
+        grid: Patches per side.
+        mask_ratio: Wanted share of masked patches, in [0, 1].
+        generator: Source of randomness.
+
+    Returns:
+        (grid * grid,) bool. At most ``int(grid * grid * mask_ratio)`` are True, often fewer.
+
+    Raises:
+        BadInputError: If ``mask_ratio`` is outside [0, 1].
+
+    References:
+        yhlleo/MJP, data/masking_generator.py, ``MaskingGenerator``. There a ratio of 0 silently
+        means 0.1; here it means no mask.
+    """
+    if not 0.0 <= mask_ratio <= 1.0:
+        raise BadInputError(f"mask ratio {mask_ratio} is outside [0, 1]")
+    mask = torch.zeros(grid, grid, dtype=torch.bool)
+    missing = int(grid * grid * mask_ratio)
+    while missing > 0:
+        added = _paint_block(mask, min(missing, MAX_BLOCK), generator)
+        if added == 0:
+            break
+        missing -= added
+    return mask.flatten()
+
+
+def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
+    """Draw the puzzle of one picture: a mask, and a uniform permutation of the masked patches.
+
+    Args:
+        grid: Patches per side.
+        mask_ratio: Wanted share of masked patches, in [0, 1].
+        generator: Source of randomness.
+
+    Returns:
+        A ``Jigsaw`` with a batch of one.
+    """
+    mask = draw_mask(grid, mask_ratio, generator=generator)
+    source = torch.arange(grid * grid)
+    places = mask.nonzero().flatten()
+    source[places] = places[torch.randperm(len(places), generator=generator)]
+    return Jigsaw(mask[None], source[None])
+
+
+def to_patches(images: Tensor, patch_size: int) -> Tensor:
+    """(batch, 3, height, width) to (batch, patches, 3 * patch_size ** 2), in (channel, row, column) order."""
+    return F.unfold(images, patch_size, stride=patch_size).transpose(1, 2)
+
+
+def from_patches(patches: Tensor, image_size: int, patch_size: int) -> Tensor:
+    """The inverse of ``to_patches`` for square images."""
+    return F.fold(patches.transpose(1, 2), image_size, patch_size, stride=patch_size)
+
+
+def rearrange(images: Tensor, source: Tensor) -> Tensor:
+    """Place patch ``source[i]`` of each image at place i.
+
+    Args:
+        images: (batch, 3, size, size).
+        source: (batch, patches) int64, a permutation per image.
+
+    Returns:
+        The rearranged images, bit-exact copies of the patches. ``rearrange(rearrange(x, s), s.argsort(1))``
+        is ``x``.
+
+    Raises:
+        BadInputError: If the number of patches is not a square that divides the image.
+    """
+    size = images.shape[-1]
+    grid = math.isqrt(source.shape[1])
+    if grid * grid != source.shape[1] or size % grid:
+        raise BadInputError(f"{source.shape[1]} patches do not tile an image of {size} x {size} pixels")
+    patches = to_patches(images, size // grid)
+    moved = patches.gather(1, source[:, :, None].expand_as(patches))
+    return from_patches(moved, size, size // grid)

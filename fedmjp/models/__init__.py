@@ -1,0 +1,1 @@
+"""Vision transformers by name, with or without MJP's position embedding."""

@@ -1,0 +1,32 @@
+"""The three evaluation settings of MJP (Ren et al., CVPR 2023, section 5.4, Table 5).
+
+x is the private picture and x~ its jigsaw-shuffled version. (a) attack the gradient of x, compare
+with x; (b) attack that of x~, compare with x~; (c) attack that of x~, compare with x.
+"""
+
+from enum import StrEnum
+
+
+class Picture(StrEnum):
+    """Which of the two versions of a private picture."""
+
+    CLEAN = "clean"
+    SHUFFLED = "shuffled"
+
+
+class Setting(StrEnum):
+    """Evaluation setting: what goes into the gradient and what the reconstruction is held against."""
+
+    A = "a"
+    B = "b"
+    C = "c"
+
+    @property
+    def gradient_of(self) -> Picture:
+        """The version whose gradient the client uploads."""
+        return Picture.CLEAN if self is Setting.A else Picture.SHUFFLED
+
+    @property
+    def compared_with(self) -> Picture:
+        """The version that the evaluator compares the reconstruction with."""
+        return Picture.SHUFFLED if self is Setting.B else Picture.CLEAN
