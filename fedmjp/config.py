@@ -6,13 +6,21 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedmjp.errors import ConfigError
 from fedmjp.settings import Picture
 
 Defence = Literal["none", "mjp"]
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def _split(value: object) -> object:
+    """Comma-separated text, as Flower's run-config carries it, into a tuple."""
+    return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 class Config(BaseModel):
@@ -68,21 +76,28 @@ class ModelConfig(Config):
         return self
 
     @property
+    def label(self) -> str:
+        """Name for folders and log lines, such as ``deit_small-mjp``."""
+        return f"{self.name}-{self.defence}"
+
+    @property
     def grid(self) -> int:
         """Patches per side."""
         return self.image_size // self.patch_size
 
 
 class FederationConfig(Config):
-    """One federated run: which model, which pictures, how many clients, what goes into the gradients.
+    """One federated run: which models, which pictures, how many clients, what goes into the gradients.
 
-    Every client uploads, round after round, the gradient of one of its pictures: first of all its
-    pictures in the first version of ``inputs``, then in the next. It travels to Flower as flat
-    run-config keys (``pictures-per-client``), because those may only be numbers, text and booleans.
+    The run plays one arm after another: each of ``models`` with each of ``defences``, from its
+    initial weights. In an arm every client uploads, round after round, the gradient of one of its
+    pictures: first of all its pictures in the first version of ``inputs``, then in the next. The
+    configuration travels to Flower as flat run-config keys (``pictures-per-client``; several values
+    comma-separated), because those may only be numbers, text and booleans.
     """
 
-    model: str = "deit_small"
-    defence: Defence = "mjp"
+    models: Names = ("deit_small",)
+    defences: Annotated[tuple[Defence, ...], BeforeValidator(_split)] = ("mjp",)
     mask_ratio: MaskRatio = 0.27
     image_size: int = Field(224, ge=1)
     patch_size: int = Field(16, ge=1)
@@ -90,52 +105,42 @@ class FederationConfig(Config):
     data: str = Field("bundled", description="'bundled' or a folder of CLASS/picture files, absolute")
     clients: int = Field(2, ge=1)
     pictures_per_client: int = Field(1, ge=1)
-    inputs: tuple[Picture, ...] = (Picture.SHUFFLED,)
+    inputs: Annotated[tuple[Picture, ...], BeforeValidator(_split)] = (Picture.SHUFFLED,)
     server_learning_rate: float = Field(0.0, ge=0.0, description="0 keeps the weights: every picture meets the same")
     seed: int = Field(0, ge=0)
     device: Literal["cpu", "cuda"] = "cpu"
 
-    @field_validator("inputs", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return tuple(value.split(",")) if isinstance(value, str) else value
-
     @property
-    def model_settings(self) -> ModelConfig:
-        """The part that determines the network and its initial weights."""
-        return ModelConfig.parse(
-            {
-                "name": self.model,
-                "defence": self.defence,
-                "image_size": self.image_size,
-                "patch_size": self.patch_size,
-                "classes": self.classes,
-                "seed": self.seed,
-            }
-        )
+    def arms(self) -> list[ModelConfig]:
+        """What each arm trains, in the order of the run."""
+        shared = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
+        return [self._arm(model, defence, shared) for model in self.models for defence in self.defences]
+
+    def _arm(self, model: str, defence: Defence, shared: dict[str, int]) -> ModelConfig:
+        return ModelConfig.parse({"name": model, "defence": defence, "seed": self.seed, **shared})
 
     @property
     def rounds(self) -> int:
-        """Rounds until every client has uploaded each of its pictures in each version."""
+        """Rounds of an arm: until every client has uploaded each of its pictures in each version."""
         return self.pictures_per_client * len(self.inputs)
 
     def turn(self, server_round: int) -> tuple[int, Picture]:
         """Which of its pictures (0-based), in which version, a client uploads in a round (1-based)."""
         version, index = divmod(server_round - 1, self.pictures_per_client)
-        return index, self.inputs[version % len(self.inputs)]
+        return index, self.inputs[version]
 
 
 class RecordingConfig(Config):
-    """Where a federated run leaves records; empty text means nowhere.
+    """Where a federated run leaves records, one sub-folder per arm; empty text means nowhere.
 
     ``evaluator_folder`` is for clients only: they leave the private pictures there, beside the run.
-    Server-side code never opens it. ``upload_tensors`` (comma-separated names) keeps only those
-    tensors of each upload; empty keeps all.
+    Server-side code never opens it. ``upload_tensors`` keeps only those tensors of each
+    upload; empty keeps all.
     """
 
     uploads_folder: str = ""
     evaluator_folder: str = ""
-    upload_tensors: str = ""
+    upload_tensors: Names = ()
 
 
 C = TypeVar("C", bound=Config)

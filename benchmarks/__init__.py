@@ -1,0 +1,1 @@
+"""Campaigns: run what is missing, score it, store it, report it."""

@@ -1,0 +1,1 @@
+"""Federated runs on this machine, through a Flower SuperLink of their own."""

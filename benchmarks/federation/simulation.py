@@ -1,0 +1,117 @@
+"""One federated run from configuration to recorded uploads."""
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.federation.bundle import as_toml, write_app
+from benchmarks.federation.superlink import PrivateSuperLink
+from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, to_run_config
+from fedmjp.errors import DeviceError, FederationError
+from fedmjp.records import PrivateBatch, Upload
+from server.uploads import UploadFolder
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ROUND = re.compile(r"\[ROUND \d+/\d+\]")
+ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
+COMPLETED = "finished:completed"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Records of one federated run: what the server kept, and what clients left for the evaluator.
+
+    The two lie side by side and share file names (round and node), which is how a score finds its
+    private picture. Server-side code is given ``uploads`` alone.
+    """
+
+    root: Path
+
+    @property
+    def uploads(self) -> Path:
+        """The server's records, one folder per arm."""
+        return self.root / "uploads"
+
+    @property
+    def evaluator(self) -> Path:
+        """The evaluator's records, one folder per arm."""
+        return self.root / "evaluator"
+
+    def upload_folder(self, arm: ModelConfig) -> UploadFolder:
+        """The server's records of one arm."""
+        return UploadFolder(self.uploads / arm.label)
+
+    def pairs(self, arm: ModelConfig) -> list[tuple[PrivateBatch, Upload]]:
+        """Every upload of an arm with the private batch behind it."""
+        found = []
+        for path in sorted((self.evaluator / arm.label).glob("round-*.safetensors")):
+            upload = self.uploads / arm.label / path.name
+            if upload.exists():
+                found.append((PrivateBatch.load(path), Upload.load(upload)))
+        return found
+
+
+def resolve_device(device: str) -> str:
+    """Check that the device exists; DeviceError if not."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("--device cuda was asked for, but torch sees no CUDA device; use --device cpu")
+    return device
+
+
+def simulate(
+    config: FederationConfig,
+    folder: RunFolder,
+    *,
+    upload_tensors: Sequence[str] = (),
+    on_round: Callable[[], None] = lambda: None,
+) -> None:
+    """Run a federation on this machine and record it.
+
+    Args:
+        config: What to run.
+        folder: Where uploads and private batches go.
+        upload_tensors: Names of the tensors to keep of every upload; empty keeps all.
+        on_round: Called at the start of every round.
+
+    Raises:
+        DeviceError: If the device does not exist.
+        FederationError: If the run failed, with the client's or server's error. Uploads of the
+            clients that did not fail are there.
+    """
+    resolve_device(config.device)
+    recording = RecordingConfig(
+        uploads_folder=str(folder.uploads.resolve()),
+        evaluator_folder=str(folder.evaluator.resolve()),
+        upload_tensors=tuple(upload_tensors),
+    )
+    with PrivateSuperLink() as superlink:
+        app = write_app(superlink.home / "app" / "fedmjp")
+        run_config = superlink.home / "run-config.toml"
+        run_config.write_text(as_toml(to_run_config(config, recording)))
+        run = superlink.submit(app, run_config, _resources(config))
+        tail: deque[str] = deque(maxlen=200)
+        for line in superlink.log(run):
+            tail.append(ANSI.sub("", line))
+            if ROUND.search(line):
+                on_round()
+        if superlink.status(run) != COMPLETED:
+            raise FederationError(f"the federated run failed: {_error(tail)}")
+
+
+def _resources(config: FederationConfig) -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = 1 / config.clients if config.device == "cuda" else 0
+    return (
+        f"num-supernodes={config.clients} client-resources-num-cpus=1 "
+        f"client-resources-num-gpus={share} init-args-num-cpus={cores}"
+    )
+
+
+def _error(lines: Sequence[str]) -> str:
+    errors = [line.strip() for line in lines if ERROR.match(line)]
+    return (errors or [line for line in lines if line.strip()] or ["no log"])[-1]

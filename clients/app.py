@@ -1,0 +1,70 @@
+"""The Flower ClientApp: FedSGD gradients of the client's own pictures."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, from_run_config
+from fedmjp.data.private import private_batch
+from fedmjp.data.selection import Selection, open_source, select
+from fedmjp.models.build import build
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import PrivateBatch
+from fedmjp.updates import gradient
+
+app = ClientApp()
+
+
+# One process serves several clients in turn; what is kept between messages holds for all of them.
+@lru_cache(maxsize=1)
+def _architecture(arm: ModelConfig) -> VitClassifier:
+    return build(arm)
+
+
+@lru_cache(maxsize=1)
+def _selection(config: FederationConfig) -> Selection:
+    source = open_source(config.data, size=config.image_size, classes=config.classes)
+    return select(source, config.clients * config.pictures_per_client, seed=config.seed)
+
+
+def _batch_of_round(config: FederationConfig, client: int, server_round: int) -> PrivateBatch:
+    index, gradient_of = config.turn(server_round)
+    return private_batch(
+        _selection(config).partition(client, config.clients)[index],
+        grid=config.image_size // config.patch_size,
+        mask_ratio=config.mask_ratio,
+        gradient_of=gradient_of,
+        seed=config.seed,
+    )
+
+
+def _leave_for_evaluator(batch: PrivateBatch, arm: ModelConfig, server_round: int, context: Context) -> None:
+    folder = from_run_config(RecordingConfig, context.run_config).evaluator_folder
+    if folder:
+        batch.save(Path(folder) / arm.label / f"round-{server_round:05d}-node-{context.node_id}.safetensors")
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Answer a round with the gradient of the mean loss over this round's pictures.
+
+    The reply holds the gradients ("arrays") and the number of pictures ("metrics"), nothing else.
+    """
+    config = from_run_config(FederationConfig, context.run_config)
+    asked = message.content["config"]
+    server_round, arm = int(asked["server-round"]), config.arms[int(asked["arm"])]
+    batch = _batch_of_round(config, int(context.node_config["partition-id"]), server_round)
+    _leave_for_evaluator(batch, arm, server_round, context)
+
+    model = _architecture(arm).to(torch.device(config.device))
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(gradient(model, batch)),
+            "metrics": MetricRecord({"num-examples": len(batch.pictures)}),
+        }
+    )
+    return Message(content=content, reply_to=message)

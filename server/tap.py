@@ -1,0 +1,133 @@
+"""A Flower Grid that records what crosses the wire, whatever strategy drives it."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from torch import Tensor
+
+from fedmjp.errors import RecordError
+from fedmjp.records import Upload
+from server.uploads import UploadFolder
+
+
+class _Sent(NamedTuple):
+    server_round: int
+    weights: str
+
+
+class UploadTap(Grid):
+    """Wraps a Grid: everything passes through unchanged, replies to training messages are recorded.
+
+    Args:
+        grid: The Grid that does the work.
+        folder: Where uploads go; None records nothing.
+
+    Attributes:
+        failures: One line per reply that was an error or could not be an upload.
+    """
+
+    def __init__(self, grid: Grid, folder: UploadFolder | None) -> None:
+        self._grid = grid
+        self._folder = folder
+        self._sent: dict[str, _Sent] = {}
+        self.failures: list[str] = []
+
+    def set_run(self, run: Run) -> None:
+        """Hand through."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """Hand through."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Hand through."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Hand through."""
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Hand through."""
+        return self._grid.get_nodes()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send, wait for the replies, record both sides."""
+        outgoing = list(messages)
+        replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
+        self._record_sent(outgoing)
+        self._record_replies(replies)
+        return replies
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send and record what was sent."""
+        outgoing = list(messages)
+        identifiers = list(self._grid.push_messages(outgoing))
+        self._record_sent(outgoing)
+        return identifiers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Fetch replies and record them."""
+        replies = list(self._grid.pull_messages(message_ids))
+        self._record_replies(replies)
+        return replies
+
+    def _record_sent(self, messages: list[Message]) -> None:
+        digests: dict[int, str] = {}  # strategies put one array record into all messages of a round
+        for message in messages:
+            if self._folder is None or message.metadata.message_type != MessageType.TRAIN:
+                continue
+            arrays = _only_arrays(message.content)
+            if id(arrays) not in digests:
+                digests[id(arrays)] = self._folder.keep_weights(_tensors(arrays))
+            server_round = next(int(c["server-round"]) for c in message.content.config_records.values())  # type: ignore[arg-type]
+            self._sent[message.metadata.message_id] = _Sent(server_round, digests[id(arrays)])
+
+    def _record_replies(self, replies: list[Message]) -> None:
+        for reply in replies:
+            if reply.has_error():
+                self.failures.append(f"client {reply.metadata.src_node_id}: {_last_line(reply.error.reason)}")
+                continue
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if self._folder is None or sent is None:
+                continue
+            try:
+                self._folder.keep(_upload(reply, sent))
+            except RecordError as error:
+                self.failures.append(f"client {reply.metadata.src_node_id}: {error}")
+
+
+def _upload(reply: Message, sent: _Sent) -> Upload:
+    metrics = next(iter(reply.content.metric_records.values()), {})
+    return Upload(
+        tensors=_tensors(_only_arrays(reply.content)),
+        kind="gradient",
+        num_examples=int(metrics.get("num-examples", 0)),  # type: ignore[arg-type]
+        server_round=sent.server_round,
+        node=reply.metadata.src_node_id,
+        weights=sent.weights,
+    )
+
+
+def _only_arrays(content: RecordDict) -> ArrayRecord:
+    if len(content.array_records) != 1:
+        raise RecordError(f"a training message with {len(content.array_records)} array records instead of one")
+    return next(iter(content.array_records.values()))
+
+
+def _tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
+    return dict(arrays.to_torch_state_dict())
+
+
+def _last_line(reason: str) -> str:
+    """The error itself: simulations put the whole traceback into the reason."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

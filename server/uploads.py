@@ -1,0 +1,56 @@
+"""The server's own records: every upload, and the weights that had been sent for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from fedmjp.errors import RecordError
+from fedmjp.records import Upload, load_tensors, save_tensors
+from fedmjp.updates import weights_digest
+
+
+@dataclass(frozen=True)
+class UploadFolder:
+    """A folder of uploads, ``round-00001-node-<id>.safetensors``, and ``weights-<digest>.safetensors``.
+
+    Attributes:
+        folder: Made when the first file is written.
+        tensors: Names of the tensors to keep of every upload; empty keeps all.
+    """
+
+    folder: Path
+    tensors: frozenset[str] = frozenset()
+
+    def keep_weights(self, state: Mapping[str, Tensor]) -> str:
+        """Store weights unless they are there already; return their digest."""
+        digest = weights_digest(state)
+        path = self._weights_path(digest)
+        if not path.exists():
+            save_tensors(path, state, {"record": "weights"})
+        return digest
+
+    def keep(self, upload: Upload) -> None:
+        """Store an upload, reduced to the tensors that are kept."""
+        kept = {name: tensor for name, tensor in upload.tensors.items() if not self.tensors or name in self.tensors}
+        reduced = Upload(kept, upload.kind, upload.num_examples, upload.server_round, upload.node, upload.weights)
+        reduced.save(self.folder / f"round-{upload.server_round:05d}-node-{upload.node}.safetensors")
+
+    def uploads(self) -> list[Upload]:
+        """Every upload, in the order of rounds and nodes."""
+        return [Upload.load(path) for path in sorted(self.folder.glob("round-*.safetensors"))]
+
+    def weights(self, digest: str) -> dict[str, Tensor]:
+        """The weights with this digest.
+
+        Raises:
+            RecordError: If they are not there, or are not what the digest says.
+        """
+        state, _ = load_tensors(self._weights_path(digest))
+        if weights_digest(state) != digest:
+            raise RecordError(f"{self._weights_path(digest)} was changed: its content has another digest")
+        return state
+
+    def _weights_path(self, digest: str) -> Path:
+        return self.folder / f"weights-{digest}.safetensors"
