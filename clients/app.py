@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, from_run_config
 from fedmjp.data.private import private_batch
-from fedmjp.data.selection import Selection, open_source, select
+from fedmjp.data.selection import select_for
 from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import PrivateBatch
@@ -24,10 +24,7 @@ def _architecture(arm: ModelConfig) -> VitClassifier:
     return build(arm)
 
 
-@lru_cache(maxsize=1)
-def _selection(config: FederationConfig) -> Selection:
-    source = open_source(config.data, size=config.image_size, classes=config.classes)
-    return select(source, config.clients * config.pictures_per_client, seed=config.seed)
+_selection = lru_cache(maxsize=1)(select_for)
 
 
 def _batch_of_round(config: FederationConfig, client: int, server_round: int) -> PrivateBatch:

@@ -2,17 +2,16 @@
 
 import os
 import re
+import shutil
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, to_run_config
-from fedmjp.errors import DeviceError, FederationError
+from fedmjp.errors import FederationError
 from fedmjp.records import PrivateBatch, Upload
 from server.uploads import UploadFolder
 
@@ -42,6 +41,12 @@ class RunFolder:
         """The evaluator's records, one folder per arm."""
         return self.root / "evaluator"
 
+    def clear(self) -> None:
+        """Remove former records."""
+        for folder in (self.uploads, self.evaluator):
+            if folder.exists():
+                shutil.rmtree(folder)
+
     def upload_folder(self, arm: ModelConfig) -> UploadFolder:
         """The server's records of one arm."""
         return UploadFolder(self.uploads / arm.label)
@@ -54,13 +59,6 @@ class RunFolder:
             if upload.exists():
                 found.append((PrivateBatch.load(path), Upload.load(upload)))
         return found
-
-
-def resolve_device(device: str) -> str:
-    """Check that the device exists; DeviceError if not."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("--device cuda was asked for, but torch sees no CUDA device; use --device cpu")
-    return device
 
 
 def simulate(
@@ -79,11 +77,9 @@ def simulate(
         on_round: Called at the start of every round.
 
     Raises:
-        DeviceError: If the device does not exist.
         FederationError: If the run failed, with the client's or server's error. Uploads of the
             clients that did not fail are there.
     """
-    resolve_device(config.device)
     recording = RecordingConfig(
         uploads_folder=str(folder.uploads.resolve()),
         evaluator_folder=str(folder.evaluator.resolve()),

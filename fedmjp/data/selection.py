@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedmjp.config import FederationConfig
 from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.folder import FolderPictures
 from fedmjp.data.pictures import LabelledPicture, PictureSource
@@ -59,3 +60,13 @@ def select(source: PictureSource, count: int, *, seed: int) -> Selection:
         broken = f" ({len(skipped)} damaged, first: {skipped[0]})" if skipped else ""
         raise DataError(f"{count} pictures were asked for, but only {len(chosen)} can be read{broken}")
     return Selection(tuple(chosen), tuple(skipped))
+
+
+def select_for(config: FederationConfig) -> Selection:
+    """The pictures of a federated run, one share per client.
+
+    Raises:
+        DataError: If the source is missing, or has fewer readable pictures than the run needs.
+    """
+    source = open_source(config.data, size=config.image_size, classes=config.classes)
+    return select(source, config.clients * config.pictures_per_client, seed=config.seed)

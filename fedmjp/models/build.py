@@ -30,6 +30,13 @@ ARCHITECTURES = {
 }
 
 
+def architecture(name: str) -> Architecture:
+    """Look a model name up; UnknownNameError with the nearest names if there is none."""
+    if name not in ARCHITECTURES:
+        raise UnknownNameError("model", name, ARCHITECTURES)
+    return ARCHITECTURES[name]
+
+
 def build(config: ModelConfig) -> VitClassifier:
     """Build the model with initial weights drawn from ``config.seed``.
 
@@ -39,17 +46,15 @@ def build(config: ModelConfig) -> VitClassifier:
     Raises:
         UnknownNameError: If there is no such model.
     """
-    if config.name not in ARCHITECTURES:
-        raise UnknownNameError("model", config.name, ARCHITECTURES)
-    architecture = ARCHITECTURES[config.name]
+    found = architecture(config.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "weights"))  # noqa: TID251 (timm takes no generator; state is restored)
         backbone = timm.create_model(
-            architecture.timm_name,
+            found.timm_name,
             img_size=config.image_size,
             patch_size=config.patch_size,
             num_classes=config.classes,
         )
-        if architecture.april:
+        if found.april:
             backbone.blocks[0] = AprilBlock(backbone.blocks[0])
         return VitClassifier(backbone, defended=config.defence == "mjp").eval()

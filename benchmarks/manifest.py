@@ -1,0 +1,42 @@
+"""The manifest: everything that one needs to know to repeat a run or to doubt it."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks.campaign import Experiment, PlannedTrial
+from fedmjp import provenance
+from fedmjp.store import Trial
+
+SCHEMA_VERSION = 1
+
+
+def manifest(experiment: Experiment, planned: Sequence[PlannedTrial], trials: Sequence[Trial]) -> dict[str, Any]:
+    """Configuration, seeds, versions, revision, hardware, digests of pictures and weights.
+
+    Returns:
+        JSON-ready content. ``weights`` maps model and defence to the SHA-256 of the weights that the
+        server had sent; ``pictures`` maps names to the SHA-256 of their float32 pixels.
+    """
+    finished = [trial for trial in trials if trial.status == "ok"]
+    times = [trial.recorded_at for trial in trials]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": experiment.model_dump(mode="json"),
+        "config_sha256": experiment.digest(),
+        "seed": experiment.federation.seed,
+        "trials": {
+            "planned": len(planned),
+            "ok": len(finished),
+            "failed": len(trials) - len(finished),
+            "first": min(times).isoformat() if times else None,
+            "last": max(times).isoformat() if times else None,
+        },
+        "versions": provenance.versions(),
+        "revision": provenance.revision(),
+        "hardware": provenance.hardware(),
+        "pictures": {plan.picture.name: plan.picture.digest() for plan in planned},
+        "weights": {f"{trial.model}-{trial.defence}": trial.weights_sha256 for trial in finished},
+        "weights_origin": "initial weights drawn from the seed; untrained",
+        "rendered_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

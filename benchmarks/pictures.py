@@ -1,0 +1,47 @@
+"""Pictures on disk: originals and reconstructions as PNG, for figures and for people."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.campaign import Cell
+from fedmjp.settings import Picture
+
+
+def save_png(image: Tensor, path: Path) -> None:
+    """Write a (3, height, width) image in [0, 1] as 8-bit PNG, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    pixels = (image * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    Image.fromarray(pixels).save(partial, format="PNG")
+    partial.replace(path)
+
+
+def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Read a PNG as (height, width, 3) uint8."""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    """Where each picture lies."""
+
+    root: Path
+
+    def private(self, picture: str, version: Picture) -> Path:
+        """A private picture, clean or shuffled."""
+        return self.root / f"{_safe(picture)}-{version}.png"
+
+    def reconstruction(self, picture: str, cell: Cell) -> Path:
+        """What an attack made of it; settings b and c share one upload, so they share this."""
+        folder = f"{cell.model}-{cell.defence}-{cell.attack}-{cell.setting.gradient_of}"
+        return self.root / folder / f"{_safe(picture)}.png"
+
+
+def _safe(name: str) -> str:
+    return name.replace("/", "_")

@@ -1,0 +1,90 @@
+"""The figure of reconstructions: what the attacker got, beside what the client had."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attacks import ATTACKS
+from benchmarks.campaign import Cell, PlannedTrial
+from benchmarks.pictures import PictureFolder, load_png
+from fedmjp.settings import Picture, Setting
+from fedmjp.store import Trial
+
+CELL_INCHES = 1.15
+LABEL_INCHES = 2.1
+DOTS_PER_INCH = 160
+
+
+@dataclass(frozen=True)
+class _Row:
+    label: str
+    files: dict[str, Path]
+    captions: dict[str, str]
+
+
+def write_figure(
+    planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder, path: Path
+) -> None:
+    """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
+
+    Undefended models are shown in setting a, defended ones in b and c, which share one upload.
+    Under each reconstruction stands its PSNR per setting.
+    """
+    names = list(dict.fromkeys(plan.picture.name for plan in planned))
+    rows = [_private_row("original x", names, pictures, Picture.CLEAN)]
+    rows += [_private_row("shuffled x~", names, pictures, Picture.SHUFFLED)]
+    rows += _reconstruction_rows(planned, trials, pictures)
+    figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + 0.18) * len(rows)))
+    axes = figure.subplots(len(rows), len(names), squeeze=False)
+    for row, row_axes in zip(rows, axes, strict=True):
+        for name, cell_axes in zip(names, row_axes, strict=True):
+            _show(cell_axes, row, name)
+        row_axes[0].text(-0.08, 0.5, row.label, transform=row_axes[0].transAxes, ha="right", va="center", fontsize=7.5)
+    left = LABEL_INCHES / figure.get_figwidth()
+    figure.subplots_adjust(left=left, right=0.995, top=0.995, bottom=0.02, wspace=0.04, hspace=0.16)
+    partial = path.with_name(f".{path.name}.partial")
+    figure.savefig(partial, format="png", dpi=DOTS_PER_INCH)
+    partial.replace(path)
+
+
+def _private_row(label: str, names: Sequence[str], pictures: PictureFolder, version: Picture) -> _Row:
+    return _Row(label, {name: pictures.private(name, version) for name in names}, {})
+
+
+def _reconstruction_rows(
+    planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder
+) -> list[_Row]:
+    finished = {trial.key: trial for trial in trials if trial.status == "ok"}
+    rows: dict[str, _Row] = {}
+    for plan in planned:
+        cell = plan.cell
+        if ATTACKS.get(cell.attack).floor or plan.key not in finished or not _is_shown(cell):
+            continue
+        name = plan.picture.name
+        row = rows.setdefault(_label(cell), _Row(_label(cell), {}, {}))
+        row.files[name] = pictures.reconstruction(name, cell)
+        psnr = f"{cell.setting} {finished[plan.key].scores['psnr']:.1f}"
+        row.captions[name] = f"{row.captions[name]} | {psnr}" if name in row.captions else psnr
+    return list(rows.values())
+
+
+def _is_shown(cell: Cell) -> bool:
+    return (cell.setting is Setting.A) == (cell.defence == "none")
+
+
+def _label(cell: Cell) -> str:
+    defence = "no defence" if cell.defence == "none" else f"{cell.defence.upper()}, mask ratio {cell.mask_ratio:g}"
+    settings = "a" if cell.setting is Setting.A else "b | c"
+    return f"{cell.attack}\n{cell.model}\n{defence}\nPSNR (dB) in {settings}"
+
+
+def _show(axes: Axes, row: _Row, name: str) -> None:
+    axes.set_axis_off()
+    if name in row.files and row.files[name].exists():
+        axes.imshow(load_png(row.files[name]))
+    else:
+        axes.text(0.5, 0.5, "failed", ha="center", va="center", transform=axes.transAxes, fontsize=7)
+    axes.text(0.5, -0.04, row.captions.get(name, ""), ha="center", va="top", transform=axes.transAxes, fontsize=6.5)

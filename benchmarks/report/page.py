@@ -1,0 +1,92 @@
+"""The report as one HTML file that needs neither network nor neighbours."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from attacks import ATTACKS
+from benchmarks.report.tables import display
+
+TEXT_COLUMNS = ("model", "defence", "attack", "setting")
+
+
+def write_page(
+    board: pd.DataFrame,
+    metrics: Sequence[str],
+    notes: Sequence[str],
+    figure: Path,
+    manifest: Mapping[str, Any],
+    threat: str,
+    path: Path,
+) -> None:
+    """Render the page.
+
+    Args:
+        board: The leaderboard.
+        metrics: Names, in the order of the columns.
+        notes: What the table must not be read without.
+        figure: PNG of the reconstructions, embedded.
+        manifest: Embedded whole; the essentials are repeated in words.
+        threat: The threat model in one sentence.
+        path: The HTML file.
+    """
+    environment = Environment(loader=PackageLoader("benchmarks.report", "."), autoescape=True, undefined=StrictUndefined)
+    shown = display(board, metrics)
+    page = environment.get_template("page.html.jinja").render(
+        title="One federated round, attacked and scored",
+        subtitle=_subtitle(manifest),
+        threat=threat,
+        columns=list(shown.columns),
+        text_columns=TEXT_COLUMNS,
+        rows=_rows(shown),
+        notes=notes,
+        figure=base64.b64encode(figure.read_bytes()).decode(),
+        origin=_origin(manifest),
+        manifest=json.dumps(manifest, indent=2),
+    )
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(page)
+    partial.replace(path)
+
+
+def _rows(shown: pd.DataFrame) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    former: tuple[str, str] | None = None
+    for values in shown.to_dict("records"):
+        group = (values["model"], values["defence"])
+        rows.append({"values": values, "starts_group": group != former, "floor": ATTACKS.get(values["attack"]).floor})
+        former = group
+    return rows
+
+
+def _subtitle(manifest: Mapping[str, Any]) -> str:
+    federation, trials = manifest["config"]["federation"], manifest["trials"]
+    return (
+        f"{federation['clients']} Flower clients, {len(manifest['pictures'])} pictures, "
+        f"{trials['ok']} of {trials['planned']} trials finished, {trials['failed']} failed."
+    )
+
+
+def _origin(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    versions, hardware, revision = manifest["versions"], manifest["hardware"], manifest["revision"]
+    packages = ("python", "fedmjp", "torch", "timm", "flwr", "scikit-image")
+    commit = revision["commit"] or "not run from a git checkout"
+    return [
+        ("Weights", manifest["weights_origin"]),
+        ("Seed", str(manifest["seed"])),
+        ("Versions", ", ".join(f"{name} {versions[name]}" for name in packages)),
+        ("Hardware", f"{hardware['processor']}, {hardware['cores']} cores, {', '.join(hardware['gpus']) or 'no GPU'}"),
+        ("Revision", f"{commit}{' (modified)' if revision['modified'] else ''}"),
+        ("Run", f"{trials_span(manifest)}"),
+    ]
+
+
+def trials_span(manifest: Mapping[str, Any]) -> str:
+    """When the trials were recorded."""
+    trials = manifest["trials"]
+    return f"{trials['first']} to {trials['last']}"

@@ -1,0 +1,60 @@
+"""Everything that is made of the trials: tables, figure, page, manifest."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from rich.console import Console
+
+from benchmarks.campaign import Experiment, PlannedTrial
+from benchmarks.leaderboard import leaderboard
+from benchmarks.manifest import manifest
+from benchmarks.output import OutputFolder, write_json
+from benchmarks.report import tables
+from benchmarks.report.figure import write_figure
+from benchmarks.report.page import write_page
+from fedmjp.store import Store, Trial
+
+
+def render(
+    experiment: Experiment, planned: Sequence[PlannedTrial], store: Store, output: OutputFolder, console: Console
+) -> Sequence[Trial]:
+    """Write leaderboard, figure, page and manifest into the output folder and print the table.
+
+    Returns:
+        The failed trials.
+    """
+    trials = store.trials([plan.key for plan in planned])
+    board = leaderboard(planned, trials, experiment.metrics)
+    about = manifest(experiment, planned, trials)
+    comments = notes(experiment, board)
+    figure = output.root / "reconstructions.png"
+    tables.write_csv(board, output.root / "leaderboard.csv")
+    tables.write_markdown(board, experiment.metrics, comments, output.root / "leaderboard.md")
+    write_figure(planned, trials, output.pictures, figure)
+    write_json(output.root / "manifest.json", about)
+    threat = experiment.threat.sentence()
+    write_page(board, experiment.metrics, comments, figure, about, threat, output.root / "report.html")
+    tables.print_table(board, experiment.metrics, console)
+    for comment in comments:
+        console.print(f"- {comment}", highlight=False, soft_wrap=True)
+    return [trial for trial in trials if trial.status == "failed"]
+
+
+def notes(experiment: Experiment, board: pd.DataFrame) -> list[str]:
+    """What the table must not be read without."""
+    found = [
+        f"Threat model: {experiment.threat.sentence()}",
+        "Settings: (a) gradient of x, compared with x; (b) gradient of x~, compared with x~; (c) gradient of x~, "
+        "compared with x. A defended model in (a) masks the position embeddings of x without shuffling it.",
+        "The attacks here do not know MJP. A low score against MJP is their failure, not yet its protection; "
+        "nothing below the grey row says anything about privacy.",
+        "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs.",
+        "All weights are initial ones drawn from the seed (untrained).",
+        f"Protocol: {experiment.protocol} pictures in [0, 1], n pictures per cell, 95 % bootstrap interval of the "
+        "mean; worst is the most revealing picture.",
+    ]
+    found += [f"{name} is empty: {reason}." for name, reason in tables.missing_metrics(experiment.metrics).items()]
+    failures = int(board["failures"].sum())
+    if failures:
+        found.append(f"{failures} trials failed; their errors are in trials.sqlite, and no mean includes them.")
+    return found

@@ -1,0 +1,51 @@
+"""Progress on the terminal: bars where there is one, a line per phase where there is none."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class TerminalProgress:
+    """Shows the phases of a run; a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def federation(self, rounds: int) -> None:
+        """A federated run of so many rounds starts."""
+        self._phase("Federated rounds (Flower)", rounds)
+
+    def round(self) -> None:
+        """A round starts."""
+        self._advance(1)
+
+    def attacks(self, trials: int) -> None:
+        """So many trials are about to be attacked and scored."""
+        self._phase("Attacked and scored", trials)
+
+    def trials(self, done: int) -> None:
+        """So many more trials are in the store."""
+        self._advance(done)
+
+    def _phase(self, description: str, total: int) -> None:
+        self._task = self._bars.add_task(description, total=total)
+        if not self._console.is_terminal:
+            self._console.print(f"{description}: {total}")
+
+    def _advance(self, steps: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, steps)

@@ -1,0 +1,44 @@
+"""`fedmjp quickstart`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FAILED = 1
+
+
+def quickstart(
+    output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results/quickstart"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Run one federated experiment on bundled pictures, attack it, score it, report it."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from benchmarks.campaign import plan  # noqa: PLC0415
+    from benchmarks.engine import Engine  # noqa: PLC0415
+    from benchmarks.output import OutputFolder  # noqa: PLC0415
+    from benchmarks.quickstart import quickstart as experiment_of  # noqa: PLC0415
+    from benchmarks.report.render import render  # noqa: PLC0415
+    from fedmjp.cli.device import choose  # noqa: PLC0415
+    from fedmjp.cli.progress import TerminalProgress  # noqa: PLC0415
+    from fedmjp.data.selection import select_for  # noqa: PLC0415
+    from fedmjp.store import Store  # noqa: PLC0415
+
+    console = Console()
+    experiment = experiment_of(device=choose(device))
+    folder = OutputFolder(output)
+    planned = plan(experiment, select_for(experiment.federation).pictures)
+    folder.prepare(fresh=fresh)
+    store = Store(folder.database)
+    finished = len(store.finished([trial.key for trial in planned]))
+    console.print(f"{finished} of {len(planned)} trials are finished; device {experiment.federation.device}.")
+    with TerminalProgress(console) as progress:
+        Engine(experiment, folder, store, progress).run(planned)
+    failed = render(experiment, planned, store, folder, console)
+    console.print(f"\nWritten to {output}: report.html, leaderboard.csv, leaderboard.md, reconstructions.png,")
+    console.print("manifest.json, trials.sqlite, pictures/")
+    if failed:
+        console.print(f"[bold red]{len(failed)} trials failed[/], first: {failed[0].error}", highlight=False)
+        raise typer.Exit(FAILED)

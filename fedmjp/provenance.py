@@ -1,0 +1,92 @@
+"""Where numbers come from: versions, hardware, revision."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import TypedDict
+
+import psutil
+import torch
+
+import fedmjp
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "flwr",
+    "ray",
+    "breaching",
+    "lpips",
+    "scikit-image",
+    "scipy",
+    "numpy",
+    "pandas",
+    "matplotlib",
+    "pillow",
+    "safetensors",
+    "sqlalchemy",
+)
+
+
+class Hardware(TypedDict):
+    """The machine, as far as it bears on numbers and times."""
+
+    processor: str
+    cores: int
+    memory_gib: float
+    gpus: list[str]
+    system: str
+
+
+class Revision(TypedDict):
+    """State of the source tree; ``None`` outside a git checkout."""
+
+    commit: str | None
+    modified: bool | None
+
+
+def versions() -> dict[str, str]:
+    """Version of Python, fedmjp and of every package that numbers depend on."""
+    found = {"python": platform.python_version(), "fedmjp": fedmjp.__version__}
+    return found | {package: metadata.version(package) for package in PACKAGES}
+
+
+def hardware() -> Hardware:
+    """Processor, cores that this process may use, memory, GPUs, operating system."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def revision() -> Revision:
+    """Git commit of the source tree that runs, and whether it was modified."""
+    root = Path(fedmjp.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return {"commit": None, "modified": None}
+    commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+    return {"commit": commit, "modified": None if status is None else bool(status)}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
