@@ -17,7 +17,8 @@ from fedmjp.threat import ThreatModel
 
 def _least_squares(matrix: Tensor, right: Tensor) -> Tensor:
     """Minimum-norm solution by singular values, cut off at float64 rounding, as breaching solves it."""
-    return torch.linalg.lstsq(matrix, right, driver="gelsd").solution
+    solution: Tensor = torch.linalg.lstsq(matrix, right, driver="gelsd").solution
+    return solution
 
 
 class April(Attack):
@@ -58,24 +59,20 @@ class April(Attack):
     ) -> Reconstruction:
         del threat, generator  # closed form
         seen = token_gradients(upload, model)
-        weights = {name: parameter.detach().double().cpu() for name, parameter in model.named_parameters()}
         rows = torch.cat([seen.prefix, seen.patches, seen.unknown])
-        tokens = _least_squares(rows.T, self._attention_side(upload, weights[names.FIRST_QKV_WEIGHT]))
-        visible, unknown = tokens[len(seen.prefix) :].split([len(seen.patches), len(seen.unknown)])
+        qkv_gradient = upload.tensors[names.FIRST_QKV_WEIGHT].double().cpu()
+        # Query, key and value weights are stacked, so that one product is the sum of the three.
+        tokens = _least_squares(rows.T, _weight(model, names.FIRST_QKV_WEIGHT).T @ qkv_gradient)
+        first_unknown = len(seen.prefix) + len(seen.patches)
+        visible, unknown = tokens[len(seen.prefix) : first_unknown], tokens[first_unknown:]
 
-        positions = weights[names.POSITION_EMBEDDING][0, model.prefix_tokens :]
-        embedded = seen.spread(visible - positions[~seen.mask], unknown - _unknown_embedding(weights, unknown))
-        projection = weights[names.PATCH_WEIGHT].flatten(1)
-        patches = _least_squares(projection, (embedded - weights[names.PATCH_BIAS]).T).T
-        return Reconstruction(
-            images=picture(patches, model), diagnostics={"masked_patches": float(seen.mask.sum())}
-        )
-
-    def _attention_side(self, upload: Upload, weight: Tensor) -> Tensor:
-        """W_q^T dW_q + W_k^T dW_k + W_v^T dW_v, (dim, dim): one product, as q, k, v are stacked."""
-        return weight.T @ upload.tensors[names.FIRST_QKV_WEIGHT].double().cpu()
+        positions = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
+        if len(unknown):
+            unknown = unknown - _weight(model, names.UNKNOWN_EMBEDDING)
+        embedded = seen.spread(visible - positions[~seen.mask], unknown) - _weight(model, names.PATCH_BIAS)
+        patches = _least_squares(_weight(model, names.PATCH_WEIGHT).flatten(1), embedded.T).T
+        return Reconstruction(images=picture(patches, model), diagnostics={"masked_patches": float(seen.mask.sum())})
 
 
-def _unknown_embedding(weights: dict[str, Tensor], unknown: Tensor) -> Tensor:
-    """What to subtract from the unknown token; nothing where there is none."""
-    return weights[names.UNKNOWN_EMBEDDING] if len(unknown) else torch.zeros_like(unknown)
+def _weight(model: VitClassifier, name: str) -> Tensor:
+    return model.get_parameter(name).detach().double().cpu()

@@ -131,10 +131,25 @@ class Engine:
             self.store.put(_failed(trial, self.experiment, str(error)) for trial in trials)
             return
         seconds = (time.perf_counter() - started) / len(uploads)
+        self._save_pictures(trials, pairs, reconstructions)
         self.store.put(
             self._score(trial, private, upload, reconstructions[trial.picture.name], seconds)
             for trial, (private, upload) in zip(trials, pairs, strict=True)
         )
+
+    def _save_pictures(
+        self,
+        trials: list[PlannedTrial],
+        pairs: list[tuple[PrivateBatch, Upload]],
+        reconstructions: dict[str, Reconstruction],
+    ) -> None:
+        """Before the rows: a row in the store means that its pictures are on disk."""
+        folder = self.output.pictures
+        once = {trial.picture.name: (trial, private) for trial, (private, _) in zip(trials, pairs, strict=True)}
+        for name, (trial, private) in once.items():
+            for version in Picture:
+                save_png(private.version(version)[0], folder.private(name, version))
+            save_png(reconstructions[name].images[0], folder.reconstruction(name, trial.cell))
 
     def _reconstruct(self, arm: ModelConfig, attack: str, uploads: dict[str, Upload]) -> dict[str, Reconstruction]:
         """Let the adversary at the uploads, those of the same weights in one stack."""
@@ -164,10 +179,6 @@ class Engine:
             )
         except FedmjpError as error:
             return _failed(trial, self.experiment, str(error))
-        pictures = self.output.pictures
-        for version in Picture:
-            save_png(private.version(version)[0], pictures.private(trial.picture.name, version))
-        save_png(reconstruction.images[0], pictures.reconstruction(trial.picture.name, trial.cell))
         row = _row(trial, self.experiment)
         row.status, row.error = "ok", None
         row.realised_ratio = float(private.mask.float().mean())

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -51,13 +52,13 @@ def train(message: Message, context: Context) -> Message:
     The reply holds the gradients ("arrays") and the number of pictures ("metrics"), nothing else.
     """
     config = from_run_config(FederationConfig, context.run_config)
-    asked = message.content["config"]
+    asked: Any = message.content["config"]
     server_round, arm = int(asked["server-round"]), config.arms[int(asked["arm"])]
     batch = _batch_of_round(config, int(context.node_config["partition-id"]), server_round)
     _leave_for_evaluator(batch, arm, server_round, context)
 
     model = _architecture(arm).to(torch.device(config.device))
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     content = RecordDict(
         {
             "arrays": ArrayRecord(gradient(model, batch)),

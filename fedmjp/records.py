@@ -6,7 +6,6 @@ whose header holds the plain fields as JSON; it appears under its name only when
 """
 
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str,
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(copies, partial, metadata={"fields": json.dumps(dict(fields))})
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -6,7 +6,6 @@ from typing import Generic, TypeVar
 
 from fedmjp.errors import UnknownNameError
 
-
 T = TypeVar("T")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -94,7 +94,7 @@ class UploadTap(Grid):
     def _record_replies(self, replies: list[Message]) -> None:
         for reply in replies:
             if reply.has_error():
-                self.failures.append(f"client {reply.metadata.src_node_id}: {_last_line(reply.error.reason)}")
+                self.failures.append(f"client {reply.metadata.src_node_id}: {_last_line(reply.error.reason or '')}")
                 continue
             sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if self._folder is None or sent is None:
@@ -106,7 +106,7 @@ class UploadTap(Grid):
 
 
 def _upload(reply: Message, sent: _Sent) -> Upload:
-    metrics = next(iter(reply.content.metric_records.values()), {})
+    metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
     return Upload(
         tensors=_tensors(_only_arrays(reply.content)),
         kind="gradient",

@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from fedmjp.errors import FederationError
 
@@ -134,7 +134,7 @@ class PrivateSuperLink:
         last_words, _ = guard.communicate()
         raise FederationError(f"the Flower SuperLink did not start: {last_words.strip() or 'it printed nothing'}")
 
-    def _flwr(self, *arguments: str) -> dict[str, object]:
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             [_program("flwr"), *arguments],
             check=False,
@@ -144,7 +144,7 @@ class PrivateSuperLink:
             text=True,
         )
         try:
-            answer: dict[str, object] = json.loads(done.stdout)
+            answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError:
             raise FederationError(f"flwr {arguments[0]} failed: {(done.stderr or done.stdout).strip()}") from None
         return answer

@@ -14,8 +14,8 @@ from fedmjp.settings import Picture, Setting
 from fedmjp.store import Trial
 
 CELL_INCHES = 1.15
-LABEL_INCHES = 2.1
-DOTS_PER_INCH = 160
+LABEL_INCHES = 1.45
+DOTS_PER_INCH = 120
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,7 @@ class _Row:
     captions: dict[str, str]
 
 
-def write_figure(
-    planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder, path: Path
-) -> None:
+def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder, path: Path) -> None:
     """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
 
     Undefended models are shown in setting a, defended ones in b and c, which share one upload.

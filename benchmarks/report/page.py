@@ -10,9 +10,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from attacks import ATTACKS
-from benchmarks.report.tables import display
-
-TEXT_COLUMNS = ("model", "defence", "attack", "setting")
+from benchmarks.report.tables import TEXT_COLUMNS, display
 
 
 def write_page(
@@ -35,7 +33,9 @@ def write_page(
         threat: The threat model in one sentence.
         path: The HTML file.
     """
-    environment = Environment(loader=PackageLoader("benchmarks.report", "."), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=PackageLoader("benchmarks.report", "."), autoescape=True, undefined=StrictUndefined
+    )
     shown = display(board, metrics)
     page = environment.get_template("page.html.jinja").render(
         title="One federated round, attacked and scored",
@@ -82,11 +82,5 @@ def _origin(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Versions", ", ".join(f"{name} {versions[name]}" for name in packages)),
         ("Hardware", f"{hardware['processor']}, {hardware['cores']} cores, {', '.join(hardware['gpus']) or 'no GPU'}"),
         ("Revision", f"{commit}{' (modified)' if revision['modified'] else ''}"),
-        ("Run", f"{trials_span(manifest)}"),
+        ("Run", f"{manifest['trials']['first']} to {manifest['trials']['last']}"),
     ]
-
-
-def trials_span(manifest: Mapping[str, Any]) -> str:
-    """When the trials were recorded."""
-    trials = manifest["trials"]
-    return f"{trials['first']} to {trials['last']}"

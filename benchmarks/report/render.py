@@ -14,6 +14,16 @@ from benchmarks.report.figure import write_figure
 from benchmarks.report.page import write_page
 from fedmjp.store import Store, Trial
 
+SETTINGS_NOTE = (
+    "Settings: (a) gradient of x, compared with x; (b) gradient of x~, compared with x~; (c) gradient of x~, compared "
+    "with x. A defended model in (a) masks the position embeddings of x without shuffling it."
+)
+STATISTICS_NOTE = "95 % bootstrap interval of the mean over pictures; worst is the most revealing picture."
+NAIVE_NOTE = (
+    "The attacks here do not know MJP. A low score against MJP is their failure, not yet its protection; nothing "
+    "below the grey row says anything about privacy."
+)
+
 
 def render(
     experiment: Experiment, planned: Sequence[PlannedTrial], store: Store, output: OutputFolder, console: Console
@@ -44,16 +54,16 @@ def notes(experiment: Experiment, board: pd.DataFrame) -> list[str]:
     """What the table must not be read without."""
     found = [
         f"Threat model: {experiment.threat.sentence()}",
-        "Settings: (a) gradient of x, compared with x; (b) gradient of x~, compared with x~; (c) gradient of x~, "
-        "compared with x. A defended model in (a) masks the position embeddings of x without shuffling it.",
-        "The attacks here do not know MJP. A low score against MJP is their failure, not yet its protection; "
-        "nothing below the grey row says anything about privacy.",
+        SETTINGS_NOTE,
+        NAIVE_NOTE,
         "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs.",
         "All weights are initial ones drawn from the seed (untrained).",
-        f"Protocol: {experiment.protocol} pictures in [0, 1], n pictures per cell, 95 % bootstrap interval of the "
-        "mean; worst is the most revealing picture.",
+        f"Protocol: {experiment.protocol}, pictures in [0, 1]. {STATISTICS_NOTE}",
     ]
-    found += [f"{name} is empty: {reason}." for name, reason in tables.missing_metrics(experiment.metrics).items()]
+    found += [
+        f"{name} is empty: {reason}; `fedmjp doctor` says what to do."
+        for name, reason in tables.missing_metrics(experiment.metrics).items()
+    ]
     failures = int(board["failures"].sum())
     if failures:
         found.append(f"{failures} trials failed; their errors are in trials.sqlite, and no mean includes them.")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -11,6 +12,9 @@ from attacks import ATTACKS
 from fedmjp.metrics import metric
 
 DIGITS = {"psnr": 1, "mse": 4, "ssim": 3, "fft2d": 4, "lpips_alex": 3}
+TEXT_COLUMNS = ("model", "defence", "attack", "setting")
+# What a narrow terminal can do without, in this order.
+DISPENSABLE = ("n", "MSE", "FFT2D", "95 % interval", "mask ratio", "LPIPS", "worst")
 HEADINGS = {"psnr": "PSNR dB", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
 
 
@@ -48,18 +52,39 @@ def display(board: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
 
 
 def print_table(board: pd.DataFrame, metrics: Sequence[str], console: Console) -> None:
-    """One table; a rule between models and defences, the floor dimmed."""
+    """One table, the floor dimmed. A terminal that is too narrow gets fewer columns, and is told."""
     shown = display(board, metrics)
-    table = Table(title="Leakage per cell (mean over pictures)", title_justify="left", header_style="bold")
-    text_columns = {"model", "defence", "attack", "setting"}
-    for column in shown.columns:
-        table.add_column(column, justify="left" if column in text_columns else "right", no_wrap=True)
-    groups = list(zip(shown["model"], shown["defence"], shown["attack"], strict=True))
-    for index, row in enumerate(shown.itertuples(index=False)):
-        last_of_group = index + 1 == len(groups) or groups[index][:2] != groups[index + 1][:2]
-        floor = ATTACKS.get(groups[index][2]).floor
-        table.add_row(*map(str, row), end_section=last_of_group, style="dim" if floor else "")
+    empty = [column for column in shown.columns if (shown[column] == "").all()]
+    without_failures = ["failed"] if (board["failures"] == 0).all() else []
+    shown = shown.drop(columns=empty + without_failures)
+    left_out: list[str] = []
+    table = _terminal_table(shown)
+    for column in DISPENSABLE:
+        if console.measure(table).maximum <= console.width:
+            break
+        if column in shown.columns:
+            left_out.append(column)
+            shown = shown.drop(columns=column)
+            table = _terminal_table(shown)
     console.print(table)
+    if left_out:
+        console.print(f"Left out for want of width: {', '.join(left_out)}. The report has every column.\n")
+
+
+def _terminal_table(shown: pd.DataFrame) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Leakage, mean over pictures", title_justify="left")
+    for column in shown.columns:
+        table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right", no_wrap=True)
+    former = ("", "")
+    for row in shown.to_dict("records"):
+        group = (row["model"], row["defence"])
+        if group == former:
+            row |= {"model": "", "defence": ""}
+        elif table.row_count:
+            table.add_section()
+        table.add_row(*map(str, row.values()), style="dim" if ATTACKS.get(row["attack"]).floor else "")
+        former = group
+    return table
 
 
 def missing_metrics(metrics: Sequence[str]) -> dict[str, str]:

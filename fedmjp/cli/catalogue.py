@@ -10,10 +10,10 @@ def catalogue(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """List attacks, models or metrics with what each is and needs."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console
+    from rich.padding import Padding
 
-    from fedmjp.errors import UnknownNameError  # noqa: PLC0415
+    from fedmjp.errors import UnknownNameError
 
     kinds = {"attacks": _attacks, "models": _models, "metrics": _metrics}
     if kind not in kinds:
@@ -23,29 +23,36 @@ def catalogue(
     if as_json:
         console.print_json(data=entries)
         return
-    table = Table(*entries[0], title=kind, title_justify="left")
     for entry in entries:
-        table.add_row(*map(str, entry.values()))
-    console.print(table)
+        console.print(f"[bold]{entry.pop('name')}[/]", highlight=False)
+        for key, value in entry.items():
+            console.print(Padding(f"[dim]{key}:[/] {value}", (0, 0, 0, 2)), highlight=False)
 
 
-def _attacks() -> list[dict[str, str | bool]]:
-    from attacks import ATTACKS  # noqa: PLC0415
+def _attacks() -> list[dict[str, str]]:
+    from attacks import ATTACKS
 
     found = [ATTACKS.get(name) for name in ATTACKS]
     return [
-        {"name": a.name, "summary": a.summary, "requires": a.requires, "paper": a.paper, "floor": a.floor} for a in found
+        {
+            "name": a.name,
+            "summary": a.summary,
+            "requires": a.requires,
+            "paper": a.paper,
+            "floor": "yes" if a.floor else "no",
+        }
+        for a in found
     ]
 
 
-def _models() -> list[dict[str, str | bool]]:
-    from fedmjp.models.build import ARCHITECTURES  # noqa: PLC0415
+def _models() -> list[dict[str, str]]:
+    from fedmjp.models.build import ARCHITECTURES
 
     return [{"name": name, "timm": a.timm_name, "summary": a.summary} for name, a in ARCHITECTURES.items()]
 
 
-def _metrics() -> list[dict[str, str | bool]]:
-    from fedmjp.metrics import METRICS  # noqa: PLC0415
+def _metrics() -> list[dict[str, str]]:
+    from fedmjp.metrics import METRICS
 
     return [
         {
@@ -53,7 +60,7 @@ def _metrics() -> list[dict[str, str | bool]]:
             "definition": m.definition,
             "range": m.bounds,
             "reveals more when": "higher" if m.higher_leaks else "lower",
-            "available": m.missing() is None,
+            "available here": "yes" if m.missing() is None else "no",
         }
         for name, m in METRICS.items()
     ]

@@ -11,7 +11,7 @@ def choose(device: str) -> Literal["cpu", "cuda"]:
     Raises:
         DeviceError: If there is no such device on this machine.
     """
-    import torch  # noqa: PLC0415
+    import torch
 
     available = torch.cuda.is_available()
     if device not in ("auto", "cpu", "cuda"):

@@ -12,10 +12,10 @@ UNHEALTHY = 1
 
 def doctor() -> None:
     """Tell versions, device, which weights are found, and whether another package shadows ours."""
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
-    from fedmjp import provenance  # noqa: PLC0415
-    from fedmjp.metrics.perceptual import backbone_path, missing_backbone  # noqa: PLC0415
+    from fedmjp import provenance
+    from fedmjp.metrics.perceptual import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
 
     console = Console(soft_wrap=True, highlight=False)
     for name, version in provenance.versions().items():
@@ -24,14 +24,19 @@ def doctor() -> None:
     console.print(f"\nmachine       {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB")
     console.print(f"device        {', '.join(machine['gpus']) or 'cpu (torch sees no CUDA device)'}")
     reason = missing_backbone()
-    console.print(f"\nLPIPS         {'found: ' + str(backbone_path()) if reason is None else 'column stays empty: ' + reason}")
+    console.print(
+        f"\nLPIPS         {'available, ' + str(backbone_path()) if reason is None else 'not available: ' + reason}"
+    )
+    if reason:
+        console.print(f"              put {BACKBONE_FILE} into {backbone_path().parent}")
+        console.print(f"              with a network: {FETCH}")
     shadows = shadowed()
     for package, (ours, other) in shadows.items():
         console.print(f"[bold red]shadowed[/]      package {package!r}: {other} comes before ours in {ours}")
     if shadows:
         console.print("Remove or rename the other package, or run from another folder.")
         raise typer.Exit(UNHEALTHY)
-    console.print("packages      attacks, benchmarks, clients, fedmjp and server are ours")
+    console.print("\npackages      attacks, benchmarks, clients, fedmjp and server are ours")
 
 
 def shadowed() -> dict[str, tuple[Path, Path]]:

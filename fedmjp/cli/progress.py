@@ -6,6 +6,14 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+FILE_WIDTH = 140
+
+
+def wide_console() -> Console:
+    """The terminal as wide as it is; files and pipes wide enough for every column."""
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
+
 
 class TerminalProgress:
     """Shows the phases of a run; a context manager."""

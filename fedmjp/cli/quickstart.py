@@ -14,19 +14,17 @@ def quickstart(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
-    from rich.console import Console  # noqa: PLC0415
+    from benchmarks.campaign import plan
+    from benchmarks.engine import Engine
+    from benchmarks.output import OutputFolder
+    from benchmarks.quickstart import quickstart as experiment_of
+    from benchmarks.report.render import render
+    from fedmjp.cli.device import choose
+    from fedmjp.cli.progress import TerminalProgress, wide_console
+    from fedmjp.data.selection import select_for
+    from fedmjp.store import Store
 
-    from benchmarks.campaign import plan  # noqa: PLC0415
-    from benchmarks.engine import Engine  # noqa: PLC0415
-    from benchmarks.output import OutputFolder  # noqa: PLC0415
-    from benchmarks.quickstart import quickstart as experiment_of  # noqa: PLC0415
-    from benchmarks.report.render import render  # noqa: PLC0415
-    from fedmjp.cli.device import choose  # noqa: PLC0415
-    from fedmjp.cli.progress import TerminalProgress  # noqa: PLC0415
-    from fedmjp.data.selection import select_for  # noqa: PLC0415
-    from fedmjp.store import Store  # noqa: PLC0415
-
-    console = Console()
+    console = wide_console()
     experiment = experiment_of(device=choose(device))
     folder = OutputFolder(output)
     planned = plan(experiment, select_for(experiment.federation).pictures)
@@ -37,8 +35,10 @@ def quickstart(
     with TerminalProgress(console) as progress:
         Engine(experiment, folder, store, progress).run(planned)
     failed = render(experiment, planned, store, folder, console)
-    console.print(f"\nWritten to {output}: report.html, leaderboard.csv, leaderboard.md, reconstructions.png,")
-    console.print("manifest.json, trials.sqlite, pictures/")
+    console.print(
+        f"\nWritten to {output}: report.html, leaderboard.csv, leaderboard.md, reconstructions.png, manifest.json,"
+    )
+    console.print("trials.sqlite, pictures/. Open report.html in a browser.")
     if failed:
         console.print(f"[bold red]{len(failed)} trials failed[/], first: {failed[0].error}", highlight=False)
         raise typer.Exit(FAILED)

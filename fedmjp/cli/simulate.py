@@ -1,86 +1,88 @@
 """`fedmjp simulate`."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def simulate(  # noqa: PLR0913 (one parameter per option)
-    model: Annotated[list[str], typer.Option(help="Model; may be repeated. See `fedmjp list models`.")] = ["deit_small"],  # noqa: B006
-    defence: Annotated[list[str], typer.Option(help="none or mjp; may be repeated.")] = ["mjp"],  # noqa: B006
+    from benchmarks.federation.simulation import RunFolder
+
+
+def simulate(
+    context: typer.Context,
+    models: Annotated[list[str], typer.Option("--model", help="May be repeated; see `fedmjp list models`.")] = [
+        "deit_small"
+    ],
+    defences: Annotated[list[str], typer.Option("--defence", help="none or mjp; may be repeated.")] = ["mjp"],
     mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
     data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 2,
-    pictures: Annotated[int, typer.Option(help="Pictures per client; one round each.")] = 1,
-    gradient_of: Annotated[list[str], typer.Option(help="clean or shuffled; may be repeated.")] = ["shuffled"],  # noqa: B006
+    pictures_per_client: Annotated[int, typer.Option(help="One round each.")] = 1,
+    inputs: Annotated[list[str], typer.Option("--gradient-of", help="clean or shuffled picture; may be repeated.")] = [
+        "shuffled"
+    ],
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
     patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
     classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
     server_learning_rate: Annotated[float, typer.Option(help="0 keeps the weights.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of weights, selection and jigsaws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights, choice of pictures and jigsaws.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     output: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("results/simulate"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove former records first.")] = False,
 ) -> None:
     """Run a federation on this machine and record every upload as it crosses the wire."""
-    from rich.console import Console  # noqa: PLC0415
+    from benchmarks.federation.simulation import RunFolder
+    from benchmarks.federation.simulation import simulate as run
+    from benchmarks.output import prepare_folder, write_json
+    from fedmjp import provenance
+    from fedmjp.cli.device import choose
+    from fedmjp.cli.progress import TerminalProgress, wide_console
+    from fedmjp.config import FederationConfig
+    from fedmjp.data.selection import select_for
+    from fedmjp.models.build import architecture
 
-    from benchmarks.federation.simulation import RunFolder  # noqa: PLC0415
-    from benchmarks.federation.simulation import simulate as run  # noqa: PLC0415
-    from benchmarks.output import prepare_folder, write_json  # noqa: PLC0415
-    from fedmjp import provenance  # noqa: PLC0415
-    from fedmjp.cli.device import choose  # noqa: PLC0415
-    from fedmjp.cli.progress import TerminalProgress  # noqa: PLC0415
-    from fedmjp.config import FederationConfig  # noqa: PLC0415
-    from fedmjp.data.selection import select_for  # noqa: PLC0415
-    from fedmjp.errors import OutputError  # noqa: PLC0415
-    from fedmjp.models.build import architecture  # noqa: PLC0415
-
-    console = Console()
-    for name in model:
+    console = wide_console()
+    values = {key: value for key, value in context.params.items() if key in FederationConfig.model_fields}
+    values |= {"device": choose(device), "data": data if data == "bundled" else str(Path(data).resolve())}
+    config = FederationConfig.parse(values)
+    for name in config.models:
         architecture(name)
-    config = FederationConfig.parse(
-        {
-            "models": model,
-            "defences": defence,
-            "mask_ratio": mask_ratio,
-            "data": data if data == "bundled" else str(Path(data).resolve()),
-            "clients": clients,
-            "pictures_per_client": pictures,
-            "inputs": gradient_of,
-            "image_size": image_size,
-            "patch_size": patch_size,
-            "classes": classes,
-            "server_learning_rate": server_learning_rate,
-            "seed": seed,
-            "device": choose(device),
-        }
-    )
     selection = select_for(config)
-    for reason in selection.skipped:
-        console.print(f"[yellow]Skipped:[/] {reason}", highlight=False, soft_wrap=True)
-    if selection.skipped:
-        console.print(f"{len(selection.skipped)} damaged pictures were skipped.")
-    folder = RunFolder(output)
+    _tell_skipped(selection.skipped, console)
     prepare_folder(output)
-    if fresh:
-        folder.clear()
-    elif folder.uploads.exists():
-        raise OutputError(f"{output} already holds records of a run; name another --output or give --fresh")
+    folder = RunFolder(output)
+    _make_room(folder, fresh=fresh)
     with TerminalProgress(console) as progress:
         progress.federation(config.rounds * len(config.arms))
         run(config, folder, on_round=progress.round)
-    write_json(
-        output / "manifest.json",
-        {
-            "config": config.model_dump(mode="json"),
-            "versions": provenance.versions(),
-            "revision": provenance.revision(),
-            "hardware": provenance.hardware(),
-            "pictures": {picture.name: picture.digest() for picture in selection.pictures},
-        },
-    )
+    about = {
+        "config": config.model_dump(mode="json"),
+        "versions": provenance.versions(),
+        "revision": provenance.revision(),
+        "hardware": provenance.hardware(),
+        "pictures": {picture.name: picture.digest() for picture in selection.pictures},
+    }
+    write_json(output / "manifest.json", about)
     for arm in config.arms:
         console.print(f"{arm.label}: {len(folder.pairs(arm))} uploads in {folder.uploads / arm.label}")
-    console.print(f"The private pictures behind them, for the evaluator only: {folder.evaluator}")
+    console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}")
+
+
+def _tell_skipped(reasons: Sequence[str], console: "Console") -> None:
+    for reason in reasons:
+        console.print(f"[yellow]Skipped:[/] {reason}", highlight=False, soft_wrap=True)
+    if reasons:
+        console.print(f"{len(reasons)} damaged pictures were skipped.")
+
+
+def _make_room(folder: "RunFolder", *, fresh: bool) -> None:
+    from fedmjp.errors import OutputError
+
+    if fresh:
+        folder.clear()
+    elif folder.uploads.exists():
+        raise OutputError(f"{folder.root} already holds the records of a run; name another --output or give --fresh")

@@ -47,7 +47,9 @@ class BundledPictures:
     def __init__(self, size: int, classes: int) -> None:
         highest = max(crop.label for crop in CROPS.values())
         if classes <= highest:
-            raise DataError(f"the bundled pictures have ImageNet labels up to {highest}, the model has {classes} classes")
+            raise DataError(
+                f"the bundled pictures have ImageNet labels up to {highest}, the model has {classes} classes"
+            )
         self._size = size
 
     def names(self) -> Sequence[str]:

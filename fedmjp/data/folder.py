@@ -32,7 +32,9 @@ class FolderPictures:
             str(path.relative_to(folder)) for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES
         )
         if not self._names:
-            raise DataError(f"{folder} holds no picture; expected FOLDER/CLASS/picture with {', '.join(sorted(SUFFIXES))}")
+            raise DataError(
+                f"{folder} holds no picture; expected FOLDER/CLASS/picture with {', '.join(sorted(SUFFIXES))}"
+            )
         self._labels = {name: rank for rank, name in enumerate(sorted({name.split("/")[0] for name in self._names}))}
         if len(self._labels) > classes:
             raise DataError(f"{folder} has {len(self._labels)} classes, but the model knows {classes}")
@@ -48,4 +50,4 @@ class FolderPictures:
                 image = to_image(photograph, self._size)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"{self._folder / name} cannot be read as a picture: {error}") from error
-        return LabelledPicture(name, image, self._labels[name.split("/")[0]])
+        return LabelledPicture(name, image, self._labels[name.split("/", maxsplit=1)[0]])

@@ -58,4 +58,5 @@ def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHA
     side = round(size / crop_share)
     resized = transforms.resize(photograph.convert("RGB"), [side], interpolation=InterpolationMode.BICUBIC)
     cropped = transforms.center_crop(resized, [size, size])
-    return transforms.to_dtype(transforms.pil_to_tensor(cropped), torch.float32, scale=True)
+    image: Tensor = transforms.to_dtype(transforms.pil_to_tensor(cropped), torch.float32, scale=True)
+    return image

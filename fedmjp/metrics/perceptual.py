@@ -28,12 +28,12 @@ def _matches_name(path: Path, modified_ns: int) -> bool:  # noqa: ARG001 (a chan
 
 
 def missing_backbone() -> str | None:
-    """Why LPIPS cannot be computed here, with the remedy; None if it can."""
+    """Why LPIPS cannot be computed here; None if it can. `fedmjp doctor` gives folder and remedy."""
     path = backbone_path()
     if not path.is_file():
-        return f"the AlexNet weights {BACKBONE_FILE} are not in {path.parent}; with a network, fetch them by: {FETCH}"
+        return f"its AlexNet weights {BACKBONE_FILE} are not on this machine"
     if not _matches_name(path, path.stat().st_mtime_ns):
-        return f"{path} is damaged or another file: its SHA-256 does not start with the digits in its name"
+        return f"its {BACKBONE_FILE} is damaged or another file: the SHA-256 does not start with the digits in the name"
     return None
 
 
@@ -43,7 +43,8 @@ def _network(device: torch.device) -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lpips calls torchvision by a deprecated argument
-        return lpips.LPIPS(net="alex", version="0.1", verbose=False).to(device)
+        network: nn.Module = lpips.LPIPS(net="alex", version="0.1", verbose=False).to(device)
+    return network
 
 
 def perceptual_distance(network: nn.Module, reconstruction: Tensor, target: Tensor) -> Tensor:
@@ -74,5 +75,5 @@ def lpips_alex(reconstruction: Tensor, target: Tensor) -> Tensor:
     """
     reason = missing_backbone()
     if reason:
-        raise WeightsMissingError(f"lpips_alex: {reason}")
+        raise WeightsMissingError(f"lpips_alex cannot be computed: {reason}")
     return perceptual_distance(_network(reconstruction.device), reconstruction, target)

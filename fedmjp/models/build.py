@@ -1,6 +1,7 @@
 """Build a model by name from its configuration."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import timm
 import torch
@@ -49,7 +50,7 @@ def build(config: ModelConfig) -> VitClassifier:
     found = architecture(config.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "weights"))  # noqa: TID251 (timm takes no generator; state is restored)
-        backbone = timm.create_model(
+        backbone: Any = timm.create_model(
             found.timm_name,
             img_size=config.image_size,
             patch_size=config.patch_size,

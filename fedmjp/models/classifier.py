@@ -1,5 +1,7 @@
 """A timm vision transformer that takes images in [0, 1], optionally with MJP's unknown embedding."""
 
+from typing import Any
+
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -31,8 +33,9 @@ class VitClassifier(nn.Module):
     def __init__(self, backbone: VisionTransformer, *, defended: bool) -> None:
         super().__init__()
         self.backbone = backbone
-        self.register_buffer("mean", _channels(backbone.pretrained_cfg["mean"]), persistent=False)
-        self.register_buffer("std", _channels(backbone.pretrained_cfg["std"]), persistent=False)
+        pretrained: Any = backbone.pretrained_cfg
+        self.register_buffer("mean", _channels(pretrained["mean"]), persistent=False)
+        self.register_buffer("std", _channels(pretrained["std"]), persistent=False)
         self.unknown_embedding: nn.Parameter | None = None
         if defended:
             self.unknown_embedding = nn.Parameter(nn.init.trunc_normal_(torch.empty(backbone.embed_dim), std=0.02))
@@ -67,7 +70,8 @@ class VitClassifier(nn.Module):
             raise BadInputError("a mask was given to a model without an unknown position embedding")
         prefix = mask.new_zeros(mask.shape[0], self.prefix_tokens)
         masked_tokens = torch.cat([prefix, mask], dim=1)[:, :, None]
-        return torch.where(masked_tokens, self.unknown_embedding, self.backbone.pos_embed)
+        positions = self.get_parameter("backbone.pos_embed")
+        return torch.where(masked_tokens, self.unknown_embedding, positions)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (batch, classes) of images (batch, 3, size, size) in [0, 1].
