@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, from_run_config
-from fedmjp.data.private import private_batch
+from fedmjp.data.private import batch_of_round
 from fedmjp.data.selection import select_for
 from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
@@ -28,17 +28,6 @@ def _architecture(arm: ModelConfig) -> VitClassifier:
 _selection = lru_cache(maxsize=1)(select_for)
 
 
-def _batch_of_round(config: FederationConfig, client: int, server_round: int) -> PrivateBatch:
-    index, gradient_of = config.turn(server_round)
-    return private_batch(
-        _selection(config).partition(client, config.clients)[index],
-        grid=config.image_size // config.patch_size,
-        mask_ratio=config.mask_ratio,
-        gradient_of=gradient_of,
-        seed=config.seed,
-    )
-
-
 def _leave_for_evaluator(batch: PrivateBatch, arm: ModelConfig, server_round: int, context: Context) -> None:
     folder = from_run_config(RecordingConfig, context.run_config).evaluator_folder
     if folder:
@@ -54,7 +43,8 @@ def train(message: Message, context: Context) -> Message:
     config = from_run_config(FederationConfig, context.run_config)
     asked: Any = message.content["config"]
     server_round, arm = int(asked["server-round"]), config.arms[int(asked["arm"])]
-    batch = _batch_of_round(config, int(context.node_config["partition-id"]), server_round)
+    client = int(context.node_config["partition-id"])
+    batch = batch_of_round(config, _selection(config), client, server_round)
     _leave_for_evaluator(batch, arm, server_round, context)
 
     model = _architecture(arm).to(torch.device(config.device))

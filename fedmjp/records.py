@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from fedmjp.errors import RecordError
@@ -54,10 +54,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         RecordError: If the file is missing, damaged or not one of ours.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            fields = json.loads((file.metadata() or {})["fields"])
-            return {name: file.get_tensor(name) for name in file.keys()}, fields  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        content = path.read_bytes()
+        header_size = int.from_bytes(content[:8], "little")
+        fields = json.loads(json.loads(content[8 : 8 + header_size])["__metadata__"]["fields"])
+        return load(content), fields
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 

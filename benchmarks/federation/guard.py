@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-STOP_SECONDS = 10
+STOP_SECONDS = 3
 POLL_SECONDS = 0.2
 
 
@@ -31,14 +31,15 @@ def main(home: Path, command: list[str]) -> None:
         pass
     if superlink.poll() is not None:
         print(*log.read_text(errors="replace").strip().splitlines()[-1:])  # noqa: T201 (read by the owner)
-    superlink.terminate()
-    stop_all(home)
+    stop_all(superlink, home)
     shutil.rmtree(home, ignore_errors=True)
 
 
-def stop_all(home: Path) -> None:
-    """Wait a little for every process of this SuperLink to end by itself, then kill what is left."""
-    _, alive = psutil.wait_procs(_processes(home), timeout=STOP_SECONDS)
+def stop_all(superlink: subprocess.Popen[bytes], home: Path) -> None:
+    """Let the SuperLink end in order for a moment, then kill whatever is left of it and its run."""
+    family = set(psutil.Process().children(recursive=True))
+    superlink.terminate()
+    _, alive = psutil.wait_procs(family | _orphans(home), timeout=STOP_SECONDS)
     while alive:
         for process in alive:
             try:
@@ -46,7 +47,7 @@ def stop_all(home: Path) -> None:
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(alive, timeout=STOP_SECONDS)
-        alive = _processes(home)
+        alive = list(_orphans(home))
 
 
 def _owner_is_gone() -> bool:
@@ -54,10 +55,10 @@ def _owner_is_gone() -> bool:
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 
 
-def _processes(home: Path) -> list[psutil.Process]:
+def _orphans(home: Path) -> set[psutil.Process]:
     """Who inherited this SuperLink's environment, whoever the parent is by now, but not the guard."""
     others = (process for process in psutil.process_iter() if process.pid != os.getpid())
-    return [process for process in others if _environment(process).get("FLWR_HOME") == str(home)]
+    return {process for process in others if _environment(process).get("FLWR_HOME") == str(home)}
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

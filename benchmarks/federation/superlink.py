@@ -114,7 +114,7 @@ class PrivateSuperLink:
         superlink = [_program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"]
         superlink += ["--port", str(self._port), "--disable-runtime-dependency-installation"]
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.federation.guard", str(self._home), *superlink],
+            [sys.executable, "-P", "-m", "benchmarks.federation.guard", str(self._home), *superlink],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

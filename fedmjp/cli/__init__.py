@@ -2,8 +2,10 @@
 
 import sys
 
+import click
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from fedmjp.cli.catalogue import catalogue
 from fedmjp.cli.doctor import doctor
@@ -11,7 +13,7 @@ from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.simulate import simulate
 from fedmjp.errors import FedmjpError
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # how typer ends a command on Ctrl-C
 
 app = typer.Typer(
     help="Federated-learning privacy benchmark: MJP vision transformers under gradient inversion.",
@@ -28,10 +30,18 @@ app.command()(doctor)
 def main() -> None:
     """Run a command; an error raised on purpose becomes one line and its exit code."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except FedmjpError as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Interrupted. Finished trials are kept; run the same command to go on.")
-        sys.exit(INTERRUPTED)
+        code = _tell(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        code = error.exit_code  # the help was printed
+    except click.ClickException as error:
+        code = _tell(error.format_message(), error.exit_code)
+    if code == INTERRUPTED:
+        _tell("interrupted; whatever was finished is kept", INTERRUPTED)
+    sys.exit(code)
+
+
+def _tell(error: str, code: int) -> int:
+    Console(stderr=True).print(Text("Error: ", "bold red") + Text(error), soft_wrap=True)
+    return code

@@ -3,7 +3,9 @@
 import torch
 
 from fedmjp import jigsaw
+from fedmjp.config import FederationConfig
 from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import Selection
 from fedmjp.records import PrivateBatch
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
@@ -33,4 +35,16 @@ def private_batch(
         labels=torch.tensor([picture.label]),
         pictures=(picture.name,),
         gradient_of=gradient_of,
+    )
+
+
+def batch_of_round(config: FederationConfig, selection: Selection, client: int, server_round: int) -> PrivateBatch:
+    """What one client computes its upload from in one round (from 1) of a federated run."""
+    index, gradient_of = config.turn(server_round)
+    return private_batch(
+        selection.partition(client, config.clients)[index],
+        grid=config.image_size // config.patch_size,
+        mask_ratio=config.mask_ratio,
+        gradient_of=gradient_of,
+        seed=config.seed,
     )
