@@ -1,0 +1,57 @@
+"""Fixtures: small real models, real pictures, nothing that needs a network."""
+
+import pytest
+import torch
+
+from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.data.private import private_batch
+from fedmjp.data.selection import Selection, select_for
+from fedmjp.models.build import build
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import PrivateBatch, Upload
+from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
+from fedmjp.updates import gradient
+
+SMALL = {"image_size": 64, "patch_size": 8}  # 64 patches, dim 192
+MASK_RATIO = 0.27
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def threat() -> ThreatModel:
+    return ThreatModel()
+
+
+@pytest.fixture(scope="session")
+def pictures() -> Selection:
+    """Four bundled pictures at 64 x 64."""
+    return select_for(FederationConfig(clients=2, pictures_per_client=2, **SMALL))
+
+
+def small_model(name: str = "deit_tiny", defence: str = "none", seed: int = 0) -> VitClassifier:
+    return build(ModelConfig.parse({"name": name, "defence": defence, "seed": seed, **SMALL}))
+
+
+@pytest.fixture(scope="session")
+def undefended() -> VitClassifier:
+    return small_model()
+
+
+@pytest.fixture(scope="session")
+def defended() -> VitClassifier:
+    return small_model(defence="mjp")
+
+
+def batch_of(pictures: Selection, gradient_of: Picture, index: int = 0, mask_ratio: float = MASK_RATIO) -> PrivateBatch:
+    return private_batch(
+        pictures.pictures[index], grid=8, mask_ratio=mask_ratio, gradient_of=gradient_of, seed=0
+    )
+
+
+def upload_of(model: VitClassifier, batch: PrivateBatch) -> Upload:
+    return Upload(gradient(model, batch), "gradient", len(batch.pictures), 1, 0, "weights")

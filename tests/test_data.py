@@ -1,0 +1,127 @@
+"""Sources of pictures: what they convert, what they skip, what they refuse."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedmjp.config import FederationConfig
+from fedmjp.data.bundled import CROPS, BundledPictures
+from fedmjp.data.folder import FolderPictures
+from fedmjp.data.private import private_batch
+from fedmjp.data.selection import open_source, select, select_for
+from fedmjp.errors import DataError
+from fedmjp.settings import Picture
+
+
+def save(path: Path, mode: str = "RGB", size: tuple[int, int] = (80, 60)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], 3)
+    pixels = np.random.RandomState(len(path.name)).randint(0, 256, shape).astype(np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(tmp_path / "dog" / "rgb.png")
+    save(tmp_path / "cat" / "grey.png", "L")
+    save(tmp_path / "cat" / "transparent.png", "RGBA")
+    save(tmp_path / "cat" / "palette.png", "P")
+    return tmp_path
+
+
+def test_grey_transparent_and_palette_pictures_become_rgb(folder: Path) -> None:
+    source = FolderPictures(folder, 32, classes=10)
+    for name in source.names():
+        picture = source.load(name)
+        assert picture.image.shape == (3, 32, 32)
+        assert picture.image.dtype == torch.float32
+        assert picture.image.min() >= 0
+        assert picture.image.max() <= 1
+    grey = source.load("cat/grey.png").image
+    assert torch.equal(grey[0], grey[1])
+
+
+def test_labels_are_ranks_of_class_folders(folder: Path) -> None:
+    source = FolderPictures(folder, 32, classes=10)
+    assert {name: source.load(name).label for name in ("cat/grey.png", "dog/rgb.png")} == {
+        "cat/grey.png": 0,
+        "dog/rgb.png": 1,
+    }
+
+
+def test_broken_files_are_skipped_and_named(folder: Path) -> None:
+    (folder / "cat" / "broken.jpg").write_bytes(b"no picture")
+    whole = folder / "dog" / "rgb.png"
+    (folder / "dog" / "truncated.png").write_bytes(whole.read_bytes()[:500])
+    selection = select(FolderPictures(folder, 32, classes=10), 4, seed=0)
+    assert len(selection.pictures) == 4
+    everything = select_all(folder)
+    assert len(everything) == 2
+    assert any("broken.jpg" in reason for reason in everything)
+    assert any("truncated.png" in reason for reason in everything)
+
+
+def select_all(folder: Path) -> list[str]:
+    source = FolderPictures(folder, 32, classes=10)
+    reasons = []
+    for name in source.names():
+        try:
+            source.load(name)
+        except DataError as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def test_too_few_readable_pictures_are_counted(folder: Path) -> None:
+    (folder / "cat" / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"5 pictures were asked for, but only 4 can be read \(1 damaged"):
+        select(FolderPictures(folder, 32, classes=10), 5, seed=0)
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no folder"):
+        open_source(str(tmp_path / "nowhere"), size=32, classes=10)
+
+
+def test_folder_without_class_folders_says_what_is_expected(tmp_path: Path) -> None:
+    save(tmp_path / "flat.png")
+    with pytest.raises(DataError, match="expected FOLDER/CLASS/picture"):
+        open_source(str(tmp_path), size=32, classes=10)
+
+
+def test_more_classes_than_the_model_knows_are_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match="has 2 classes, but the model knows 1"):
+        FolderPictures(folder, 32, classes=1)
+
+
+def test_bundled_pictures_need_imagenet_classes() -> None:
+    with pytest.raises(DataError, match="up to 967"):
+        open_source("bundled", size=32, classes=10)
+
+
+def test_bundled_pictures_are_eight_distinct_square_photographs() -> None:
+    source = BundledPictures(64, classes=1000)
+    digests = {source.load(name).digest() for name in source.names()}
+    assert len(digests) == len(CROPS) == 8
+
+
+def test_partitions_are_disjoint_complete_and_depend_on_the_seed() -> None:
+    config = FederationConfig(clients=2, pictures_per_client=4, image_size=32, patch_size=8)
+    selection = select_for(config)
+    first, second = ([p.name for p in selection.partition(client, 2)] for client in range(2))
+    assert len(first) == len(second) == 4
+    assert set(first) | set(second) == set(CROPS)
+    other = select_for(config.model_copy(update={"seed": 1}))
+    assert [p.name for p in other.pictures] != [p.name for p in selection.pictures]
+
+
+def test_the_same_picture_meets_the_same_jigsaw_whatever_goes_into_the_gradient() -> None:
+    picture = BundledPictures(64, classes=1000).load("cat")
+    batches = [private_batch(picture, grid=8, mask_ratio=0.5, gradient_of=version, seed=0) for version in Picture]
+    assert torch.equal(batches[0].mask, batches[1].mask)
+    assert torch.equal(batches[0].shuffled, batches[1].shuffled)
+    other = private_batch(picture, grid=8, mask_ratio=0.5, gradient_of=Picture.CLEAN, seed=1)
+    assert not torch.equal(other.source, batches[0].source)
