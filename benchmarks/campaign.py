@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from fedmjp import provenance
 from fedmjp.config import Config, FederationConfig, ModelConfig
 from fedmjp.data.pictures import LabelledPicture
+from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -97,7 +98,8 @@ def _key(
         "cell": asdict(cell),
         "model": arm.digest(),
         "threat": experiment.threat.digest(),
-        "metrics": experiment.metrics,
+        # Weights for LPIPS that arrive later make new trials, not stale ones.
+        "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
         "seed": federation.seed,
         "server_learning_rate": federation.server_learning_rate,
         # Once the weights move, who takes part and in which order matters too.

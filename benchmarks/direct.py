@@ -1,6 +1,6 @@
 """Direct mode: the uploads of a federated run, computed in this process without Flower."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.federation.simulation import RunFolder
 from fedmjp.config import FederationConfig
@@ -13,13 +13,20 @@ from fedmjp.updates import gradient
 from server.uploads import UploadFolder
 
 
-def record_directly(config: FederationConfig, folder: RunFolder, *, upload_tensors: Sequence[str] = ()) -> None:
+def record_directly(
+    config: FederationConfig,
+    folder: RunFolder,
+    *,
+    upload_tensors: Sequence[str] = (),
+    on_round: Callable[[], None] = lambda: None,
+) -> None:
     """Compute and record what ``simulate`` would: same seed, same tensors. A client's node is its number.
 
     Args:
         config: What to run.
         folder: Where uploads and private batches go.
         upload_tensors: Names of the tensors to keep of every upload; empty keeps all.
+        on_round: Called at the start of every round.
 
     Raises:
         ConfigError: If the weights are to move, which takes a server.
@@ -33,6 +40,7 @@ def record_directly(config: FederationConfig, folder: RunFolder, *, upload_tenso
         uploads = UploadFolder(folder.uploads / arm.label, frozenset(upload_tensors))
         weights = uploads.keep_weights(model.state_dict())
         for server_round in range(1, config.rounds + 1):
+            on_round()
             for client in range(config.clients):
                 batch = batch_of_round(config, selection, client, server_round)
                 name = f"round-{server_round:05d}-node-{client}.safetensors"

@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -12,11 +12,11 @@ from typing import Protocol
 from attacks import ATTACKS
 from benchmarks import evaluator
 from benchmarks.campaign import Experiment, PlannedTrial
-from benchmarks.federation.simulation import simulate
+from benchmarks.federation.simulation import RunFolder, simulate
 from benchmarks.output import OutputFolder, write_json
 from benchmarks.pictures import save_png
-from fedmjp.config import ModelConfig
-from fedmjp.errors import FederationError, FedmjpError
+from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.errors import FedmjpError
 from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import PrivateBatch, Reconstruction, Upload
@@ -24,6 +24,20 @@ from fedmjp.settings import Picture
 from fedmjp.store import Store, Trial
 from server.adversary import Adversary
 from server.uploads import UploadFolder
+
+
+class Recorder(Protocol):
+    """Has the uploads of a federated run recorded: ``simulate`` through Flower, or ``record_directly``."""
+
+    def __call__(
+        self,
+        config: FederationConfig,
+        folder: RunFolder,
+        *,
+        upload_tensors: Sequence[str],
+        on_round: Callable[[], None],
+    ) -> None:
+        """Record into ``folder``; FedmjpError if that failed."""
 
 
 class Progress(Protocol):
@@ -51,12 +65,14 @@ class Engine:
         output: Where everything goes.
         store: Trials.
         progress: Is told what happens.
+        record: How uploads come about.
     """
 
     experiment: Experiment
     output: OutputFolder
     store: Store
     progress: Progress
+    record: Recorder = simulate
 
     def run(self, planned: Sequence[PlannedTrial]) -> None:
         """Run the trials that are not finished; failed ones are tried again.
@@ -80,22 +96,20 @@ class Engine:
 
     def _federate(self) -> str | None:
         """Have the uploads recorded, unless they are there; return the error of a failed run."""
-        folder, federation = self.output.run, self.experiment.federation
+        folder, federation, tensors = self.output.run, self.experiment.federation, self._tensors()
         marker = folder.root / "completed.json"
-        if marker.exists() and json.loads(marker.read_text()).get("config") == self._run_digest():
+        recorded = {"config": federation.digest(), "tensors": tensors}
+        if marker.exists() and json.loads(marker.read_text()) == recorded:
             return None
         if folder.root.exists():
             shutil.rmtree(folder.root)
         self.progress.federation(federation.rounds * len(federation.arms))
         try:
-            simulate(federation, folder, upload_tensors=self._tensors(), on_round=self.progress.round)
-        except FederationError as error:
+            self.record(federation, folder, upload_tensors=tensors, on_round=self.progress.round)
+        except FedmjpError as error:
             return str(error)
-        write_json(marker, {"config": self._run_digest()})
+        write_json(marker, recorded)
         return None
-
-    def _run_digest(self) -> str:
-        return f"{self.experiment.federation.digest()} {','.join(self._tensors())}"
 
     def _tensors(self) -> list[str]:
         """Names of the upload tensors that some attack of the experiment reads."""

@@ -15,6 +15,7 @@ DIGITS = {"psnr": 1, "mse": 4, "ssim": 3, "fft2d": 4, "lpips_alex": 3}
 TEXT_COLUMNS = ("model", "defence", "attack", "setting")
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = ("n", "MSE", "FFT2D", "95 % interval", "mask ratio", "LPIPS", "worst")
+UNLIMITED = 10_000
 HEADINGS = {"psnr": "PSNR dB", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
 
 
@@ -58,9 +59,10 @@ def print_table(board: pd.DataFrame, metrics: Sequence[str], console: Console) -
     without_failures = ["failed"] if (board["failures"] == 0).all() else []
     shown = shown.drop(columns=empty + without_failures)
     left_out: list[str] = []
+    unlimited = console.options.update(max_width=UNLIMITED)
     table = _terminal_table(shown)
     for column in DISPENSABLE:
-        if console.measure(table).maximum <= console.width:
+        if console.measure(table, options=unlimited).maximum <= console.width:
             break
         if column in shown.columns:
             left_out.append(column)

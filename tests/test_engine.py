@@ -1,0 +1,130 @@
+"""The engine in direct mode: everything is run once, whatever fails or is killed."""
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.campaign import Experiment
+from benchmarks.direct import record_directly
+from benchmarks.engine import Engine
+from benchmarks.federation.simulation import RunFolder
+from benchmarks.output import OutputFolder
+from fedmjp.config import FederationConfig
+from fedmjp.errors import FederationError
+from fedmjp.store import Store, Trial
+from tests.experiments import Printed, planned_trials, run_small, small_experiment
+
+ROOT = Path(__file__).parents[1]
+TRIALS = 96  # 2 models x 2 defences x 2 attacks x 3 settings x 4 pictures
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> OutputFolder:
+    output = OutputFolder(tmp_path_factory.mktemp("engine"))
+    run_small(output.root)
+    return output
+
+
+def stored(output: OutputFolder, experiment: Experiment) -> Sequence[Trial]:
+    return Store(output.database).trials([trial.key for trial in planned_trials(experiment)])
+
+
+def test_every_trial_is_finished_and_scored(finished: OutputFolder) -> None:
+    trials = stored(finished, small_experiment())
+    assert len(trials) == TRIALS
+    assert {trial.status for trial in trials} == {"ok"}
+    for trial in trials:
+        assert set(trial.scores) == {"mse", "psnr", "ssim", "fft2d", "lpips_alex"}
+        assert trial.weights_sha256
+        assert trial.realised_ratio is not None
+
+
+def test_closed_form_leaks_undefended_and_not_naively_against_mjp(finished: OutputFolder) -> None:
+    psnr: dict[tuple[str, str], list[float]] = {}
+    for trial in stored(finished, small_experiment()):
+        if trial.attack == "patch_embedding":
+            psnr.setdefault((trial.defence, trial.setting), []).append(trial.scores["psnr"])
+    assert min(psnr["none", "a"]) > 60
+    assert min(psnr["none", "b"]) > 60
+    assert max(psnr["none", "c"]) < 40
+    assert max(psnr["mjp", "b"]) < 30
+
+
+def test_pictures_are_on_disk_and_the_records_of_the_run_are_gone(finished: OutputFolder) -> None:
+    assert len(list(finished.pictures.root.rglob("*.png"))) == 4 * 2 + 8 * 2 * 4
+    assert not finished.run.root.exists()
+
+
+def never(config: FederationConfig, folder: RunFolder, **_: object) -> None:
+    raise AssertionError("nothing is missing, so nothing may run")
+
+
+def test_a_second_run_finds_everything_done(finished: OutputFolder) -> None:
+    experiment = small_experiment()
+    Engine(experiment, finished, Store(finished.database), Printed(), record=never).run(planned_trials(experiment))
+
+
+def test_a_failed_federation_becomes_rows_and_is_tried_again(tmp_path: Path) -> None:
+    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    store, planned = Store(output.database), planned_trials(experiment)
+
+    def half(
+        config: FederationConfig, folder: RunFolder, *, upload_tensors: Sequence[str], on_round: Callable[[], None]
+    ) -> None:
+        record_directly(config, folder, upload_tensors=upload_tensors, on_round=on_round)
+        for upload in folder.uploads.rglob("*-node-1.safetensors"):
+            upload.unlink()
+        raise FederationError("client 1: ValueError: broken")
+
+    Engine(experiment, output, store, Printed(), record=half).run(planned)
+    trials = stored(output, experiment)
+    assert sorted(trial.status for trial in trials) == ["failed"] * (TRIALS // 2) + ["ok"] * (TRIALS // 2)
+    assert {trial.error for trial in trials if trial.status == "failed"} == {"client 1: ValueError: broken"}
+
+    Engine(experiment, output, store, Printed(), record=record_directly).run(planned)
+    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+
+
+def test_a_refused_attack_is_rows_and_stops_nothing(tmp_path: Path) -> None:
+    experiment = small_experiment().model_copy(
+        update={"attacks": {"deit_tiny": ("april", "grey"), "deit_tiny_april": ("grey",)}}
+    )
+    output = OutputFolder(tmp_path)
+    planned = planned_trials(experiment)
+    Engine(experiment, output, Store(output.database), Printed(), record=record_directly).run(planned)
+    failed = [trial for trial in stored(output, experiment) if trial.status == "failed"]
+    assert len(failed) == 2 * 3 * 4
+    assert all("_april variant" in trial.error for trial in failed if trial.error)
+    assert len(planned) - len(failed) == 4 * 3 * 4
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_neither_loses_nor_repeats_a_trial(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    database = OutputFolder(tmp_path).database
+    former: dict[str, str] = {}
+    for attempt in range(6):
+        command = [sys.executable, "-m", "tests.experiments", str(tmp_path)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            last_attempt = attempt == 5
+            for _ in range(1000 if last_attempt else chance.randrange(1, 6)):
+                if not process.stdout.readline():
+                    break
+            if not last_attempt:
+                process.send_signal(signal.SIGKILL)
+        if not database.exists():
+            continue
+        with sqlite3.connect(database) as connection:
+            rows = connection.execute("select key, recorded_at from trials where status = 'ok'").fetchall()
+        now = dict(rows)
+        assert len(now) == len(rows)
+        assert former.items() <= now.items(), "finished trials stay as they were"
+        former = now
+    assert len(former) == TRIALS
