@@ -1,5 +1,9 @@
 """Fixtures: small real models, real pictures, nothing that needs a network."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -15,6 +19,7 @@ from fedmjp.updates import gradient
 
 SMALL = {"image_size": 64, "patch_size": 8}  # 64 patches, dim 192
 MASK_RATIO = 0.27
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -55,3 +60,12 @@ def batch_of(pictures: Selection, gradient_of: Picture, index: int = 0, mask_rat
 
 def upload_of(model: VitClassifier, batch: PrivateBatch) -> Upload:
     return Upload(gradient(model, batch), "gradient", len(batch.pictures), 1, 0, "weights")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this source tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", folder, ROOT], check=True)
+    return next(folder.glob("fedmjp-*.whl"))

@@ -11,7 +11,8 @@ from rich.table import Table
 from attacks import ATTACKS
 from fedmjp.metrics import metric
 
-DIGITS = {"psnr": 1, "mse": 4, "ssim": 3, "fft2d": 4, "lpips_alex": 3}
+# Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
+FORMATS = {"psnr": ".1f", "mse": ".2g", "fft2d": ".2g"}
 TEXT_COLUMNS = ("model", "defence", "attack", "setting")
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = ("n", "MSE", "FFT2D", "95 % interval", "mask ratio", "LPIPS", "worst")
@@ -96,7 +97,7 @@ def missing_metrics(metrics: Sequence[str]) -> dict[str, str]:
 
 
 def _number(value: float | None, name: str) -> str:
-    return "" if value is None or pd.isna(value) else f"{value:.{DIGITS.get(name, 3)}f}"
+    return "" if value is None or pd.isna(value) else f"{value:{FORMATS.get(name, '.3f')}}"
 
 
 def _interval(low: float | None, high: float | None) -> str:

@@ -1,0 +1,124 @@
+"""The command line in process: one clear line, the right exit code, nothing half-written."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from attacks import ATTACKS
+from fedmjp.cli import doctor, main
+from fedmjp.metrics import METRICS
+from fedmjp.models.build import ARCHITECTURES
+
+BAD_INPUT = 2
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedmjp", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "--model", "deit_smal"], "Unknown model 'deit_smal'. Did you mean deit_small"),
+        (["simulate", "--defence", "mpj"], "'mpj': Input should be 'none' or 'mjp'"),
+        (["simulate", "--mask-ratio", "1.5"], "mask-ratio = 1.5"),
+        (["simulate", "--mask-ratio", "-0.1"], "mask-ratio = -0.1"),
+        (["simulate", "--mask-ratio", "much"], "'much' is not a valid float"),
+        (["simulate", "--data", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
+        (["simulate", "--clients", "9"], "9 pictures were asked for, but only 8 can be read"),
+        (["simulate", "--image-size", "225"], "225 is not a multiple of patch-size 16"),
+        (["simulate", "--gradient-of", "blurred"], "'blurred': Input should be 'clean' or 'shuffled'"),
+        (["simulate", "--device", "gpu"], "--device 'gpu' is not one of auto, cpu, cuda"),
+        (["quickstart", "--device", "gpu"], "--device 'gpu' is not one of auto, cpu, cuda"),
+        (["list", "atacks"], "Did you mean attacks?"),
+        (["quikstart"], "Did you mean 'quickstart'?"),
+        (["simulate", "--mask-ration", "0.3"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *arguments) == BAD_INPUT
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+def test_cuda_without_cuda_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    for command in ("quickstart", "simulate"):
+        assert run(monkeypatch, command, "--device", "cuda") == BAD_INPUT
+        assert "torch sees no CUDA device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["quickstart", "simulate"])
+def test_an_output_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(monkeypatch, command, "--output", str(tmp_path / "file" / "results")) == BAD_INPUT
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_folder_without_pictures_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "simulate", "--data", str(tmp_path)) == BAD_INPUT
+    assert "holds no picture; expected FOLDER/CLASS/picture" in capsys.readouterr().err
+
+
+def test_records_of_a_former_run_are_not_mixed_with_new_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "uploads").mkdir()
+    assert run(monkeypatch, "simulate", "--output", str(tmp_path)) == BAD_INPUT
+    assert "already holds the records of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "known"), [("attacks", ATTACKS), ("models", ARCHITECTURES), ("metrics", METRICS)])
+def test_list_names_everything_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, known: object
+) -> None:
+    assert run(monkeypatch, "list", kind, "--json") == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in entries] == list(known)  # type: ignore[call-overload]
+    assert run(monkeypatch, "list", kind) == 0
+    printed = capsys.readouterr().out
+    assert all(entry["name"] in printed for entry in entries)
+
+
+def test_doctor_reports_versions_device_and_where_weights_belong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    assert run(monkeypatch, "doctor") == 0
+    printed = capsys.readouterr().out
+    assert "flwr" in printed
+    assert f"put alexnet-owt-7be5be79.pth into {tmp_path / 'checkpoints'}" in printed.replace("\n", "")
+    assert "are ours" in printed
+
+
+def test_doctor_names_a_package_that_shadows_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    ours, other = doctor.shadowed()["server"]
+    assert other == tmp_path / "server" / "__init__.py"
+    assert ours.name == "server"
+    assert run(monkeypatch, "doctor") == 1
+    printed = capsys.readouterr().out
+    assert str(other) in printed
+    assert str(ours) in printed

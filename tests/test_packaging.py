@@ -1,0 +1,67 @@
+"""What users install and what Flower ships."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.federation.bundle import PACKAGES, write_app
+from fedmjp import __version__
+from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+README = (ROOT / "README.md").read_text()
+
+
+def test_flower_defaults_are_those_of_the_configuration() -> None:
+    assert PYPROJECT["tool"]["flwr"]["app"]["config"] == to_run_config(FederationConfig(), RecordingConfig())
+
+
+def test_versions_agree() -> None:
+    assert PYPROJECT["project"]["version"] == __version__
+
+
+def test_the_packages_that_users_name_are_direct_dependencies() -> None:
+    names = {re.split(r"[\[<>=]", dependency)[0] for dependency in PYPROJECT["project"]["dependencies"]}
+    assert {"torch", "flwr", "timm", "breaching", "lpips", "scikit-image", "pandas", "matplotlib"} <= names
+
+
+def test_readme_has_the_two_commands() -> None:
+    assert "pip install -e . && fedmjp quickstart" in README
+    assert "pip install -e '.[test]' && pytest" in README
+
+
+def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    for package in PACKAGES:
+        theirs = {path.relative_to(app / package) for path in (app / package).rglob("*.py")}
+        ours = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
+        assert theirs == ours
+    config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config == to_run_config(FederationConfig(), RecordingConfig())
+
+
+@pytest.mark.slow
+def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(tmp_path: Path) -> None:
+    flwr = Path(sys.executable).parent / "flwr"
+    clone = tmp_path / "fedmjp"
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", clone], check=True)
+    subprocess.run([flwr, "build", "--app", clone], check=True, cwd=tmp_path, capture_output=True)
+    (bundle,) = tmp_path.glob("*.fab")
+    names = zipfile.ZipFile(bundle).namelist()
+    assert {name.split("/")[0] for name in names if name.endswith(".py")} == set(PACKAGES)
+    assert bundle.stat().st_size < 1_000_000
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_all_packages_and_the_page_template(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    packages = {name.split("/")[0] for name in names if name.endswith(".py")}
+    assert packages == {*PACKAGES, "benchmarks"}
+    assert "benchmarks/report/page.html.jinja" in names
+    assert not any(name.startswith(("tests", "results")) for name in names)
