@@ -56,6 +56,11 @@ class Config(BaseModel):
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
+def _require_whole_patches(image_size: int, patch_size: int) -> None:
+    if image_size % patch_size:
+        raise ValueError(f"image-size {image_size} is not a multiple of patch-size {patch_size}")
+
+
 class ModelConfig(Config):
     """Which network, with which initial weights.
 
@@ -71,8 +76,7 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _whole_patches(self) -> Self:
-        if self.image_size % self.patch_size:
-            raise ValueError(f"image-size {self.image_size} is not a multiple of patch-size {self.patch_size}")
+        _require_whole_patches(self.image_size, self.patch_size)
         return self
 
     @property
@@ -109,6 +113,11 @@ class FederationConfig(Config):
     server_learning_rate: float = Field(0.0, ge=0.0, description="0 keeps the weights: every picture meets the same")
     seed: int = Field(0, ge=0)
     device: Literal["cpu", "cuda"] = "cpu"
+
+    @model_validator(mode="after")
+    def _whole_patches(self) -> Self:
+        _require_whole_patches(self.image_size, self.patch_size)
+        return self
 
     @property
     def arms(self) -> list[ModelConfig]:

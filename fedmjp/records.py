@@ -42,7 +42,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str,
     """Write tensors and plain fields as one safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Gradients may share memory (the class token's is a part of the position embedding's), files may not.
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
     save_file(copies, partial, metadata={"fields": json.dumps(dict(fields))})
     partial.replace(path)
 

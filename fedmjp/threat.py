@@ -14,7 +14,7 @@ class ThreatModel(Config):
     never holds a picture of the client, the mask, the permutation, or the evaluator's records.
     """
 
-    name: str = "honest-but-curious server"
+    name: str = "Honest-but-curious server"
     update: Literal["gradient", "delta"] = Field("gradient", description="FedSGD gradient or FedAvg delta")
     individual_updates: bool = Field(True, description="sees each client's update, not only their sum")
     batch_size: int = Field(1, ge=1, description="pictures behind one update")

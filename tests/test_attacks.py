@@ -60,9 +60,7 @@ def test_april_inverts_exactly_in_float64_where_the_embedding_is_square(
 
 @pytest.mark.parametrize("name", list(ATTACKS))
 @pytest.mark.parametrize("defence", ["none", "mjp"])
-def test_every_attack_keeps_the_contract(
-    name: str, defence: str, pictures: Selection, threat: ThreatModel
-) -> None:
+def test_every_attack_keeps_the_contract(name: str, defence: str, pictures: Selection, threat: ThreatModel) -> None:
     model = small_model(MODEL_OF[name], defence)
     uploads = [upload_of(model, batch_of(pictures, Picture.SHUFFLED, index)) for index in range(2)]
     before = copy.deepcopy([dict(upload.tensors) for upload in uploads])
@@ -89,9 +87,7 @@ def test_every_attack_reads_only_the_tensors_it_declares(
     declared = attack.tensors(model) or [names.PATCH_BIAS]
     kept = {key: upload.tensors[key] for key in declared}
     reduced = Upload(kept, upload.kind, upload.num_examples, 1, 0, upload.weights)
-    full, partial = (
-        attack.reconstruct([each], model, threat, generator=generator)[0] for each in (upload, reduced)
-    )
+    full, partial = (attack.reconstruct([each], model, threat, generator=generator)[0] for each in (upload, reduced))
     assert torch.equal(full.images, partial.images)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from attacks import ATTACKS
-from fedmjp.cli import doctor, main
+from fedmjp.cli import main
+from fedmjp.cli.doctor import shadowed
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
 
@@ -41,7 +42,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, *arguments) == BAD_INPUT
@@ -115,7 +120,7 @@ def test_doctor_names_a_package_that_shadows_ours(
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    ours, other = doctor.shadowed()["server"]
+    ours, other = shadowed()["server"]
     assert other == tmp_path / "server" / "__init__.py"
     assert ours.name == "server"
     assert run(monkeypatch, "doctor") == 1

@@ -63,9 +63,7 @@ def test_mask_never_exceeds_the_wanted_ratio(ratio: float, grid: int, seed: int)
 
 
 @given(st.floats(0, 1), st.sampled_from([(2, 4), (7, 3), (14, 2)]), st.integers(0, 2**31))
-def test_rearranging_by_the_inverse_restores_the_image_exactly(
-    ratio: float, shape: tuple[int, int], seed: int
-) -> None:
+def test_rearranging_by_the_inverse_restores_the_image_exactly(ratio: float, shape: tuple[int, int], seed: int) -> None:
     grid, patch = shape
     generator = torch.Generator().manual_seed(seed)
     images = torch.rand(1, 3, grid * patch, grid * patch, generator=generator)

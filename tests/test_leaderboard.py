@@ -1,7 +1,6 @@
 """The leaderboard against statistics computed by hand, and the files that are made of it."""
 
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -137,7 +136,7 @@ def test_page_is_self_contained(rendered: tuple[OutputFolder, str]) -> None:
     assert all(reference.startswith("data:") for reference in references.found)
     assert "url(" not in page
     assert "@import" not in page
-    assert "honest-but-curious" in page
+    assert "Honest-but-curious" in page
 
 
 def test_missing_metric_leaves_the_column_empty_and_gives_the_reason(

@@ -86,3 +86,9 @@ def test_pictures_outside_zero_to_one_are_refused(pictures: Selection) -> None:
         PrivateBatch(
             batch.clean * 2, batch.shuffled, batch.mask, batch.source, batch.labels, batch.pictures, Picture.CLEAN
         )
+
+
+def test_tensors_that_share_memory_can_be_stored(tmp_path: Path) -> None:
+    whole = torch.arange(6.0).reshape(2, 3)
+    upload(tensors={"whole": whole, "part": whole[:1]}).save(tmp_path / "upload")
+    assert Upload.load(tmp_path / "upload").tensors["part"].tolist() == [[0, 1, 2]]

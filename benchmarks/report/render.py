@@ -36,16 +36,17 @@ def render(
     trials = store.trials([plan.key for plan in planned])
     board = leaderboard(planned, trials, experiment.metrics)
     about = manifest(experiment, planned, trials)
+    threat = experiment.threat.sentence()
     comments = notes(experiment, board)
+    with_threat = [f"Threat model: {threat}", *comments]
     figure = output.root / "reconstructions.png"
     tables.write_csv(board, output.root / "leaderboard.csv")
-    tables.write_markdown(board, experiment.metrics, comments, output.root / "leaderboard.md")
+    tables.write_markdown(board, experiment.metrics, with_threat, output.root / "leaderboard.md")
     write_figure(planned, trials, output.pictures, figure)
     write_json(output.root / "manifest.json", about)
-    threat = experiment.threat.sentence()
     write_page(board, experiment.metrics, comments, figure, about, threat, output.root / "report.html")
     tables.print_table(board, experiment.metrics, console)
-    for comment in comments:
+    for comment in with_threat:
         console.print(f"- {comment}", highlight=False, soft_wrap=True)
     return [trial for trial in trials if trial.status == "failed"]
 
@@ -53,7 +54,6 @@ def render(
 def notes(experiment: Experiment, board: pd.DataFrame) -> list[str]:
     """What the table must not be read without."""
     found = [
-        f"Threat model: {experiment.threat.sentence()}",
         SETTINGS_NOTE,
         NAIVE_NOTE,
         "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs.",

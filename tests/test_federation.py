@@ -1,0 +1,204 @@
+"""Real Flower runs through the private SuperLink: what crosses the wire, who sees what, what is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from benchmarks.direct import record_directly
+from benchmarks.evaluator import score
+from benchmarks.federation.simulation import RunFolder, simulate
+from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.errors import FederationError
+from fedmjp.models.build import build
+from fedmjp.records import PrivateBatch, Upload
+from fedmjp.settings import Picture, Setting
+from fedmjp.threat import ThreatModel
+from server.adversary import Adversary
+
+pytestmark = pytest.mark.slow
+
+CONFIG = FederationConfig(
+    models=("deit_tiny",),
+    defences=("none", "mjp"),
+    clients=2,
+    pictures_per_client=1,
+    inputs=tuple(Picture),
+    image_size=64,
+    patch_size=8,
+)
+OPTIONS = "--model deit_tiny --defence none --defence mjp --gradient-of clean --gradient-of shuffled"
+FEDMJP = [sys.executable, "-c", "from fedmjp.cli import main; main()"]
+AUDITING = Path(__file__).parent / "auditing"
+
+
+@dataclass(frozen=True)
+class FederatedRun:
+    """A run of `fedmjp simulate` from an installed wheel, outside the clone, watched."""
+
+    folder: RunFolder
+    output: str
+    notes: list[str]
+    left_behind: list[str]
+
+
+def family(marker: str) -> list[psutil.Process]:
+    """Processes whose environment carries the marker."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FEDMJP_TEST") == marker:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> FederatedRun:
+    root = tmp_path_factory.mktemp("federated")
+    installed, elsewhere, output = root / "installed", root / "elsewhere", root / "output"
+    elsewhere.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", installed, wheel]
+    subprocess.run(pip, check=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(installed), str(AUDITING)]),
+        "AUDIT_EVALUATOR": str(output / "evaluator"),
+        "AUDIT_NOTES": str(root / "notes"),
+        "FEDMJP_TEST": str(root),
+    }
+    done = subprocess.run(
+        [*FEDMJP, "simulate", *OPTIONS.split(), "--image-size", "64", "--patch-size", "8", "--output", output],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    left_behind = [" ".join(process.cmdline()) for process in family(str(root))]
+    assert list(elsewhere.iterdir()) == []
+    notes = (root / "notes").read_text().splitlines()
+    return FederatedRun(RunFolder(output), done.stdout, notes, left_behind)
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The same uploads computed in this process, with as many threads as a Flower client gets."""
+    folder = RunFolder(tmp_path_factory.mktemp("direct"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    record_directly(CONFIG, folder)
+    torch.set_num_threads(threads)
+    return folder
+
+
+def by_picture(folder: RunFolder, arm: ModelConfig) -> dict[tuple[str, Picture], tuple[PrivateBatch, Upload]]:
+    return {(batch.pictures[0], batch.gradient_of): (batch, upload) for batch, upload in folder.pairs(arm)}
+
+
+@pytest.mark.parametrize("arm", CONFIG.arms, ids=lambda arm: arm.label)
+def test_direct_and_federated_give_the_same_tensors(
+    federated: FederatedRun, direct: RunFolder, arm: ModelConfig
+) -> None:
+    ours, theirs = by_picture(direct, arm), by_picture(federated.folder, arm)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == CONFIG.clients * len(CONFIG.inputs)
+    for key, (batch, upload) in ours.items():
+        their_batch, their_upload = theirs[key]
+        for name in ("clean", "shuffled", "mask", "source", "labels"):
+            assert torch.equal(getattr(batch, name), getattr(their_batch, name)), name
+        assert upload.weights == their_upload.weights, "the server sent the weights that direct mode builds"
+        assert upload.tensors.keys() == their_upload.tensors.keys()
+        for name, tensor in upload.tensors.items():
+            assert torch.allclose(tensor, their_upload.tensors[name], rtol=1e-5, atol=1e-9), name
+
+
+@pytest.mark.parametrize("arm", CONFIG.arms, ids=lambda arm: arm.label)
+def test_direct_and_federated_give_the_same_scores(
+    federated: FederatedRun, direct: RunFolder, arm: ModelConfig
+) -> None:
+    adversary = Adversary(build(arm), ThreatModel(), seed=0)
+    ours, theirs = by_picture(direct, arm), by_picture(federated.folder, arm)
+    for key, (batch, upload) in ours.items():
+        for setting in (s for s in Setting if s.gradient_of is key[1]):
+            found = [
+                score(
+                    adversary.reconstruct("patch_embedding", [each])[0],
+                    batch,
+                    setting,
+                    metrics=("mse", "psnr", "ssim", "fft2d"),
+                    protocol="float",
+                )
+                for each in (upload, theirs[key][1])
+            ]
+            for name, value in found[0].items():
+                assert value is not None
+                assert torch.allclose(value, found[1][name], rtol=1e-2, atol=1e-6), (key, setting, name)
+
+
+def test_server_side_code_never_opens_the_evaluators_folder(federated: FederatedRun) -> None:
+    roles = {note.split()[0] for note in federated.notes}
+    assert "client" in roles, "the hook sees what clients write"
+    assert "evaluator" in roles, "the hook sees what the evaluator reads"
+    assert "server" not in roles
+
+
+def test_uploads_name_no_picture_and_hold_no_private_tensor(federated: FederatedRun) -> None:
+    for arm in CONFIG.arms:
+        names = dict(build(arm).named_parameters()).keys()
+        for batch, upload in federated.folder.pairs(arm):
+            assert upload.tensors.keys() == names
+            stored = next((federated.folder.uploads / arm.label).glob(f"*{upload.node}.safetensors")).read_bytes()
+            assert batch.pictures[0].encode() not in stored
+
+
+def test_the_run_leaves_no_process_behind_and_says_where_records_are(federated: FederatedRun) -> None:
+    assert federated.left_behind == []
+    assert "deit_tiny-none: 4 uploads in" in federated.output
+    assert (federated.folder.root / "manifest.json").exists()
+
+
+def test_a_failing_client_fails_the_run_with_the_clients_error(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"data": str(tmp_path / "nowhere"), "defences": ("none",)})
+    with pytest.raises(FederationError, match=r"there is no folder .*nowhere"):
+        simulate(config, RunFolder(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("strike", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
+def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: signal.Signals) -> None:
+    environment = {**os.environ, "FEDMJP_TEST": str(tmp_path)}
+    arguments = [
+        "simulate",
+        "--model",
+        "deit_tiny",
+        "--image-size",
+        "64",
+        "--patch-size",
+        "8",
+        "--output",
+        tmp_path / "o",
+    ]
+    process = subprocess.Popen(
+        [*FEDMJP, *arguments], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not any("raylet" in " ".join(p.cmdline()) for p in family(str(tmp_path))):
+        assert time.monotonic() < deadline, "the run never reached Ray"
+        time.sleep(0.2)
+    process.send_signal(strike)
+    _, printed = process.communicate(timeout=60)
+    while family(str(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert family(str(tmp_path)) == []
+    if strike is signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted" in printed
