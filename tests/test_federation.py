@@ -1,10 +1,13 @@
 """Real Flower runs through the private SuperLink: what crosses the wire, who sees what, what is left."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from fedmjp.records import PrivateBatch, Upload
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 from server.adversary import Adversary
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +53,15 @@ class FederatedRun:
     left_behind: list[str]
 
 
-def family(marker: str) -> list[psutil.Process]:
-    """Processes whose environment carries the marker."""
+def family(marker: str, since: float) -> list[str]:
+    """Processes of a run: those with the marker in their environment or in a private SuperLink's folder."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("FEDMJP_TEST") == marker:
-                found.append(process)
+            marked = process.environ().get("FEDMJP_TEST") == marker
+            inside = process.create_time() >= since and process.cwd().startswith("/tmp/fedmjp-")
+            if marked or inside:
+                found.append(" ".join(process.cmdline()))
         except psutil.Error:
             continue
     return found
@@ -75,6 +81,10 @@ def federated(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Federate
         "AUDIT_NOTES": str(root / "notes"),
         "FEDMJP_TEST": str(root),
     }
+    where = [sys.executable, "-c", "import benchmarks, fedmjp; print(benchmarks.__file__, fedmjp.__file__)"]
+    origin = subprocess.run(where, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True).stdout
+    assert origin.count(str(installed)) == 2, "the wheel is what runs"
+    started = time.time()
     done = subprocess.run(
         [*FEDMJP, "simulate", *OPTIONS.split(), "--image-size", "64", "--patch-size", "8", "--output", output],
         cwd=elsewhere,
@@ -84,7 +94,7 @@ def federated(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Federate
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    left_behind = [" ".join(process.cmdline()) for process in family(str(root))]
+    left_behind = family(str(root), started)
     assert list(elsewhere.iterdir()) == []
     notes = (root / "notes").read_text().splitlines()
     return FederatedRun(RunFolder(output), done.stdout, notes, left_behind)
@@ -176,29 +186,70 @@ def test_a_failing_client_fails_the_run_with_the_clients_error(tmp_path: Path) -
 @pytest.mark.parametrize("strike", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: signal.Signals) -> None:
     environment = {**os.environ, "FEDMJP_TEST": str(tmp_path)}
-    arguments = [
-        "simulate",
-        "--model",
-        "deit_tiny",
-        "--image-size",
-        "64",
-        "--patch-size",
-        "8",
-        "--output",
-        tmp_path / "o",
-    ]
+    arguments = ["simulate", "--model", "deit_tiny", "--image-size", "64", "--patch-size", "8"]
+    started = time.time()
     process = subprocess.Popen(
-        [*FEDMJP, *arguments], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*FEDMJP, *arguments, "--output", tmp_path / "output"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    deadline = time.monotonic() + 120
-    while not any("raylet" in " ".join(p.cmdline()) for p in family(str(tmp_path))):
-        assert time.monotonic() < deadline, "the run never reached Ray"
-        time.sleep(0.2)
+    wait_until(lambda: any("ray::" in command for command in family(str(tmp_path), started)), seconds=120)
     process.send_signal(strike)
     _, printed = process.communicate(timeout=60)
-    while family(str(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert family(str(tmp_path)) == []
     if strike is signal.SIGINT:
         assert process.returncode == 130
         assert "interrupted" in printed
+        assert family(str(tmp_path), started) == []
+    # After kill -9 nobody is left to wait for the guard, so the test does.
+    wait_until(lambda: not family(str(tmp_path), started), seconds=20)
+    time.sleep(2)
+    assert family(str(tmp_path), started) == [], "nothing started anew"
+
+
+def wait_until(holds: Callable[[], bool], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)
+
+
+def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> None:
+    clone = tmp_path / "fedmjp"
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", clone], check=True)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "FLWR_HOME": str(tmp_path / "flower"),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FEDMJP_TEST": str(tmp_path),
+    }
+    started = time.time()
+    run_config = "models='deit_tiny' image-size=64 patch-size=8 pictures-per-client=2 server-learning-rate=0.1"
+    try:
+        done = subprocess.run(
+            ["flwr", "run", ".", "--stream", "--run-config", run_config],
+            cwd=clone,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        listed = subprocess.run(
+            ["flwr", "ls", "--format", "json"], cwd=clone, env=environment, capture_output=True, text=True, check=True
+        )
+    finally:  # the SuperLink that Flower starts for itself stays until it is stopped
+        for process in psutil.process_iter():
+            if str(port) in " ".join(process.cmdline()):
+                process.terminate()
+    assert "[ROUND 2/2]" in done.stdout + done.stderr
+    assert [run["status"] for run in json.loads(listed.stdout)["runs"]] == ["finished:completed"]
+    wait_until(lambda: not family(str(tmp_path), started), seconds=60)

@@ -35,7 +35,7 @@ class PrivateSuperLink:
     """
 
     def __init__(self) -> None:
-        self._home = Path(tempfile.mkdtemp(prefix="fedmjp-"))
+        self._home = Path(tempfile.mkdtemp(prefix="fedmjp-", dir=_short_folder()))
         self._port = _free_port()
         self._environment = _environment(self._home)
         self._guard: subprocess.Popen[str] | None = None
@@ -148,6 +148,11 @@ class PrivateSuperLink:
         except json.JSONDecodeError:
             raise FederationError(f"flwr {arguments[0]} failed: {(done.stderr or done.stdout).strip()}") from None
         return answer
+
+
+def _short_folder() -> str | None:
+    """A folder for sockets: Ray's paths must stay under 107 characters, whatever TMPDIR says."""
+    return "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 (mkdtemp makes a private folder in it)
 
 
 def _environment(home: Path) -> dict[str, str]:
