@@ -247,8 +247,8 @@ def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> 
             ["flwr", "ls", "--format", "json"], cwd=clone, env=environment, capture_output=True, text=True, check=True
         )
     finally:  # the SuperLink that Flower starts for itself stays until it is stopped
-        for process in psutil.process_iter():
-            if str(port) in " ".join(process.cmdline()):
+        for process in psutil.process_iter(["cmdline"]):
+            if "--port" in (process.info["cmdline"] or []) and str(port) in process.info["cmdline"]:
                 process.terminate()
     assert "[ROUND 2/2]" in done.stdout + done.stderr
     assert [run["status"] for run in json.loads(listed.stdout)["runs"]] == ["finished:completed"]

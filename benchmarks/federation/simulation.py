@@ -1,6 +1,5 @@
 """One federated run from configuration to recorded uploads."""
 
-import os
 import re
 import shutil
 from collections import deque
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.superlink import PrivateSuperLink
+from fedmjp import provenance
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, to_run_config
 from fedmjp.errors import FederationError
 from fedmjp.records import PrivateBatch, Upload
@@ -100,11 +100,12 @@ def simulate(
 
 
 def _resources(config: FederationConfig) -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = 1 / config.clients if config.device == "cuda" else 0
+    # One process per core, but none that no client could use: each holds a model.
+    processes = min(provenance.hardware()["cores"], config.clients)
     return (
         f"num-supernodes={config.clients} client-resources-num-cpus=1 "
-        f"client-resources-num-gpus={share} init-args-num-cpus={cores}"
+        f"client-resources-num-gpus={share} init-args-num-cpus={processes}"
     )
 
 

@@ -1,0 +1,116 @@
+"""`fedmjp quickstart` as a newcomer runs it: full-size DeiT-S through Flower."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-c", "from fedmjp.cli import main; main()", "quickstart", "--device", "cpu"]
+SECONDS_ALLOWED = 240
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the command."""
+
+    folder: Path
+    printed: str
+    seconds: float
+
+
+def run(folder: Path, *arguments: str) -> Run:
+    started = time.monotonic()
+    done = subprocess.run(
+        [*COMMAND, "--output", folder, *arguments], cwd=folder.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Run(folder, done.stdout, time.monotonic() - started)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tmp_path_factory.mktemp("quickstart") / "results")
+
+
+@pytest.fixture(scope="module")
+def board(first: Run) -> pd.DataFrame:
+    frame = pd.read_csv(first.folder / "leaderboard.csv")
+    return frame.set_index(["model", "defence", "attack", "setting"])
+
+
+def test_it_ends_in_time(first: Run) -> None:
+    assert first.seconds < SECONDS_ALLOWED
+
+
+def test_it_writes_what_it_promises(first: Run) -> None:
+    names = {path.name for path in first.folder.iterdir()}
+    promised = {
+        "trials.sqlite",
+        "leaderboard.csv",
+        "leaderboard.md",
+        "reconstructions.png",
+        "report.html",
+        "manifest.json",
+        "pictures",
+    }
+    assert names == promised
+    assert {path.name for path in first.folder.parent.iterdir()} == {"results"}, "nothing outside the output folder"
+    with Image.open(first.folder / "reconstructions.png") as figure:
+        assert min(figure.size) > 500
+
+
+def test_every_cell_is_complete(board: pd.DataFrame) -> None:
+    assert len(board) == 24
+    assert (board["n"] == 8).all()
+    assert (board["failures"] == 0).all()
+    scores = board[[column for column in board.columns if not column.startswith("lpips")]]
+    assert scores.notna().all(axis=None)
+
+
+def test_patch_embedding_leaks_undefended_and_fails_naively_on_masked_uploads(board: pd.DataFrame) -> None:
+    psnr = board["psnr_mean"]
+    for setting in ("a", "b"):
+        assert psnr["deit_small", "none", "patch_embedding", setting] > 60
+    for setting in ("a", "b", "c"):
+        assert psnr["deit_small", "mjp", "patch_embedding", setting] < 14
+
+
+def test_april_recovers_more_than_the_floor_only_without_mjp(board: pd.DataFrame) -> None:
+    psnr = board["psnr_mean"]
+    grey = psnr["deit_small_april", "none", "grey", "a"]
+    assert psnr["deit_small_april", "none", "april", "a"] > grey
+    assert psnr["deit_small_april", "mjp", "april", "a"] < grey
+
+
+def test_the_manifest_tells_where_the_numbers_come_from(first: Run) -> None:
+    manifest = json.loads((first.folder / "manifest.json").read_text())
+    assert manifest["trials"] | {"first": None, "last": None} == {
+        "planned": 192,
+        "ok": 192,
+        "failed": 0,
+        "first": None,
+        "last": None,
+    }
+    assert len(manifest["pictures"]) == 8
+    assert len(set(manifest["weights"].values())) == 4
+    assert manifest["config"]["federation"]["mask_ratio"] == 0.27
+    assert {"torch", "timm", "flwr"} <= manifest["versions"].keys()
+    assert manifest["hardware"]["cores"] == len(os.sched_getaffinity(0))
+
+
+def test_a_second_run_only_renders(first: Run) -> None:
+    table = (first.folder / "leaderboard.csv").read_bytes()
+    second = run(first.folder)
+    assert "192 of 192 trials are finished" in second.printed
+    assert "Federated rounds" not in second.printed
+    assert second.seconds < first.seconds / 3
+    assert (first.folder / "leaderboard.csv").read_bytes() == table
