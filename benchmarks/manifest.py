@@ -19,7 +19,7 @@ def manifest(experiment: Experiment, planned: Sequence[PlannedTrial], trials: Se
         server had sent; ``pictures`` maps names to the SHA-256 of their float32 pixels.
     """
     finished = [trial for trial in trials if trial.status == "ok"]
-    times = [trial.recorded_at for trial in trials]
+    times = [trial.recorded_at.replace(tzinfo=UTC).isoformat(timespec="seconds") for trial in trials]
     return {
         "schema_version": SCHEMA_VERSION,
         "config": experiment.model_dump(mode="json"),
@@ -29,8 +29,8 @@ def manifest(experiment: Experiment, planned: Sequence[PlannedTrial], trials: Se
             "planned": len(planned),
             "ok": len(finished),
             "failed": len(trials) - len(finished),
-            "first": min(times).isoformat() if times else None,
-            "last": max(times).isoformat() if times else None,
+            "first": min(times) if times else None,
+            "last": max(times) if times else None,
         },
         "versions": provenance.versions(),
         "revision": provenance.revision(),
