@@ -195,7 +195,8 @@ class Engine:
             return _failed(trial, self.experiment, str(error))
         row = _row(trial, self.experiment)
         row.status, row.error = "ok", None
-        row.realised_ratio = float(private.mask.float().mean())
+        # Nothing was masked or shuffled in the gradient of an undefended clean picture.
+        row.realised_ratio = float(private.mask.float().mean()) if trial.cell.mask_ratio else 0.0
         row.weights_sha256, row.attack_seconds = upload.weights, seconds
         row.scores = {name: None if value is None else float(value[0]) for name, value in values.items()}
         row.diagnostics = dict(reconstruction.diagnostics)

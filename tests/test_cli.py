@@ -1,5 +1,6 @@
 """The command line in process: one clear line, the right exit code, nothing half-written."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -7,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from attacks import ATTACKS
+from benchmarks.engine import Engine
 from fedmjp.cli import main
 from fedmjp.cli.doctor import shadowed
+from fedmjp.errors import FederationError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
+from tests.experiments import small_experiment
 
 BAD_INPUT = 2
 
@@ -81,6 +85,21 @@ def test_a_folder_without_pictures_is_named(
 ) -> None:
     assert run(monkeypatch, "simulate", "--data", str(tmp_path)) == BAD_INPUT
     assert "holds no picture; expected FOLDER/CLASS/picture" in capsys.readouterr().err
+
+
+def test_quickstart_whose_federation_fails_says_why_and_exits_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FederationError("the federated run failed: client 7: RuntimeError: out of memory")
+
+    monkeypatch.setattr("benchmarks.quickstart.quickstart", lambda device: small_experiment(device=device))
+    monkeypatch.setattr("benchmarks.engine.Engine", functools.partial(Engine, record=fail))
+    assert run(monkeypatch, "quickstart", "--device", "cpu", "--output", str(tmp_path)) == 1
+    printed = capsys.readouterr().out
+    assert "96 trials failed, first: the federated run failed: client 7: RuntimeError: out of memory" in printed
+    assert "96 trials failed" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "leaderboard.csv").read_text().count(",0,4,") == 24, "n = 0, four failures in every cell"
 
 
 def test_records_of_a_former_run_are_not_mixed_with_new_ones(

@@ -42,7 +42,7 @@ def test_every_trial_is_finished_and_scored(finished: OutputFolder) -> None:
     for trial in trials:
         assert set(trial.scores) == {"mse", "psnr", "ssim", "fft2d", "lpips_alex"}
         assert trial.weights_sha256
-        assert trial.realised_ratio is not None
+        assert 0 < (trial.realised_ratio or 0) <= 0.27 or (trial.defence, trial.setting) == ("none", "a")
 
 
 def test_closed_form_leaks_undefended_and_not_naively_against_mjp(finished: OutputFolder) -> None:
@@ -68,6 +68,14 @@ def never(config: FederationConfig, folder: RunFolder, **_: object) -> None:
 def test_a_second_run_finds_everything_done(finished: OutputFolder) -> None:
     experiment = small_experiment()
     Engine(experiment, finished, Store(finished.database), Printed(), record=never).run(planned_trials(experiment))
+
+
+def test_fresh_forgets_trials_and_pictures_and_keeps_what_others_put_there(tmp_path: Path) -> None:
+    output = OutputFolder(tmp_path)
+    run_small(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    output.prepare(fresh=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_failed_federation_becomes_rows_and_is_tried_again(tmp_path: Path) -> None:
