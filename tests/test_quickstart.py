@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from PIL import Image
 pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-c", "from fedmjp.cli import main; main()", "quickstart", "--device", "cpu"]
-SECONDS_ALLOWED = 240
 
 
 @dataclass(frozen=True)
@@ -24,16 +22,14 @@ class Run:
 
     folder: Path
     printed: str
-    seconds: float
 
 
 def run(folder: Path, *arguments: str) -> Run:
-    started = time.monotonic()
     done = subprocess.run(
         [*COMMAND, "--output", folder, *arguments], cwd=folder.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return Run(folder, done.stdout, time.monotonic() - started)
+    return Run(folder, done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +41,6 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def board(first: Run) -> pd.DataFrame:
     frame = pd.read_csv(first.folder / "leaderboard.csv")
     return frame.set_index(["model", "defence", "attack", "setting"])
-
-
-def test_it_ends_in_time(first: Run) -> None:
-    assert first.seconds < SECONDS_ALLOWED
 
 
 def test_it_writes_what_it_promises(first: Run) -> None:
@@ -112,5 +104,4 @@ def test_a_second_run_only_renders(first: Run) -> None:
     second = run(first.folder)
     assert "192 of 192 trials are finished" in second.printed
     assert "Federated rounds" not in second.printed
-    assert second.seconds < first.seconds / 3
     assert (first.folder / "leaderboard.csv").read_bytes() == table
