@@ -35,11 +35,12 @@ class TerminalProgress:
 
     def federation(self, rounds: int) -> None:
         """A federated run of so many rounds starts."""
-        self._phase("Federated rounds (Flower)", rounds)
+        self._phase("Federated rounds (Flower starts)", rounds)
 
     def round(self) -> None:
         """A round starts."""
-        self._advance(1)
+        if self._task is not None:
+            self._bars.update(self._task, advance=1, description="Federated rounds")
 
     def attacks(self, trials: int) -> None:
         """So many trials are about to be attacked and scored."""
@@ -47,13 +48,10 @@ class TerminalProgress:
 
     def trials(self, done: int) -> None:
         """So many more trials are in the store."""
-        self._advance(done)
+        if self._task is not None:
+            self._bars.advance(self._task, done)
 
     def _phase(self, description: str, total: int) -> None:
         self._task = self._bars.add_task(description, total=total)
         if not self._console.is_terminal:
             self._console.print(f"{description}: {total}")
-
-    def _advance(self, steps: int) -> None:
-        if self._task is not None:
-            self._bars.advance(self._task, steps)
