@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacks.base import Attack
+from attacks.base import Attack, single_picture_gradient_refusal
 from attacks.pictures import picture
 from attacks.token_gradients import required_tensors, token_gradients
 from fedmjp.models import names
@@ -47,12 +47,10 @@ class April(Attack):
         return [*required_tensors(model), names.FIRST_QKV_WEIGHT]
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the APRIL architecture, batch size 1 and individual updates."""
+        """Needs the APRIL architecture and the gradient of a single picture."""
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"
-        if threat.batch_size != 1 or not threat.individual_updates:
-            return "needs the individual update of a single picture"
-        return None
+        return single_picture_gradient_refusal(threat)
 
     def _reconstruct_one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator

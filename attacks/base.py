@@ -11,8 +11,18 @@ import torch
 
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Reconstruction, Upload, weights_digest
+from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
+
+
+def single_picture_gradient_refusal(threat: ThreatModel) -> str | None:
+    """The requirement of closed forms: one client's FedSGD gradient of one picture."""
+    if threat.update != "gradient":
+        return f"needs a FedSGD gradient, not a {threat.update} after {threat.local_steps} steps"
+    if threat.batch_size != 1 or not threat.individual_updates:
+        return "needs the individual update of a single picture: tokens of several only show their sum"
+    return None
 
 
 class Attack(ABC):
@@ -38,7 +48,8 @@ class Attack(ABC):
             uploads: Uploads that were all computed with ``model``'s weights. They are not changed.
             model: The model that the server had sent.
             threat: What the attacker knows beyond that.
-            generator: Source of randomness; the result depends on nothing else.
+            generator: Its initial seed is the source of randomness. Every upload gets a generator of
+                its own from that and its content, so that a result never depends on its neighbours.
 
         Returns:
             One reconstruction per upload, in the same order.
@@ -51,8 +62,12 @@ class Attack(ABC):
         if refusal:
             raise AttackNotApplicableError(f"{self.name}: {refusal}")
         for upload in uploads:
+            self._check_upload(upload, threat)
             self._check_tensors(upload, model)
-        return [self._reconstruct_one(upload, model, threat, generator=generator) for upload in uploads]
+        return [
+            self._reconstruct_one(upload, model, threat, generator=self._generator_for(upload, model, generator))
+            for upload in uploads
+        ]
 
     @abstractmethod
     def tensors(self, model: VitClassifier) -> Sequence[str]:
@@ -66,6 +81,21 @@ class Attack(ABC):
     def _reconstruct_one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
     ) -> Reconstruction: ...
+
+    def _generator_for(self, upload: Upload, model: VitClassifier, generator: torch.Generator) -> torch.Generator:
+        content = weights_digest({name: upload.tensors[name] for name in self.tensors(model)})
+        return torch_generator(generator.initial_seed(), "upload", content)
+
+    def _check_upload(self, upload: Upload, threat: ThreatModel) -> None:
+        if upload.kind != threat.update:
+            raise AttackNotApplicableError(
+                f"{self.name}: the upload is a {upload.kind}, the threat model speaks of a {threat.update}"
+            )
+        if upload.num_examples != threat.batch_size:
+            raise AttackNotApplicableError(
+                f"{self.name}: the upload is of {upload.num_examples} pictures, "
+                f"the threat model speaks of {threat.batch_size}"
+            )
 
     def _check_tensors(self, upload: Upload, model: VitClassifier) -> None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from attacks.base import Attack
+from attacks.base import Attack, single_picture_gradient_refusal
 from attacks.pictures import picture
 from attacks.token_gradients import required_tensors, token_gradients
 from fedmjp.models import names
@@ -35,13 +35,11 @@ class PatchEmbedding(Attack):
         return [*required_tensors(model), names.PATCH_WEIGHT]
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs batch size 1, individual updates, and patches <= dim."""
-        if threat.batch_size != 1 or not threat.individual_updates:
-            return "needs the individual update of a single picture: tokens of several only show their sum"
+        """Needs patches <= dim and the gradient of a single picture."""
         patches, dim = (model.image_size // model.patch_size) ** 2, model.backbone.embed_dim
         if patches > dim:
             return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
-        return None
+        return single_picture_gradient_refusal(threat)
 
     def _reconstruct_one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator

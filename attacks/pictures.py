@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from fedmjp.jigsaw import from_patches
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import from_patches
 
 
 def picture(patches: Tensor, model: VitClassifier) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
@@ -59,10 +60,15 @@ def token_gradients(upload: Upload, model: VitClassifier) -> TokenGradients:
 
     This is the naive reading of a masked upload: the unknown embedding's gradient is taken for that
     of a single token that stands at every masked place. Attackers who know better come elsewhere.
+
+    Raises:
+        AttackNotApplicableError: If an undefended model's upload has no gradient at any patch.
     """
     rows = upload.tensors[names.POSITION_EMBEDDING].double().cpu()[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
     mask = (patches == 0).all(dim=1)
+    if mask.all() and not model.defended:
+        raise AttackNotApplicableError("the position-embedding gradient is zero for every patch: nothing to solve for")
     unknown = torch.empty(0, rows.shape[1], dtype=torch.float64)
     if model.defended and mask.any():
         unknown = upload.tensors[names.UNKNOWN_EMBEDDING].double().cpu()[None]

@@ -4,6 +4,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from fedmjp import provenance
 from fedmjp.config import Config, FederationConfig, ModelConfig
@@ -13,8 +16,8 @@ from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
-# Packages whose release can change a trial's numbers.
-DECISIVE = ("fedmjp", "torch", "timm", "scikit-image", "pillow")
+# Packages whose release can change a trial's numbers; our own code counts by its content.
+DECISIVE = ("torch", "torchvision", "timm", "lpips", "scikit-image", "pillow")
 
 
 class Experiment(Config):
@@ -30,6 +33,16 @@ class Experiment(Config):
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
     threat: ThreatModel = ThreatModel()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        without = [model for model in self.federation.models if not self.attacks.get(model)]
+        if without:
+            raise ValueError(f"attacks names none for {', '.join(without)}")
+        missing = [str(s) for s in self.settings if s.gradient_of not in self.federation.inputs]
+        if missing:
+            raise ValueError(f"settings {', '.join(missing)} need gradients that federation.inputs leaves out")
+        return self
 
 
 @dataclass(frozen=True)
@@ -50,9 +63,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial that the experiment consists of, with the key of its result."""
+    """A trial that the experiment consists of.
+
+    ``key`` is the digest of everything that determines the result; ``stem`` names the picture's
+    files, apart for pictures, seeds and mask ratios that differ.
+    """
 
     key: str
+    stem: str
     cell: Cell
     arm: ModelConfig
     picture: LabelledPicture
@@ -76,9 +94,9 @@ def cells(experiment: Experiment, arm: ModelConfig) -> list[Cell]:
 
 def plan(experiment: Experiment, pictures: Sequence[LabelledPicture]) -> list[PlannedTrial]:
     """Every trial of the experiment."""
-    versions = {name: version for name, version in provenance.versions().items() if name in DECISIVE}
+    shared = _shared(experiment)
     return [
-        PlannedTrial(_key(experiment, arm, cell, picture, versions), cell, arm, picture)
+        PlannedTrial(_key(shared, arm, cell, picture), _stem(experiment, picture), cell, arm, picture)
         for arm in experiment.federation.arms
         for cell in cells(experiment, arm)
         for picture in pictures
@@ -90,22 +108,32 @@ def _mask_ratio(experiment: Experiment, arm: ModelConfig, setting: Setting) -> f
     return 0.0 if sees_clean_only else experiment.federation.mask_ratio
 
 
-def _key(
-    experiment: Experiment, arm: ModelConfig, cell: Cell, picture: LabelledPicture, versions: dict[str, str]
-) -> str:
-    federation = experiment.federation
-    determines = {
-        "cell": asdict(cell),
-        "model": arm.digest(),
+def _shared(experiment: Experiment) -> dict[str, Any]:
+    """What determines every trial of the experiment alike."""
+    federation, versions = experiment.federation, provenance.versions()
+    return {
         "threat": experiment.threat.digest(),
         # Weights for LPIPS that arrive later make new trials, not stale ones.
         "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
         "seed": federation.seed,
-        "server_learning_rate": federation.server_learning_rate,
         # Once the weights move, who takes part and in which order matters too.
         "federation": federation.digest() if federation.server_learning_rate else None,
         "device": federation.device,
-        "picture": [picture.name, picture.digest(), picture.label],
-        "versions": versions,
+        "versions": {name: versions[name] for name in DECISIVE},
+        "code": provenance.code_digest(),
     }
-    return hashlib.sha256(json.dumps(determines, sort_keys=True).encode()).hexdigest()
+
+
+def _key(shared: Mapping[str, Any], arm: ModelConfig, cell: Cell, picture: LabelledPicture) -> str:
+    own = {
+        "cell": asdict(cell),
+        "model": arm.digest(),
+        "picture": [picture.name, picture.digest(), picture.label],
+    }
+    return hashlib.sha256(json.dumps({**shared, **own}, sort_keys=True).encode()).hexdigest()
+
+
+def _stem(experiment: Experiment, picture: LabelledPicture) -> str:
+    federation = experiment.federation
+    apart = f"{picture.name} {picture.digest()} {federation.seed} {federation.mask_ratio}"
+    return f"{picture.name.replace('/', '_')}-{hashlib.sha256(apart.encode()).hexdigest()[:8]}"

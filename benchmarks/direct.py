@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.federation.simulation import RunFolder
 from fedmjp.config import FederationConfig
-from fedmjp.data.private import batch_of_round
+from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError
 from fedmjp.models.build import build

@@ -6,7 +6,8 @@ from torch import Tensor
 from fedmjp.errors import RecordError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol, represent
-from fedmjp.records import PrivateBatch, Reconstruction
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Reconstruction
 from fedmjp.settings import Setting
 
 

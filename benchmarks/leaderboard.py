@@ -42,7 +42,7 @@ def _row(cell: Cell, trials: Sequence[Trial | None], metrics: Sequence[str]) -> 
     row["setting"] = str(cell.setting)
     row |= {"n": len(finished), "failures": sum(trial is not None and trial.status == "failed" for trial in trials)}
     for name in metrics:
-        values = np.array([trial.scores[name] for trial in finished if trial.scores[name] is not None], dtype=float)
+        values = np.array([trial.scores[name] for trial in finished if trial.scores.get(name) is not None], dtype=float)
         row |= {f"{name}_{statistic}": value for statistic, value in summary(values, name).items()}
     return row
 

@@ -1,18 +1,18 @@
 """The manifest: everything that one needs to know to repeat a run or to doubt it."""
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.campaign import Experiment, PlannedTrial
-from fedmjp import provenance
 from fedmjp.store import Trial
 
 SCHEMA_VERSION = 1
 
 
 def manifest(experiment: Experiment, planned: Sequence[PlannedTrial], trials: Sequence[Trial]) -> dict[str, Any]:
-    """Configuration, seeds, versions, revision, hardware, digests of pictures and weights.
+    """Configuration, seeds, the environments that trials ran in, digests of pictures and weights.
 
     Returns:
         JSON-ready content. ``weights`` maps model and defence to the SHA-256 of the weights that the
@@ -20,6 +20,7 @@ def manifest(experiment: Experiment, planned: Sequence[PlannedTrial], trials: Se
     """
     finished = [trial for trial in trials if trial.status == "ok"]
     times = [trial.recorded_at.replace(tzinfo=UTC).isoformat(timespec="seconds") for trial in trials]
+    environments = {json.dumps(trial.environment, sort_keys=True): trial.environment for trial in trials}
     return {
         "schema_version": SCHEMA_VERSION,
         "config": experiment.model_dump(mode="json"),
@@ -32,9 +33,8 @@ def manifest(experiment: Experiment, planned: Sequence[PlannedTrial], trials: Se
             "first": min(times) if times else None,
             "last": max(times) if times else None,
         },
-        "versions": provenance.versions(),
-        "revision": provenance.revision(),
-        "hardware": provenance.hardware(),
+        # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
+        "environments": list(environments.values()),
         "pictures": {plan.picture.name: plan.picture.digest() for plan in planned},
         "weights": {f"{trial.model}-{trial.defence}": trial.weights_sha256 for trial in finished},
         "weights_origin": "initial weights drawn from the seed; untrained",

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.campaign import Cell
+from benchmarks.campaign import PlannedTrial
 from fedmjp.settings import Picture
 
 
@@ -29,19 +29,15 @@ def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
 
 @dataclass(frozen=True)
 class PictureFolder:
-    """Where each picture lies."""
+    """Where each picture of a trial lies."""
 
     root: Path
 
-    def private(self, picture: str, version: Picture) -> Path:
-        """A private picture, clean or shuffled."""
-        return self.root / f"{_safe(picture)}-{version}.png"
+    def private(self, trial: PlannedTrial, version: Picture) -> Path:
+        """The private picture, clean or shuffled."""
+        return self.root / f"{trial.stem}-{version}.png"
 
-    def reconstruction(self, picture: str, cell: Cell) -> Path:
-        """What an attack made of it; settings b and c share one upload, so they share this."""
-        folder = f"{cell.model}-{cell.defence}-{cell.attack}-{cell.setting.gradient_of}"
-        return self.root / folder / f"{_safe(picture)}.png"
-
-
-def _safe(name: str) -> str:
-    return name.replace("/", "_")
+    def reconstruction(self, trial: PlannedTrial) -> Path:
+        """What the attack made of it; settings b and c share one upload, so they share this."""
+        cell = trial.cell
+        return self.root / f"{cell.model}-{cell.defence}-{cell.attack}-{cell.setting.gradient_of}" / f"{trial.stem}.png"

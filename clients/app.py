@@ -9,11 +9,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, from_run_config
-from fedmjp.data.private import batch_of_round
+from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
+from fedmjp.errors import ConfigError
 from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import PrivateBatch
+from fedmjp.private import PrivateBatch
 from fedmjp.updates import gradient
 
 app = ClientApp()
@@ -43,7 +44,9 @@ def train(message: Message, context: Context) -> Message:
     config = from_run_config(FederationConfig, context.run_config)
     asked: Any = message.content["config"]
     server_round, arm = int(asked["server-round"]), config.arms[int(asked["arm"])]
-    client = int(context.node_config["partition-id"])
+    client, clients = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    if clients != config.clients:
+        raise ConfigError(f"clients = {config.clients}, but the federation has {clients}; set both to the same number")
     batch = batch_of_round(config, _selection(config), client, server_round)
     _leave_for_evaluator(batch, arm, server_round, context)
 

@@ -12,6 +12,7 @@ from fedmjp.errors import ConfigError
 from fedmjp.settings import Picture
 
 Defence = Literal["none", "mjp"]
+MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -72,7 +73,7 @@ class ModelConfig(Config):
     image_size: int = Field(224, ge=1)
     patch_size: int = Field(16, ge=1)
     classes: int = Field(1000, ge=2)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_SEED)
 
     @model_validator(mode="after")
     def _whole_patches(self) -> Self:
@@ -110,13 +111,19 @@ class FederationConfig(Config):
     clients: int = Field(2, ge=1)
     pictures_per_client: int = Field(1, ge=1)
     inputs: Annotated[tuple[Picture, ...], BeforeValidator(_split)] = (Picture.SHUFFLED,)
-    server_learning_rate: float = Field(0.0, ge=0.0, description="0 keeps the weights: every picture meets the same")
-    seed: int = Field(0, ge=0)
+    server_learning_rate: float = Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="0 keeps the weights: every picture meets the same"
+    )
+    seed: int = Field(0, ge=0, le=MAX_SEED)
     device: Literal["cpu", "cuda"] = "cpu"
 
     @model_validator(mode="after")
-    def _whole_patches(self) -> Self:
+    def _can_be_run(self) -> Self:
         _require_whole_patches(self.image_size, self.patch_size)
+        for name in ("models", "defences", "inputs"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must be at least one, each named once, got {', '.join(values) or 'none'}")
         return self
 
     @property

@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmjp.errors import BadInputError
+from fedmjp.patches import from_patches, to_patches
 
 # Constants of the official generator as its evaluation scripts build it: JigsawPuzzleMaskedRegion(224, 16).
 MIN_BLOCK = 8
@@ -115,16 +115,6 @@ def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
     places = mask.nonzero().flatten()
     source[places] = places[torch.randperm(len(places), generator=generator)]
     return Jigsaw(mask[None], source[None])
-
-
-def to_patches(images: Tensor, patch_size: int) -> Tensor:
-    """(batch, 3, height, width) to (batch, patches, 3 * patch_size ** 2), in (channel, row, column) order."""
-    return F.unfold(images, patch_size, stride=patch_size).transpose(1, 2)
-
-
-def from_patches(patches: Tensor, image_size: int, patch_size: int) -> Tensor:
-    """The inverse of ``to_patches`` for square images."""
-    return F.fold(patches.transpose(1, 2), image_size, patch_size, stride=patch_size)
 
 
 def rearrange(images: Tensor, source: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Where numbers come from: versions, hardware, revision."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -46,6 +47,34 @@ class Revision(TypedDict):
 
     commit: str | None
     modified: bool | None
+
+
+class Environment(TypedDict):
+    """What a trial was run with."""
+
+    versions: dict[str, str]
+    revision: "Revision"
+    hardware: "Hardware"
+
+
+# Packages whose code determines a trial's numbers.
+CODE = ("attacks", "clients", "fedmjp", "server")
+
+
+def environment() -> Environment:
+    """Versions, revision and hardware of this process."""
+    return {"versions": versions(), "revision": revision(), "hardware": hardware()}
+
+
+def code_digest() -> str:
+    """SHA-256 over the source files that determine a trial's numbers, as hex: changed code, new trials."""
+    root = Path(fedmjp.__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for package in CODE:
+        for path in sorted((root / package).rglob("*.py")):
+            if path.parent.name != "cli":
+                digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

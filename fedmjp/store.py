@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, create_engine, event, select
+from sqlalchemy import JSON, URL, create_engine, event, inspect, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -24,6 +24,8 @@ class Trial(Base):
 
     ``key`` digests everything that determines the trial. ``scores`` maps metric names to values, or
     to null where the metric could not be computed on the machine. ``status`` is "ok" or "failed".
+    ``environment`` says with which versions, revision and hardware the trial was run; ``recorded_at``
+    is UTC.
     """
 
     __tablename__ = "trials"
@@ -45,7 +47,8 @@ class Trial(Base):
     attack_seconds: Mapped[float | None]
     scores: Mapped[dict[str, Any]] = mapped_column(JSON)
     diagnostics: Mapped[dict[str, Any]] = mapped_column(JSON)
-    recorded_at: Mapped[datetime] = mapped_column(default=lambda: datetime.now(UTC))
+    environment: Mapped[dict[str, Any]] = mapped_column(JSON)
+    recorded_at: Mapped[datetime]
 
 
 class Store:
@@ -59,13 +62,16 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        self._engine = create_engine(f"sqlite:///{path}")
+        self._engine = create_engine(URL.create("sqlite", database=str(path)))
         event.listen(self._engine, "connect", _prepare)
         try:
             Base.metadata.create_all(self._engine)
         except SQLAlchemyError as error:
             reason = getattr(error, "orig", error)
             raise OutputError(f"{path} cannot be used as a trials database: {reason}; --fresh starts over") from None
+        found = {column["name"] for column in inspect(self._engine).get_columns(Trial.__tablename__)}
+        if found != {column.key for column in Trial.__table__.columns}:
+            raise OutputError(f"{path} was written by another version of fedmjp; --fresh starts over")
 
     def put(self, trials: Iterable[Trial]) -> None:
         """Write trials in one transaction: all of them or, if the process dies, none.
@@ -101,9 +107,7 @@ class Store:
 
 def _values(trial: Trial) -> dict[str, Any]:
     values = {column.key: getattr(trial, column.key) for column in Trial.__table__.columns}
-    if values["recorded_at"] is None:
-        del values["recorded_at"]
-    return values
+    return values | {"recorded_at": datetime.now(UTC)}
 
 
 def _prepare(connection: Any, _record: object) -> None:

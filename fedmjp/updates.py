@@ -3,15 +3,12 @@
 Federated clients and direct mode both call ``gradient``; that they agree is tested.
 """
 
-import hashlib
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import PrivateBatch
+from fedmjp.private import PrivateBatch
 
 
 def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
@@ -35,12 +32,3 @@ def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
         loss = F.cross_entropy(logits, batch.labels.to(device))
         names, parameters = zip(*model.named_parameters(), strict=True)
         return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-
-
-def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names and values of a state dictionary, as hex."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(name.encode())
-        digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

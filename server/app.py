@@ -34,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
             num_rounds=config.rounds,
             train_config=ConfigRecord({"arm": index}),
         )
-        failures += [f"{arm.label}: {failure}" for failure in tap.failures]
+        failures += [f"{arm.label}: {failure}" for failure in tap.failures + tap.unanswered()]
     if failures:
         raise FederationError("; ".join(failures))
 

@@ -22,6 +22,8 @@ class _Sent(NamedTuple):
 class UploadTap(Grid):
     """Wraps a Grid: everything passes through unchanged, replies to training messages are recorded.
 
+    It counts rounds itself: a round is a set of training messages sent together.
+
     Args:
         grid: The Grid that does the work.
         folder: Where uploads go; None records nothing.
@@ -34,6 +36,7 @@ class UploadTap(Grid):
         self._grid = grid
         self._folder = folder
         self._sent: dict[str, _Sent] = {}
+        self._rounds = 0
         self.failures: list[str] = []
 
     def set_run(self, run: Run) -> None:
@@ -80,23 +83,32 @@ class UploadTap(Grid):
         self._record_replies(replies)
         return replies
 
+    def unanswered(self) -> list[str]:
+        """One line per training message that no client has answered."""
+        return [f"round {sent.server_round}: a client did not answer" for sent in self._sent.values()]
+
     def _record_sent(self, messages: list[Message]) -> None:
+        training = [message for message in messages if message.metadata.message_type == MessageType.TRAIN]
+        if self._folder is None or not training:
+            return
+        self._rounds += 1
         digests: dict[int, str] = {}  # strategies put one array record into all messages of a round
-        for message in messages:
-            if self._folder is None or message.metadata.message_type != MessageType.TRAIN:
+        for message in training:
+            try:
+                arrays = _only_arrays(message.content)
+            except RecordError as error:
+                self.failures.append(f"server, round {self._rounds}: {error}")
                 continue
-            arrays = _only_arrays(message.content)
             if id(arrays) not in digests:
                 digests[id(arrays)] = self._folder.keep_weights(_tensors(arrays))
-            server_round = next(int(c["server-round"]) for c in message.content.config_records.values())  # type: ignore[arg-type]
-            self._sent[message.metadata.message_id] = _Sent(server_round, digests[id(arrays)])
+            self._sent[message.metadata.message_id] = _Sent(self._rounds, digests[id(arrays)])
 
     def _record_replies(self, replies: list[Message]) -> None:
         for reply in replies:
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if reply.has_error():
                 self.failures.append(f"client {reply.metadata.src_node_id}: {_last_line(reply.error.reason or '')}")
                 continue
-            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if self._folder is None or sent is None:
                 continue
             try:

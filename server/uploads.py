@@ -7,8 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedmjp.errors import RecordError
-from fedmjp.records import Upload, load_tensors, save_tensors
-from fedmjp.updates import weights_digest
+from fedmjp.records import Upload, load_tensors, save_tensors, weights_digest
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from fedmjp.config import FederationConfig, ModelConfig
-from fedmjp.data.private import private_batch
+from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import PrivateBatch, Upload
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import gradient

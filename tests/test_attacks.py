@@ -10,6 +10,7 @@ import torch
 
 from attacks import ATTACKS
 from attacks.base import Attack
+from attacks.grey import Grey
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError, RecordError, UnknownNameError
 from fedmjp.metrics import METRICS
@@ -119,6 +120,56 @@ def test_patch_embedding_refuses_an_underdetermined_model(threat: ThreatModel, g
 def test_closed_forms_refuse_batches(name: str, generator: torch.Generator) -> None:
     with pytest.raises(AttackNotApplicableError, match="single picture"):
         ATTACKS.get(name)().reconstruct([], small_model(MODEL_OF[name]), ThreatModel(batch_size=2), generator=generator)
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("delta", 1), ("gradient", 4)])
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_uploads_that_the_threat_model_does_not_speak_of_are_refused(
+    name: str, kind: str, examples: int, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    model = small_model(MODEL_OF[name])
+    upload = upload_of(model, batch_of(pictures, Picture.CLEAN))
+    other = Upload(upload.tensors, kind, examples, 1, 0, "weights")
+    with pytest.raises(AttackNotApplicableError, match="the threat model speaks of"):
+        ATTACKS.get(name)().reconstruct([other], model, threat, generator=generator)
+
+
+@pytest.mark.parametrize("name", ["april", "patch_embedding"])
+def test_closed_forms_refuse_weight_deltas_and_empty_gradients(
+    name: str, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    model = small_model(MODEL_OF[name])
+    attack = ATTACKS.get(name)()
+    with pytest.raises(AttackNotApplicableError, match="not a delta after 5 steps"):
+        attack.reconstruct([], model, ThreatModel(update="delta", local_steps=5), generator=generator)
+    upload = upload_of(model, batch_of(pictures, Picture.CLEAN))
+    nothing = Upload({key: value * 0 for key, value in upload.tensors.items()}, "gradient", 1, 1, 0, "weights")
+    with pytest.raises(AttackNotApplicableError, match="zero for every patch"):
+        attack.reconstruct([nothing], model, threat, generator=generator)
+
+
+class Dice(Grey):
+    """A random attack, to see where its randomness comes from."""
+
+    def _reconstruct_one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
+    ) -> Reconstruction:
+        return Reconstruction(torch.rand(1, 3, 64, 64, generator=generator))
+
+    def tensors(self, model: VitClassifier) -> list[str]:
+        return [names.PATCH_BIAS]
+
+
+def test_a_random_attack_does_not_depend_on_the_rest_of_the_stack(
+    undefended: VitClassifier, pictures: Selection, threat: ThreatModel
+) -> None:
+    uploads = [upload_of(undefended, batch_of(pictures, Picture.CLEAN, index)) for index in range(2)]
+    stack = Dice().reconstruct(uploads, undefended, threat, generator=torch.Generator().manual_seed(5))
+    alone = Dice().reconstruct(uploads[1:], undefended, threat, generator=torch.Generator().manual_seed(5))
+    other = Dice().reconstruct(uploads[1:], undefended, threat, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(stack[1].images, alone[0].images)
+    assert not torch.equal(stack[0].images, stack[1].images)
+    assert not torch.equal(alone[0].images, other[0].images)
 
 
 def test_upload_without_a_needed_tensor_is_named(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,10 +103,37 @@ def test_quickstart_whose_federation_fails_says_why_and_exits_1(
     assert (tmp_path / "leaderboard.csv").read_text().count(",0,4,") == 24, "n = 0, four failures in every cell"
 
 
+@pytest.mark.parametrize("command", ["quickstart", "simulate"])
+def test_a_folder_with_other_peoples_files_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").touch()
+    assert run(monkeypatch, command, "--fresh", "--output", str(tmp_path)) == BAD_INPUT
+    assert "holds files that are not from fedmjp" in capsys.readouterr().err
+    assert (tmp_path / "run" / "thesis.txt").exists()
+
+
+def test_two_runs_never_share_a_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    holder = "import sys; from pathlib import Path; from benchmarks.output import claim_folder;"
+    holder += "claim_folder(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "claimed\n"
+        assert run(monkeypatch, "quickstart", "--output", str(tmp_path)) == BAD_INPUT
+        assert "another run is writing" in capsys.readouterr().err
+        other.communicate()
+
+
 def test_records_of_a_former_run_are_not_mixed_with_new_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "uploads").mkdir()
+    (tmp_path / ".fedmjp").touch()
     assert run(monkeypatch, "simulate", "--output", str(tmp_path)) == BAD_INPUT
     assert "already holds the records of a run" in capsys.readouterr().err
 

@@ -1,7 +1,10 @@
 """Configuration: refusals in one line, round trip through Flower's run-config, digests."""
 
+import tomllib
+
 import pytest
 
+from benchmarks.federation.bundle import as_toml
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, from_run_config, to_run_config
 from fedmjp.errors import ConfigError
 from fedmjp.settings import Picture, Setting
@@ -17,6 +20,26 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
 def test_mask_ratio_outside_zero_to_one_is_refused(ratio: float) -> None:
     with pytest.raises(ConfigError, match=f"mask-ratio = {ratio}"):
         FederationConfig.parse({"mask_ratio": ratio})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"models": ("deit_tiny", "deit_tiny")}, "each named once, got deit_tiny, deit_tiny"),
+        ({"models": ()}, "at least one"),
+        ({"server_learning_rate": float("inf")}, "server-learning-rate = inf"),
+        ({"seed": 2**70}, "seed = "),
+    ],
+)
+def test_values_that_cannot_be_run_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FederationConfig.parse(values)
+
+
+@pytest.mark.parametrize("folder", ['with "quotes" and spaces', "größe/\U0001f431", "back\\slash"])
+def test_any_path_survives_the_run_config_file(folder: str) -> None:
+    flat = to_run_config(FederationConfig(data=folder))
+    assert from_run_config(FederationConfig, tomllib.loads(as_toml(flat))).data == folder
 
 
 def test_run_config_round_trips() -> None:

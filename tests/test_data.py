@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from fedmjp.config import FederationConfig
+from fedmjp.data.batches import private_batch
 from fedmjp.data.bundled import CROPS, BundledPictures
 from fedmjp.data.folder import FolderPictures
-from fedmjp.data.private import private_batch
 from fedmjp.data.selection import open_source, select, select_for
 from fedmjp.errors import DataError
 from fedmjp.settings import Picture
@@ -42,6 +42,22 @@ def test_grey_transparent_and_palette_pictures_become_rgb(folder: Path) -> None:
         assert picture.image.max() <= 1
     grey = source.load("cat/grey.png").image
     assert torch.equal(grey[0], grey[1])
+
+
+def test_sixteen_bit_grey_keeps_its_shades(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65_535, 64 * 64).reshape(64, 64)
+    (tmp_path / "c").mkdir()
+    Image.fromarray(ramp.astype(np.uint16)).save(tmp_path / "c" / "deep.png")
+    Image.fromarray((ramp / 257).round().astype(np.uint8)).save(tmp_path / "c" / "flat.png")
+    source = FolderPictures(tmp_path, 32, classes=10)
+    assert torch.allclose(source.load("c/deep.png").image, source.load("c/flat.png").image, atol=2 / 255)
+
+
+def test_pictures_without_a_fixed_range_are_named(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    Image.fromarray(np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)).save(tmp_path / "c" / "float.tiff")
+    with pytest.raises(DataError, match=r"float\.tiff' cannot be read as a picture: mode 'F' has no fixed range"):
+        FolderPictures(tmp_path, 32, classes=10).load("c/float.tiff")
 
 
 def test_labels_are_ranks_of_class_folders(folder: Path) -> None:

@@ -21,7 +21,8 @@ from benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.errors import FederationError
 from fedmjp.models.build import build
-from fedmjp.records import PrivateBatch, Upload
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 from server.adversary import Adversary

@@ -103,6 +103,15 @@ def test_every_image_is_scored_by_itself(name: str, seed: int, count: int) -> No
     assert scores.tolist() == pytest.approx(alone, abs=1e-12)
 
 
+def test_fft2d_of_an_image_without_direction_is_no_noise() -> None:
+    corner = torch.zeros(1, 3, 32, 32)
+    corner[..., 2:8, 2:8] = 1  # shares no bright pixel with its point reflection: sum u^2 is exactly 0
+    other = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    fft2d = metrics.METRICS["fft2d"].function
+    assert fft2d(corner, other).item() == fft2d(other, corner).item() == 1
+    assert fft2d(corner, corner).item() == 0
+
+
 @pytest.mark.parametrize("name", AVAILABLE)
 @pytest.mark.parametrize("levels", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.45, 0.0)])
 def test_flat_images_never_give_nan(name: str, levels: tuple[float, float]) -> None:

@@ -1,7 +1,6 @@
 """`fedmjp quickstart` as a newcomer runs it: full-size DeiT-S through Flower."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from PIL import Image
+
+from fedmjp import provenance
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,7 @@ def test_it_writes_what_it_promises(first: Run) -> None:
         "report.html",
         "manifest.json",
         "pictures",
+        ".fedmjp",
     }
     assert names == promised
     assert {path.name for path in first.folder.parent.iterdir()} == {"results"}, "nothing outside the output folder"
@@ -95,8 +97,9 @@ def test_the_manifest_tells_where_the_numbers_come_from(first: Run) -> None:
     assert len(manifest["pictures"]) == 8
     assert len(set(manifest["weights"].values())) == 4
     assert manifest["config"]["federation"]["mask_ratio"] == 0.27
-    assert {"torch", "timm", "flwr"} <= manifest["versions"].keys()
-    assert manifest["hardware"]["cores"] == len(os.sched_getaffinity(0))
+    (environment,) = manifest["environments"]
+    assert {"torch", "timm", "flwr"} <= environment["versions"].keys()
+    assert environment["hardware"] == provenance.hardware()
 
 
 def test_a_second_run_only_renders(first: Run) -> None:

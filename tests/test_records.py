@@ -8,7 +8,8 @@ import torch
 
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError
-from fedmjp.records import PrivateBatch, Reconstruction, Upload
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from tests.conftest import batch_of
 

@@ -39,6 +39,7 @@ def trial(key: str, status: str = "ok", **values: object) -> Trial:
         "seed": 0,
         "scores": {"psnr": 12.5, "lpips_alex": None},
         "diagnostics": {},
+        "environment": {},
     }
     return Trial(key=key, status=status, **{**fields, **values})
 
@@ -76,6 +77,21 @@ def test_only_the_trials_asked_for_come_back(store: Store) -> None:
     store.put([trial("a"), trial("b")])
     assert store.finished(["b", "c"]) == {"b"}
     assert [found.key for found in store.trials(["b", "c"])] == ["b"]
+
+
+def test_a_database_of_another_version_is_named(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "trials.sqlite") as connection:
+        connection.execute("create table trials (key text primary key)")
+    with pytest.raises(OutputError, match="another version of fedmjp"):
+        Store(tmp_path / "trials.sqlite")
+
+
+def test_the_file_lies_where_it_should_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "a?b%20c#d"
+    folder.mkdir()
+    Store(folder / "trials.sqlite").put([trial("a")])
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert (folder / "trials.sqlite").exists()
 
 
 def test_nothing_to_put_is_fine(store: Store) -> None:

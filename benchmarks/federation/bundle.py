@@ -14,7 +14,7 @@ PACKAGES = ("attacks", "clients", "fedmjp", "server")
 
 def as_toml(values: dict[str, str | int | float | bool]) -> str:
     """Scalars as TOML lines (their JSON spelling is TOML)."""
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
 
 
 def write_app(folder: Path) -> Path:

@@ -11,14 +11,16 @@ from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, to_run_config
-from fedmjp.errors import FederationError
-from fedmjp.records import PrivateBatch, Upload
+from fedmjp.errors import FederationError, RecordError
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
 from server.uploads import UploadFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ROUND = re.compile(r"\[ROUND \d+/\d+\]")
 ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
 COMPLETED = "finished:completed"
+RECORDS = "round-*.safetensors"
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,18 @@ class RunFolder:
         return UploadFolder(self.uploads / arm.label)
 
     def pairs(self, arm: ModelConfig) -> list[tuple[PrivateBatch, Upload]]:
-        """Every upload of an arm with the private batch behind it."""
+        """Every upload of an arm with the private batch behind it; without those that cannot be read."""
         found = []
-        for path in sorted((self.evaluator / arm.label).glob("round-*.safetensors")):
-            upload = self.uploads / arm.label / path.name
-            if upload.exists():
-                found.append((PrivateBatch.load(path), Upload.load(upload)))
+        for path in sorted((self.evaluator / arm.label).glob(RECORDS)):
+            try:
+                found.append((PrivateBatch.load(path), Upload.load(self.uploads / arm.label / path.name)))
+            except RecordError:
+                continue
         return found
+
+    def count(self) -> int:
+        """Number of uploads, of all arms."""
+        return len(list(self.uploads.glob(f"*/{RECORDS}")))
 
 
 def simulate(

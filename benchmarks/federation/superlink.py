@@ -98,7 +98,10 @@ class PrivateSuperLink:
 
     def status(self, run: str) -> str:
         """The run's status, such as "finished:completed" or "finished:failed"."""
-        return str(self._flwr("ls", CONNECTION, "--run-id", run, "--format", "json")["runs"][0]["status"])
+        answer = self._flwr("ls", CONNECTION, "--run-id", run, "--format", "json")
+        if not answer.get("runs"):
+            raise FederationError(f"Flower does not know the run any more: {answer.get('error-message', answer)}")
+        return str(answer["runs"][0]["status"])
 
     def close(self) -> None:
         """Have the guard stop the SuperLink and whatever it started, and remove the temporary files."""
@@ -124,10 +127,11 @@ class PrivateSuperLink:
         self._wait_until_healthy(self._guard)
 
     def _wait_until_healthy(self, guard: subprocess.Popen[str]) -> None:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and guard.poll() is None:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=2):
+                with direct.open(f"http://127.0.0.1:{self._port}/health", timeout=2):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
@@ -156,8 +160,12 @@ def _short_folder() -> str | None:
 
 
 def _environment(home: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return {
-        **os.environ,
+        **inherited,
+        # Everything here is on this machine.
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -31,9 +31,12 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     Undefended models are shown in setting a, defended ones in b and c, which share one upload.
     Under each reconstruction stands its PSNR per setting.
     """
-    names = list(dict.fromkeys(plan.picture.name for plan in planned))
-    rows = [_private_row("original x", names, pictures, Picture.CLEAN)]
-    rows += [_private_row("shuffled x~", names, pictures, Picture.SHUFFLED)]
+    one_each = {plan.picture.name: plan for plan in planned}
+    names = list(one_each)
+    rows = [
+        _Row("original x", {n: pictures.private(plan, Picture.CLEAN) for n, plan in one_each.items()}, {}),
+        _Row("shuffled x~", {n: pictures.private(plan, Picture.SHUFFLED) for n, plan in one_each.items()}, {}),
+    ]
     rows += _reconstruction_rows(planned, trials, pictures)
     figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + 0.18) * len(rows)))
     axes = figure.subplots(len(rows), len(names), squeeze=False)
@@ -48,10 +51,6 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     partial.replace(path)
 
 
-def _private_row(label: str, names: Sequence[str], pictures: PictureFolder, version: Picture) -> _Row:
-    return _Row(label, {name: pictures.private(name, version) for name in names}, {})
-
-
 def _reconstruction_rows(
     planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder
 ) -> list[_Row]:
@@ -63,9 +62,10 @@ def _reconstruction_rows(
             continue
         name = plan.picture.name
         row = rows.setdefault(_label(cell), _Row(_label(cell), {}, {}))
-        row.files[name] = pictures.reconstruction(name, cell)
-        psnr = f"{cell.setting} {finished[plan.key].scores['psnr']:.1f}"
-        row.captions[name] = f"{row.captions[name]} | {psnr}" if name in row.captions else psnr
+        row.files[name] = pictures.reconstruction(plan)
+        if "psnr" in finished[plan.key].scores:
+            psnr = f"{cell.setting} {finished[plan.key].scores['psnr']:.1f}"
+            row.captions[name] = f"{row.captions[name]} | {psnr}" if name in row.captions else psnr
     return list(rows.values())
 
 
@@ -84,5 +84,5 @@ def _show(axes: Axes, row: _Row, name: str) -> None:
     if name in row.files and row.files[name].exists():
         axes.imshow(load_png(row.files[name]))
     else:
-        axes.text(0.5, 0.5, "failed", ha="center", va="center", transform=axes.transAxes, fontsize=7)
+        axes.text(0.5, 0.5, "no picture", ha="center", va="center", transform=axes.transAxes, fontsize=7)
     axes.text(0.5, -0.04, row.captions.get(name, ""), ha="center", va="top", transform=axes.transAxes, fontsize=6.5)

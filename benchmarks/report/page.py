@@ -10,6 +10,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from attacks import ATTACKS
+from benchmarks.output import write_text
 from benchmarks.report.tables import TEXT_COLUMNS, display
 
 
@@ -49,9 +50,7 @@ def write_page(
         origin=_origin(manifest),
         manifest=json.dumps(manifest, indent=2),
     )
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(page)
-    partial.replace(path)
+    write_text(path, page)
 
 
 def _rows(shown: pd.DataFrame) -> list[dict[str, object]]:
@@ -73,14 +72,15 @@ def _subtitle(manifest: Mapping[str, Any]) -> str:
 
 
 def _origin(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    versions, hardware, revision = manifest["versions"], manifest["hardware"], manifest["revision"]
     packages = ("python", "fedmjp", "torch", "timm", "flwr", "scikit-image")
-    commit = revision["commit"] or "not run from a git checkout"
-    return [
-        ("Weights", manifest["weights_origin"]),
-        ("Seed", str(manifest["seed"])),
-        ("Versions", ", ".join(f"{name} {versions[name]}" for name in packages)),
-        ("Hardware", f"{hardware['processor']}, {hardware['cores']} cores, {', '.join(hardware['gpus']) or 'no GPU'}"),
-        ("Revision", f"{commit}{' (modified)' if revision['modified'] else ''}"),
-        ("Run", f"{manifest['trials']['first']} to {manifest['trials']['last']}"),
-    ]
+    found = [("Weights", manifest["weights_origin"]), ("Seed", str(manifest["seed"]))]
+    for environment in manifest["environments"]:
+        versions, hardware, revision = environment["versions"], environment["hardware"], environment["revision"]
+        commit = revision["commit"] or "not run from a git checkout"
+        gpus = ", ".join(hardware["gpus"]) or "no GPU"
+        found += [
+            ("Versions", ", ".join(f"{name} {versions[name]}" for name in packages)),
+            ("Hardware", f"{hardware['processor']}, {hardware['cores']} cores, {gpus}"),
+            ("Revision", f"{commit}{' (modified)' if revision['modified'] else ''}"),
+        ]
+    return [*found, ("Run", f"{manifest['trials']['first']} to {manifest['trials']['last']}")]

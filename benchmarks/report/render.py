@@ -18,7 +18,10 @@ SETTINGS_NOTE = (
     "Settings: (a) gradient of x, compared with x; (b) gradient of x~, compared with x~; (c) gradient of x~, compared "
     "with x. A defended model in (a) masks the position embeddings of x without shuffling it."
 )
-STATISTICS_NOTE = "95 % bootstrap interval of the mean over pictures; worst is the most revealing picture."
+STATISTICS_NOTE = (
+    "95 % percentile bootstrap interval of the mean over pictures, too narrow where they are few or alike (the "
+    "bundled ones are two crops each of four photographs); worst is the most revealing picture."
+)
 NAIVE_NOTE = (
     "The attacks here do not know MJP. A low score against MJP is their failure, not yet its protection; nothing "
     "below the grey row says anything about privacy."
@@ -47,7 +50,7 @@ def render(
     write_page(board, experiment.metrics, comments, figure, about, threat, output.root / "report.html")
     tables.print_table(board, experiment.metrics, console)
     for comment in with_threat:
-        console.print(f"- {comment}", highlight=False, soft_wrap=True)
+        console.print(f"- {comment}", highlight=False, markup=False, soft_wrap=True)
     return [trial for trial in trials if trial.status == "failed"]
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attacks import ATTACKS
+from benchmarks.output import write_text
 from fedmjp.metrics import metric
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
@@ -22,13 +23,13 @@ HEADINGS = {"psnr": "PSNR dB", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "
 
 def write_csv(board: pd.DataFrame, path: Path) -> None:
     """Every column, full precision, empty where there is no value."""
-    _write(path, board.to_csv(index=False))
+    write_text(path, board.to_csv(index=False))
 
 
 def write_markdown(board: pd.DataFrame, metrics: Sequence[str], notes: Sequence[str], path: Path) -> None:
     """Means with intervals, and the notes that the table must not be read without."""
     table = display(board, metrics).to_markdown(index=False, disable_numparse=True)
-    _write(path, f"{table}\n\n" + "".join(f"- {note}\n" for note in notes))
+    write_text(path, f"{table}\n\n" + "".join(f"- {note}\n" for note in notes))
 
 
 def display(board: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
@@ -102,9 +103,3 @@ def _number(value: float | None, name: str) -> str:
 
 def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None or pd.isna(low) else f"{low:.1f} to {high:.1f}"
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)

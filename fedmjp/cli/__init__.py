@@ -13,6 +13,7 @@ from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.simulate import simulate
 from fedmjp.errors import FedmjpError
 
+BAD_INPUT = 2
 INTERRUPTED = 130  # how typer ends a command on Ctrl-C
 
 app = typer.Typer(
@@ -33,6 +34,8 @@ def main() -> None:
         code = app(standalone_mode=False)
     except FedmjpError as error:
         code = _tell(str(error), error.exit_code)
+    except OSError as error:
+        code = _tell(f"{error.filename or 'input/output'}: {error.strerror or error}", BAD_INPUT)
     except click.exceptions.NoArgsIsHelpError as error:
         code = error.exit_code  # the help was printed
     except click.ClickException as error:

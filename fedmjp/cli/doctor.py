@@ -17,7 +17,7 @@ def doctor() -> None:
     from fedmjp import provenance
     from fedmjp.metrics.perceptual import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     for name, version in provenance.versions().items():
         console.print(f"{name:<14}{version}")
     machine = provenance.hardware()
@@ -32,7 +32,7 @@ def doctor() -> None:
         console.print(f"              with a network: {FETCH}")
     shadows = shadowed()
     for package, (ours, other) in shadows.items():
-        console.print(f"[bold red]shadowed[/]      package {package!r}: {other} comes before ours in {ours}")
+        console.print(f"SHADOWED      package {package!r}: {other} comes before ours in {ours}")
     if shadows:
         console.print("Remove or rename the other package, or run from another folder.")
         raise typer.Exit(UNHEALTHY)

@@ -35,10 +35,8 @@ def quickstart(
     with TerminalProgress(console) as progress:
         Engine(experiment, folder, store, progress).run(planned)
     failed = render(experiment, planned, store, folder, console)
-    console.print(
-        f"\nWritten to {output}: report.html, leaderboard.csv, leaderboard.md, reconstructions.png, manifest.json,"
-    )
-    console.print("trials.sqlite, pictures/. Open report.html in a browser.")
+    files = "report.html, leaderboard.csv, leaderboard.md, reconstructions.png, manifest.json, trials.sqlite, pictures/"
+    console.print(f"\nWritten to {output}: {files}.", highlight=False, markup=False)
     if failed:
-        console.print(f"[bold red]{len(failed)} trials failed[/], first: {failed[0].error}", highlight=False)
+        console.print(f"{len(failed)} trials failed, first: {failed[0].error}", style="bold red", markup=False)
         raise typer.Exit(FAILED)

@@ -37,7 +37,7 @@ def simulate(
     """Run a federation on this machine and record every upload as it crosses the wire."""
     from benchmarks.federation.simulation import RunFolder
     from benchmarks.federation.simulation import simulate as run
-    from benchmarks.output import prepare_folder, write_json
+    from benchmarks.output import claim_folder, write_json
     from fedmjp import provenance
     from fedmjp.cli.device import choose
     from fedmjp.cli.progress import TerminalProgress, wide_console
@@ -53,7 +53,7 @@ def simulate(
         architecture(name)
     selection = select_for(config)
     _tell_skipped(selection.skipped, console)
-    prepare_folder(output)
+    claim_folder(output)
     folder = RunFolder(output)
     _make_room(folder, fresh=fresh)
     with TerminalProgress(console) as progress:
@@ -68,13 +68,13 @@ def simulate(
     }
     write_json(output / "manifest.json", about)
     for arm in config.arms:
-        console.print(f"{arm.label}: {len(folder.pairs(arm))} uploads in {folder.uploads / arm.label}")
-    console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}")
+        console.print(f"{arm.label}: {len(folder.pairs(arm))} uploads in {folder.uploads / arm.label}", markup=False)
+    console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}", markup=False)
 
 
 def _tell_skipped(reasons: Sequence[str], console: "Console") -> None:
     for reason in reasons:
-        console.print(f"[yellow]Skipped:[/] {reason}", highlight=False, soft_wrap=True)
+        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
     if reasons:
         console.print(f"{len(reasons)} damaged pictures were skipped.")
 

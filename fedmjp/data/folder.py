@@ -46,8 +46,9 @@ class FolderPictures:
     def load(self, name: str) -> LabelledPicture:
         """Read one picture; DataError if the file is damaged."""
         try:
+            name.encode()
             with Image.open(self._folder / name) as photograph:
                 image = to_image(photograph, self._size)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{self._folder / name} cannot be read as a picture: {error}") from error
+            raise DataError(f"{str(self._folder / name)!a} cannot be read as a picture: {error}") from error
         return LabelledPicture(name, image, self._labels[name.split("/", maxsplit=1)[0]])

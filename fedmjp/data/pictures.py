@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -13,6 +14,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 # ImageNet evaluation: the shorter side is resized to size / 0.875, then the centre is cropped.
 CROP_SHARE = 0.875
+SIXTEEN_BITS = 65_535
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,27 @@ def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHA
     """Resize (bicubic), crop the centre, convert to RGB.
 
     Args:
-        photograph: In any mode; grey, palette and RGBA become RGB.
+        photograph: Grey (8 or 16 bit), palette, RGBA and CMYK become RGB.
         size: Pixels per side of the result.
         crop_share: Share of the shorter side that the crop keeps.
 
     Returns:
         (3, size, size) float32 in [0, 1].
+
+    Raises:
+        ValueError: If the mode has no fixed range of values (32-bit integers, floats).
     """
     side = round(size / crop_share)
-    resized = transforms.resize(photograph.convert("RGB"), [side], interpolation=InterpolationMode.BICUBIC)
+    resized = transforms.resize(_to_rgb(photograph), [side], interpolation=InterpolationMode.BICUBIC)
     cropped = transforms.center_crop(resized, [size, size])
     image: Tensor = transforms.to_dtype(transforms.pil_to_tensor(cropped), torch.float32, scale=True)
     return image
+
+
+def _to_rgb(photograph: Image.Image) -> Image.Image:
+    if photograph.mode.startswith("I;16"):
+        grey = np.asarray(photograph, dtype=np.float64) / SIXTEEN_BITS
+        return Image.fromarray((grey * 255).round().astype(np.uint8)).convert("RGB")
+    if photograph.mode in ("I", "F"):
+        raise ValueError(f"mode {photograph.mode!r} has no fixed range; save it with 8 or 16 bits")
+    return photograph.convert("RGB")

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from fedmjp.metrics.shapes import as_pair
 
+ROUNDING = 1e-12
+
 
 def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
     r"""The "FFT2D" of MJP's evaluation script, written out.
@@ -21,8 +23,9 @@ def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
         target: The private images, same shape and order.
 
     Returns:
-        (batch,) float64, from 0 (identical). A black image has no direction: the quotient counts as
-        1 if both are black and as 0 if one is.
+        (batch,) float64, from 0 (identical). The quotient is undefined where sum u^2 or sum v^2
+        vanishes: for a black image, or one that shares no bright pixel with its own point reflection.
+        It then counts as 1 if the images are identical, else as 0.
 
     Raises:
         RecordError: If the shapes differ.
@@ -32,8 +35,13 @@ def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
     """
     reconstruction, target = as_pair(reconstruction, target)
     u, v = (torch.fft.fft2(images).flatten(1) for images in (reconstruction, target))
-    product, norm_u, norm_v = (u * v).sum(1), (u * u).sum(1), (v * v).sum(1)
-    black_u, black_v = norm_u == 0, norm_v == 0
-    quotient = product / torch.where(black_u | black_v, 1, (norm_u * norm_v).sqrt())
-    quotient = torch.where(black_u & black_v, torch.ones_like(quotient), quotient)
-    return (1 - quotient).abs()
+    product, square_u, square_v = (u * v).sum(1), (u * u).sum(1), (v * v).sum(1)
+    vanishes = _vanishes(u, square_u) | _vanishes(v, square_v)
+    quotient = product / torch.where(vanishes, 1, (square_u * square_v).sqrt())
+    identical = (reconstruction == target).flatten(1).all(1)
+    return (1 - torch.where(vanishes, identical.to(quotient), quotient)).abs()
+
+
+def _vanishes(spectrum: Tensor, square: Tensor) -> Tensor:
+    """Whether the sum of squares is nothing but rounding of its terms."""
+    return square.abs() <= ROUNDING * spectrum.abs().square().sum(1)

@@ -6,7 +6,7 @@ from fedmjp import jigsaw
 from fedmjp.config import FederationConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
-from fedmjp.records import PrivateBatch
+from fedmjp.private import PrivateBatch
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
 

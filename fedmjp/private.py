@@ -1,0 +1,65 @@
+"""Private data: with the client, and with the evaluator that scores against it. Nowhere else.
+
+Attacks and server may not import this module; import-linter keeps it so.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedmjp.records import load_record, require, require_images, save_tensors
+from fedmjp.settings import Picture
+
+
+@dataclass(frozen=True)
+class PrivateBatch:
+    """What a client holds and the evaluator scores against. Attack code has no parameter for it.
+
+    Attributes:
+        clean: (batch, 3, size, size) float32 in [0, 1], the private pictures x.
+        shuffled: The same shape, their jigsaw-shuffled version x~.
+        mask: (batch, patches) bool, True where the patch was shuffled.
+        source: (batch, patches) int64, place i of x~ shows patch ``source[i]`` of x.
+        labels: (batch,) int64.
+        pictures: Name of each picture in its source.
+        gradient_of: The version whose gradient the client uploaded.
+    """
+
+    clean: Tensor
+    shuffled: Tensor
+    mask: Tensor
+    source: Tensor
+    labels: Tensor
+    pictures: tuple[str, ...]
+    gradient_of: Picture
+
+    def __post_init__(self) -> None:
+        require_images("clean", self.clean)
+        require_images("shuffled", self.shuffled)
+        require(self.clean.shape == self.shuffled.shape, "clean and shuffled differ in shape")
+        batch = len(self.pictures)
+        require(self.clean.shape[0] == batch, f"{batch} names for {self.clean.shape[0]} pictures")
+        require(self.labels.shape == (batch,) and self.labels.dtype == torch.int64, "labels must be (batch,) int64")
+        require(self.mask.dtype == torch.bool and self.mask.ndim == 2, "mask must be (batch, patches) bool")
+        require(self.source.shape == self.mask.shape, "source and mask differ in shape")
+        require(self.mask.shape[0] == batch, f"{self.mask.shape[0]} masks for {batch} pictures")
+
+    def version(self, which: Picture) -> Tensor:
+        """The clean or the shuffled pictures."""
+        return self.clean if which is Picture.CLEAN else self.shuffled
+
+    def save(self, path: Path) -> None:
+        """Write to ``path``."""
+        names = ("clean", "shuffled", "mask", "source", "labels")
+        fields = {"record": "PrivateBatch", "pictures": self.pictures, "gradient_of": self.gradient_of}
+        save_tensors(path, {name: getattr(self, name) for name in names}, fields)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read from ``path``; RecordError if it is not a private batch."""
+        tensors, fields = load_record(cls, path)
+        pictures, gradient_of = tuple(fields["pictures"]), Picture(fields["gradient_of"])
+        return cls(pictures=pictures, gradient_of=gradient_of, **tensors)
