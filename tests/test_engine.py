@@ -1,15 +1,21 @@
 """The engine in direct mode: everything is run once, whatever fails or is killed."""
 
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from attacks.patch_embedding import PatchEmbedding
 from benchmarks.campaign import Experiment
 from benchmarks.direct import record_directly
 from benchmarks.engine import Engine
@@ -17,7 +23,10 @@ from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
 from fedmjp.config import FederationConfig
 from fedmjp.errors import FederationError
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
 from fedmjp.store import Store, Trial
+from fedmjp.threat import ThreatModel
 from tests.experiments import Printed, planned_trials, run_small, small_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +84,7 @@ def test_fresh_forgets_trials_and_pictures_and_keeps_what_others_put_there(tmp_p
     run_small(tmp_path)
     (tmp_path / "notes.txt").touch()
     output.prepare(fresh=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", ".fedmjp"}
 
 
 def test_a_failed_federation_becomes_rows_and_is_tried_again(tmp_path: Path) -> None:
@@ -110,6 +119,89 @@ def test_a_refused_attack_is_rows_and_stops_nothing(tmp_path: Path) -> None:
     assert len(failed) == 2 * 3 * 4
     assert all("_april variant" in trial.error for trial in failed if trial.error)
     assert len(planned) - len(failed) == 4 * 3 * 4
+
+
+def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = PatchEmbedding._reconstruct_one
+
+    def sometimes(
+        self: PatchEmbedding, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
+    ) -> Reconstruction:
+        if (upload.node, upload.server_round, model.defended) == (1, 1, False):
+            raise ArithmeticError("did not converge")
+        return solve(self, upload, model, threat, generator=generator)
+
+    monkeypatch.setattr(PatchEmbedding, "_reconstruct_one", sometimes)
+    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    planned = planned_trials(experiment)
+    Engine(experiment, output, Store(output.database), Printed(), record=record_directly).run(planned)
+    failed = [trial for trial in stored(output, experiment) if trial.status == "failed"]
+    assert {trial.error for trial in failed} == {"ArithmeticError: did not converge"}
+    assert {(trial.attack, trial.model, trial.setting) for trial in failed} == {("patch_embedding", "deit_tiny", "a")}
+    assert len({trial.picture for trial in failed}) == 1
+
+
+def test_damaged_records_are_rows_and_the_next_run_repairs_them(tmp_path: Path) -> None:
+    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    planned = planned_trials(experiment)
+
+    def damaging(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
+        record_directly(config, folder, **named)
+        next(folder.uploads.rglob("round-*")).write_bytes(b"cut")
+
+    Engine(experiment, output, Store(output.database), Printed(), record=damaging).run(planned)
+    failed = [trial for trial in stored(output, experiment) if trial.status == "failed"]
+    assert 0 < len(failed) <= 6
+    assert {trial.error for trial in failed} == {"the client's upload or private record is missing or damaged"}
+    shutil.rmtree(output.run.root)
+    Engine(experiment, output, Store(output.database), Printed(), record=record_directly).run(planned)
+    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+
+
+def test_missing_uploads_are_not_taken_for_a_completed_run(tmp_path: Path) -> None:
+    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    planned = planned_trials(experiment)
+
+    def losing(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
+        record_directly(config, folder, **named)
+        next(folder.uploads.rglob("round-*")).unlink()
+
+    Engine(experiment, output, Store(output.database), Printed(), record=losing).run(planned)
+    errors = {trial.error for trial in stored(output, experiment) if trial.status == "failed"}
+    assert errors == {"the federated run completed, but 1 uploads are missing"}
+    Engine(experiment, output, Store(output.database), Printed(), record=record_directly).run(planned)
+    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+
+
+def test_records_of_other_pictures_are_never_scored(tmp_path: Path) -> None:
+    data = tmp_path / "data" / "class"
+    data.mkdir(parents=True)
+
+    def draw(seed: int) -> None:
+        for index in range(4):
+            pixels = np.random.RandomState(seed + index).randint(0, 256, (64, 64, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(data / f"{index}.png")
+
+    def losing(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
+        record_directly(config, folder, **named)
+        shutil.rmtree(folder.uploads / "deit_tiny_april-mjp")
+
+    experiment, output = small_experiment(data=str(data.parent)), OutputFolder(tmp_path / "output")
+    output.prepare(fresh=False)
+    draw(0)
+    Engine(experiment, output, Store(output.database), Printed(), record=losing).run(planned_trials(experiment))
+    assert output.run.root.exists(), "kept for the trials that failed"
+    draw(100)
+    planned = planned_trials(experiment)
+    recorded: list[FederationConfig] = []
+
+    def again(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
+        recorded.append(config)
+        record_directly(config, folder, **named)
+
+    Engine(experiment, output, Store(output.database), Printed(), record=again).run(planned)
+    assert len(recorded) == 1, "the pictures changed, so the records are stale"
+    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
 
 
 @pytest.mark.slow

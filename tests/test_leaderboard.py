@@ -1,19 +1,23 @@
 """The leaderboard against statistics computed by hand, and the files that are made of it."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from rich.console import Console
 
-from benchmarks.campaign import Cell, cells, plan
+from benchmarks.campaign import Cell, Experiment, cells, plan
 from benchmarks.leaderboard import leaderboard, summary
 from benchmarks.output import OutputFolder
 from benchmarks.report import tables
 from benchmarks.report.render import render
+from fedmjp import provenance
 from fedmjp.data.selection import select_for
-from fedmjp.settings import Setting
+from fedmjp.errors import ConfigError
+from fedmjp.settings import Picture, Setting
 from fedmjp.store import Store, Trial
 from tests.experiments import planned_trials, run_small, small_experiment
 
@@ -79,6 +83,38 @@ def test_keys_are_unique_stable_and_depend_on_what_determines_the_trial() -> Non
         assert len(unchanged) == (16 if changed.federation.mask_ratio == 0.5 else 0)
 
 
+def test_keys_depend_on_device_versions_code_learning_rate_and_the_picture_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = small_experiment()
+    picture = select_for(experiment.federation).pictures[0]
+    base = {trial.key for trial in plan(experiment, [picture])}
+    changed = [
+        plan(small_experiment(device="cuda"), [picture]),
+        plan(small_experiment(server_learning_rate=0.1), [picture]),
+        plan(experiment, [replace(picture, image=picture.image.flip(0))]),
+        plan(experiment, [replace(picture, label=3)]),
+        plan(experiment, [replace(picture, name="other")]),
+    ]
+    monkeypatch.setattr("fedmjp.provenance.code_digest", lambda: "changed code")
+    changed.append(plan(experiment, [picture]))
+    monkeypatch.undo()
+    versions = provenance.versions()
+    monkeypatch.setattr("fedmjp.provenance.versions", lambda: {**versions, "torch": "0.0"})
+    changed.append(plan(experiment, [picture]))
+    for other in changed:
+        assert base.isdisjoint(trial.key for trial in other)
+
+
+def test_experiments_that_do_not_fit_together_are_refused() -> None:
+    experiment = small_experiment()
+    with pytest.raises(ConfigError, match="attacks names none for deit_tiny_april"):
+        Experiment.parse({"federation": experiment.federation, "attacks": {"deit_tiny": ("grey",)}})
+    shuffled_only = experiment.federation.model_copy(update={"inputs": (Picture.SHUFFLED,)})
+    with pytest.raises(ConfigError, match="settings a need gradients"):
+        Experiment.parse({"federation": shuffled_only, "attacks": experiment.attacks})
+
+
 def rows(keys: list[str], cell: Cell) -> list[Trial]:
     return [
         Trial(key=keys[0], status="ok", scores={"psnr": 10.0, "lpips_alex": None}, model=cell.model),
@@ -126,6 +162,16 @@ def test_csv_has_the_promised_columns_and_one_row_per_cell(rendered: tuple[Outpu
     assert (board["n"] == 4).all()
     assert (board["psnr_low"] <= board["psnr_mean"]).all()
     assert (board["psnr_mean"] <= board["psnr_high"]).all()
+
+
+def test_figure_shows_every_picture_and_every_reconstruction(rendered: tuple[OutputFolder, str]) -> None:
+    with Image.open(rendered[0].root / "reconstructions.png") as figure:
+        pixels = np.asarray(figure.convert("RGB")).astype(float)
+    rows, columns = 2 + 4, 4
+    left = round(pixels.shape[1] * 1.45 / (1.45 + 1.15 * columns))
+    for row in np.array_split(pixels[:, left:], rows):
+        for cell in np.array_split(row, columns, axis=1):
+            assert cell.std() > 5, "a cell without a picture"
 
 
 def test_page_is_self_contained(rendered: tuple[OutputFolder, str]) -> None:

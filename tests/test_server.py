@@ -1,0 +1,207 @@
+"""The server without Flower's engine: tap, strategy, adversary, on hand-made messages."""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam
+from flwr.supercore.task_identity import TaskIdentity
+
+from attacks import ATTACKS
+from benchmarks.direct import record_directly
+from benchmarks.federation.simulation import RunFolder
+from clients.app import train
+from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
+from fedmjp.models.build import build
+from fedmjp.private import PrivateBatch
+from fedmjp.threat import ThreatModel
+from server.adversary import Adversary
+from server.strategy import FedSGD
+from server.tap import UploadTap
+from server.uploads import UploadFolder
+
+WEIGHTS = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.5])}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def inside_a_run() -> None:
+    """Flower makes messages only inside a run."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+
+def training(node: int, **records: Any) -> Message:
+    content = RecordDict({"arrays": ArrayRecord(WEIGHTS), "config": ConfigRecord({"server-round": 1}), **records})
+    message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node)
+    message.metadata.__dict__["_message_id"] = f"message-{node}"
+    return message
+
+
+def answer(message: Message, scale: float, examples: int = 1, **records: Any) -> Message:
+    gradients = ArrayRecord({name: tensor * scale for name, tensor in WEIGHTS.items()})
+    metrics = MetricRecord({"num-examples": examples})
+    reply = Message(content=RecordDict({"arrays": gradients, "metrics": metrics, **records}), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = f"reply-{scale}"
+    return reply
+
+
+class Clients:
+    """A Grid whose clients answer with the weights times their node number."""
+
+    def __init__(self, silent: tuple[int, ...] = (), failing: tuple[int, ...] = (), nan: tuple[int, ...] = ()) -> None:
+        self.silent, self.failing, self.nan = silent, failing, nan
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [1, 2, 3]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = f"message-{node}"
+            if node in self.failing:
+                reason = 'Traceback (most recent call last):\n  File "x"\nValueError: no picture\n'
+                replies.append(Message(Error(code=2, reason=reason), reply_to=message))
+            elif node not in self.silent:
+                replies.append(answer(message, float("nan") if node in self.nan else node))
+        return replies
+
+
+def test_the_tap_hands_everything_through_and_records_each_reply(tmp_path: Path) -> None:
+    folder = UploadFolder(tmp_path)
+    tap = UploadTap(Clients(), folder)  # type: ignore[arg-type]
+    for expected_round in (1, 2):
+        replies = list(tap.send_and_receive([training(node) for node in (1, 2, 3)]))
+        assert [r.content["arrays"].to_torch_state_dict()["w"].tolist() for r in replies] == [[1, 2], [2, 4], [3, 6]]
+        recorded = [upload for upload in folder.uploads() if upload.server_round == expected_round]
+        assert len(recorded) == 3
+    assert {tuple(folder.weights(upload.weights)["w"].tolist()) for upload in folder.uploads()} == {(1.0, 2.0)}
+    assert len(list(tmp_path.glob("weights-*"))) == 1
+    assert (tap.failures, tap.unanswered()) == ([], [])
+
+
+def test_the_tap_keeps_only_the_tensors_asked_for(tmp_path: Path) -> None:
+    folder = UploadFolder(tmp_path, frozenset({"b"}))
+    UploadTap(Clients(), folder).send_and_receive([training(1)])  # type: ignore[arg-type]
+    assert list(folder.uploads()[0].tensors) == ["b"]
+
+
+def test_the_tap_names_clients_that_fail_stay_silent_or_send_nonsense(tmp_path: Path) -> None:
+    folder = UploadFolder(tmp_path)
+    tap = UploadTap(Clients(silent=(1,), failing=(2,), nan=(3,)), folder)  # type: ignore[arg-type]
+    tap.send_and_receive([training(node) for node in (1, 2, 3)])
+    assert folder.uploads() == []
+    assert [failure.split(": ", 1)[1] for failure in tap.failures] == [
+        "ValueError: no picture",
+        "upload tensor 'w' holds NaN or infinite values",
+    ]
+    assert tap.unanswered() == ["round 1: a client did not answer"]
+
+
+def test_the_tap_survives_messages_of_other_layouts(tmp_path: Path) -> None:
+    tap = UploadTap(Clients(), UploadFolder(tmp_path))  # type: ignore[arg-type]
+    two = training(1, more=ArrayRecord(WEIGHTS))
+    assert len(list(tap.send_and_receive([two]))) == 1
+    assert "2 array records instead of one" in tap.failures[0]
+
+
+@pytest.mark.parametrize("strategy", [FedAdam(fraction_evaluate=0.0), FedSGD(learning_rate=0.1, clients=3)])
+def test_the_tap_works_under_any_strategy(tmp_path: Path, strategy: Any) -> None:
+    folder = UploadFolder(tmp_path)
+    tap = UploadTap(Clients(), folder)  # type: ignore[arg-type]
+    strategy.start(grid=tap, initial_arrays=ArrayRecord(WEIGHTS), num_rounds=2)
+    assert sorted(upload.server_round for upload in folder.uploads()) == [1, 1, 1, 2, 2, 2]
+    assert len(list(tmp_path.glob("weights-*"))) == 2, "the weights moved in between"
+
+
+def test_fedsgd_steps_down_the_mean_gradient() -> None:
+    strategy = FedSGD(learning_rate=0.1, clients=2)
+    grid = SimpleNamespace(get_node_ids=lambda: [1, 2])
+    sent = strategy.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), grid)  # type: ignore[arg-type]
+    assert len(list(sent)) == 2
+    replies = [answer(training(1), 1.0, examples=1), answer(training(2), 4.0, examples=3)]
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert arrays is not None
+    mean = (1 * 1.0 + 3 * 4.0) / 4  # weighted by pictures
+    stepped = arrays.to_torch_state_dict()
+    for name, weight in WEIGHTS.items():
+        assert torch.allclose(stepped[name], weight - 0.1 * mean * weight)
+
+
+def test_fedsgd_without_learning_rate_keeps_the_weights() -> None:
+    strategy = FedSGD(learning_rate=0.0, clients=2)
+    strategy.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), SimpleNamespace(get_node_ids=lambda: [1, 2]))  # type: ignore[arg-type]
+    arrays, _ = strategy.aggregate_train(1, [answer(training(1), 1.0)])
+    assert arrays is not None
+    assert torch.equal(arrays.to_torch_state_dict()["w"], WEIGHTS["w"])
+
+
+CONFIG = FederationConfig(models=("deit_tiny",), clients=2, image_size=64, patch_size=8)
+
+
+def client_message(partitions: int = 2) -> tuple[Message, Any]:
+    model = build(CONFIG.arms[0])
+    content = RecordDict(
+        {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord({"server-round": 1, "arm": 0})}
+    )
+    message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=1)
+    message.metadata.__dict__["_message_id"] = "message"
+    context = SimpleNamespace(
+        run_config=to_run_config(CONFIG, RecordingConfig()),
+        node_config={"partition-id": 0, "num-partitions": partitions},
+        node_id=1,
+    )
+    return message, context
+
+
+def test_a_clients_reply_holds_gradients_and_a_count_and_nothing_else() -> None:
+    message, context = client_message()
+    content = train(message, context).content
+    assert set(content) == {"arrays", "metrics"}
+    assert dict(content["metrics"]) == {"num-examples": 1}
+    gradients = content["arrays"].to_torch_state_dict()
+    shapes = {name: parameter.shape for name, parameter in build(CONFIG.arms[0]).named_parameters()}
+    assert {name: tensor.shape for name, tensor in gradients.items()} == shapes
+
+
+def test_a_client_refuses_a_federation_of_another_size() -> None:
+    from fedmjp.errors import ConfigError
+
+    message, context = client_message(partitions=3)
+    with pytest.raises(ConfigError, match="clients = 2, but the federation has 3"):
+        train(message, context)
+
+
+WATCH: list[str] = []
+SEEN: list[str] = []
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    if WATCH and event != "import" and any(str(argument).startswith(WATCH[0]) for argument in arguments):
+        SEEN.append(event)
+
+
+def test_the_adversary_never_touches_the_evaluators_folder(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"models": ("deit_tiny", "deit_tiny_april")})
+    folder = RunFolder(tmp_path)
+    record_directly(config, folder)
+    sys.addaudithook(_watch)  # cannot be removed; it is idle while WATCH is empty
+    WATCH.append(os.fspath(folder.evaluator))
+    try:
+        for arm in config.arms:
+            uploads = folder.upload_folder(arm).uploads()
+            model = build(arm)
+            model.load_state_dict(folder.upload_folder(arm).weights(uploads[0].weights))
+            for attack in ("april" if "april" in arm.name else "patch_embedding", "grey"):
+                assert len(Adversary(model, ThreatModel(), seed=0).reconstruct(attack, uploads)) == 2
+        assert SEEN == []
+        PrivateBatch.load(next(folder.evaluator.rglob("round-*")))
+        assert "open" in SEEN, "the watch sees what it should see"
+    finally:
+        WATCH.clear()
+    assert set(ATTACKS) == {"april", "grey", "patch_embedding"}, "a new attack belongs into this test"
