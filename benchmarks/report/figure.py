@@ -15,7 +15,7 @@ from fedmjp.store import Trial
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45
-DOTS_PER_INCH = 120
+DOTS_PER_INCH = 100
 
 
 @dataclass(frozen=True)
