@@ -1,0 +1,1 @@
+"""Measurements of time and memory; their results stand in results/performance with their origin."""
