@@ -8,7 +8,7 @@ from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError
 from fedmjp.models.build import build
-from fedmjp.records import Upload
+from fedmjp.records import Upload, record_name
 from fedmjp.updates import gradient
 from server.uploads import UploadFolder
 
@@ -43,6 +43,5 @@ def record_directly(
             on_round()
             for client in range(config.clients):
                 batch = batch_of_round(config, selection, client, server_round)
-                name = f"round-{server_round:05d}-node-{client}.safetensors"
-                batch.save(folder.evaluator / arm.label / name)
+                batch.save(folder.evaluator / arm.label / record_name(server_round, client))
                 uploads.keep(Upload(gradient(model, batch), "gradient", 1, server_round, client, weights))

@@ -29,6 +29,8 @@ from fedmjp.store import Store, Trial
 from server.adversary import Adversary
 from server.uploads import UploadFolder
 
+COMPLETED = "completed.json"
+
 
 class Recorder(Protocol):
     """Has the uploads of a federated run recorded: ``simulate`` through Flower, or ``record_directly``."""
@@ -111,7 +113,7 @@ class Engine:
         folder, federation = self.output.run, self.experiment.federation
         # Keys cover configuration, pictures, code and versions: records of anything else are stale.
         recorded = sorted(trial.key for trial in planned)
-        marker = folder.root / "completed.json"
+        marker = folder.root / COMPLETED
         if marker.exists() and marker.read_text() == json.dumps(recorded):
             return None
         if folder.root.exists():
@@ -143,6 +145,8 @@ class Engine:
             present = [trial for trial in group if _source(trial) in pairs]
             absent = [trial for trial in group if _source(trial) not in pairs]
             reason = federation_error or "the client's upload or private record is missing or damaged"
+            if absent:  # the next run records anew
+                (self.output.run.root / COMPLETED).unlink(missing_ok=True)
             self.store.put(self._failed(trial, reason) for trial in absent)
             self._attack_group(arm, present, pairs)
             self.progress.trials(len(group))

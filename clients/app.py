@@ -15,6 +15,7 @@ from fedmjp.errors import ConfigError
 from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
+from fedmjp.records import record_name
 from fedmjp.updates import gradient
 
 app = ClientApp()
@@ -32,7 +33,7 @@ _selection = lru_cache(maxsize=1)(select_for)
 def _leave_for_evaluator(batch: PrivateBatch, arm: ModelConfig, server_round: int, context: Context) -> None:
     folder = from_run_config(RecordingConfig, context.run_config).evaluator_folder
     if folder:
-        batch.save(Path(folder) / arm.label / f"round-{server_round:05d}-node-{context.node_id}.safetensors")
+        batch.save(Path(folder) / arm.label / record_name(server_round, context.node_id))
 
 
 @app.train()

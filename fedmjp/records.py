@@ -41,6 +41,11 @@ def require_images(name: str, images: Tensor) -> None:
         require(low >= 0 and high <= 1, f"{name} must lie in [0, 1], got [{low:.4g}, {high:.4g}]")
 
 
+def record_name(server_round: int, node: int) -> str:
+    """File name that an upload and the private batch behind it share, each in its own folder."""
+    return f"round-{server_round:05d}-node-{node}.safetensors"
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> None:
     """Write tensors and plain fields as one safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedmjp.errors import RecordError
-from fedmjp.records import Upload, load_tensors, save_tensors, weights_digest
+from fedmjp.records import Upload, load_tensors, record_name, save_tensors, weights_digest
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class UploadFolder:
         """Store an upload, reduced to the tensors that are kept."""
         kept = {name: tensor for name, tensor in upload.tensors.items() if not self.tensors or name in self.tensors}
         reduced = Upload(kept, upload.kind, upload.num_examples, upload.server_round, upload.node, upload.weights)
-        reduced.save(self.folder / f"round-{upload.server_round:05d}-node-{upload.node}.safetensors")
+        reduced.save(self.folder / record_name(upload.server_round, upload.node))
 
     def uploads(self) -> list[Upload]:
         """Every upload, in the order of rounds and nodes."""
