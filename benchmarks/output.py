@@ -84,7 +84,7 @@ def claim_folder(folder: Path) -> None:
 def write_text(path: Path, content: str) -> None:
     """Write a text file, whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(content)
+    partial.write_text(content, encoding="utf-8")
     partial.replace(path)
 
 

@@ -80,7 +80,14 @@ def code_digest() -> str:
 def versions() -> dict[str, str]:
     """Version of Python, fedmjp and of every package that numbers depend on."""
     found = {"python": platform.python_version(), "fedmjp": fedmjp.__version__}
-    return found | {package: metadata.version(package) for package in PACKAGES}
+    return found | {package: _version(package) for package in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def hardware() -> Hardware:

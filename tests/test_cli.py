@@ -161,6 +161,15 @@ def test_doctor_reports_versions_device_and_where_weights_belong(
     assert "are ours" in printed
 
 
+def test_doctor_reports_a_package_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedmjp.provenance.PACKAGES", ("torch", "no-such-package"))
+    assert run(monkeypatch, "doctor") == 0
+    assert "no-such-package" in (printed := capsys.readouterr().out)
+    assert "not installed" in printed
+
+
 def test_doctor_names_a_package_that_shadows_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

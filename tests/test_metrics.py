@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import skimage.data
 import torch
+import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
@@ -149,6 +150,31 @@ def test_lpips_refuses_another_file_under_the_right_name(tmp_path: Path, monkeyp
     perceptual.backbone_path().write_bytes(b"not AlexNet")
     with pytest.raises(WeightsMissingError, match="damaged or another file"):
         perceptual.lpips_alex(torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 64, 64))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # lpips calls torchvision by a deprecated argument
+def test_lpips_loads_its_backbone_from_the_file_where_doctor_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(perceptual, "_matches_name", lambda *_: True)  # a file of ours, so with another digest
+    alexnet = torchvision.models.alexnet(weights=None)
+    perceptual.backbone_path().parent.mkdir()
+    torch.save(alexnet.state_dict(), perceptual.backbone_path())
+    network = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
+    layers = dict(alexnet.features.named_children())
+    for part in (network.net.slice1, network.net.slice2, network.net.slice3, network.net.slice4, network.net.slice5):
+        for name, layer in part.named_children():
+            layer.load_state_dict(layers[name].state_dict())
+    x, y = torch.rand(2, 2, 3, 64, 64, generator=generator)
+    with torch.no_grad():
+        expected = network(x, y, normalize=True).flatten().tolist()
+    perceptual._network.cache_clear()
+    try:
+        assert metrics.METRICS["lpips_alex"].missing() is None
+        assert perceptual.lpips_alex(x, y).tolist() == pytest.approx(expected, rel=1e-5)
+    finally:
+        perceptual._network.cache_clear()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # lpips calls torchvision by a deprecated argument

@@ -95,7 +95,7 @@ def simulate(
     with PrivateSuperLink() as superlink:
         app = write_app(superlink.home / "app" / "fedmjp")
         run_config = superlink.home / "run-config.toml"
-        run_config.write_text(as_toml(to_run_config(config, recording)))
+        run_config.write_text(as_toml(to_run_config(config, recording)), encoding="utf-8")
         run = superlink.submit(app, run_config, _resources(config))
         tail: deque[str] = deque(maxlen=200)
         for line in superlink.log(run):
