@@ -1,5 +1,6 @@
 """Sources of pictures: what they convert, what they skip, what they refuse."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,13 @@ def test_pictures_without_a_fixed_range_are_named(tmp_path: Path) -> None:
     Image.fromarray(np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)).save(tmp_path / "c" / "float.tiff")
     with pytest.raises(DataError, match=r"float\.tiff' cannot be read as a picture: mode 'F' has no fixed range"):
         FolderPictures(tmp_path, 32, classes=10).load("c/float.tiff")
+
+
+def test_file_names_that_are_no_text_are_skipped_and_named(folder: Path) -> None:
+    strange = os.fsdecode(b"stra\xffnge.png")
+    (folder / "dog" / "rgb.png").rename(folder / "dog" / strange)
+    with pytest.raises(DataError, match=r"file name 'dog/stra.*nge\.png' is not valid text"):
+        FolderPictures(folder, 32, classes=10).load(f"dog/{strange}")
 
 
 def test_labels_are_ranks_of_class_folders(folder: Path) -> None:

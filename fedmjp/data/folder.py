@@ -45,10 +45,20 @@ class FolderPictures:
 
     def load(self, name: str) -> LabelledPicture:
         """Read one picture; DataError if the file is damaged."""
+        if not _is_text(name):
+            raise DataError(f"the file name {name!a} is not valid text")
         try:
-            name.encode()
             with Image.open(self._folder / name) as photograph:
                 image = to_image(photograph, self._size)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{str(self._folder / name)!a} cannot be read as a picture: {error}") from error
+            raise DataError(f"{self._folder / name} cannot be read as a picture: {error}") from error
         return LabelledPicture(name, image, self._labels[name.split("/", maxsplit=1)[0]])
+
+
+def _is_text(name: str) -> bool:
+    """Whether a file name can be written down (names on disk are bytes, not always of any text)."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
