@@ -57,7 +57,7 @@ def test_sixteen_bit_grey_keeps_its_shades(tmp_path: Path) -> None:
 def test_pictures_without_a_fixed_range_are_named(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     Image.fromarray(np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)).save(tmp_path / "c" / "float.tiff")
-    with pytest.raises(DataError, match=r"float\.tiff' cannot be read as a picture: mode 'F' has no fixed range"):
+    with pytest.raises(DataError, match=r"float\.tiff cannot be read as a picture: mode 'F' has no fixed range"):
         FolderPictures(tmp_path, 32, classes=10).load("c/float.tiff")
 
 
