@@ -4,40 +4,66 @@ An attack sees what the server sees. There is no parameter through which private
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
+from fedmjp.config import Config
 from fedmjp.errors import AttackNotApplicableError
+from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
+Role = Literal["attack", "floor", "bound"]
 
-def single_picture_gradient_refusal(threat: ThreatModel) -> str | None:
-    """The requirement of closed forms: one client's FedSGD gradient of one picture."""
-    if threat.update != "gradient":
-        return f"needs a FedSGD gradient, not a {threat.update} after {threat.local_steps} steps"
-    if threat.batch_size != 1 or not threat.individual_updates:
-        return "needs the individual update of a single picture: tokens of several only show their sum"
-    return None
+
+class NoOptions(Config):
+    """Options of an attack that has none."""
+
+
+def _silent(done: int, total: int, loss: float) -> None:
+    """Progress that nobody watches."""
 
 
 class Attack(ABC):
     """Base of all attacks.
 
-    Class attributes state what `fedmjp list attacks` prints: ``name``; ``paper``, the source;
-    ``summary``, one line; ``requires``, what must hold, in words; ``floor``, whether it is a
-    reference that uses nothing of the upload.
+    Class attributes state what `fedmjp list attacks` prints and how the engine calls it:
+
+    - ``name``; ``paper``, the source; ``summary``, one line;
+    - ``requires``, what must hold, in words; ``exploits``, what in an upload it makes use of;
+    - ``role``: "attack"; "floor", a reference that uses nothing of the upload; or "bound", one that
+      is given more than any real server sees. Only attacks are ranked;
+    - ``options_type``: the configuration model of its options;
+    - ``stack``: how many uploads it profits from getting at once.
+
+    Args:
+        options: Values for ``options_type``, as given by ``--set key=value``.
+
+    Attributes:
+        options: Validated.
+        on_progress: Called with (steps done, steps in total, loss) while an optimisation runs.
+
+    Raises:
+        ConfigError: On an unknown option or a value out of range.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     summary: ClassVar[str]
     requires: ClassVar[str]
-    floor: ClassVar[bool] = False
+    exploits: ClassVar[str]
+    role: ClassVar[Role] = "attack"
+    options_type: ClassVar[type[Config]] = NoOptions
+    stack: ClassVar[int] = 8
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options: Any = self.options_type.parse(options or {})
+        self.on_progress: Callable[[int, int, float], None] = _silent
 
     def reconstruct(
         self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
@@ -46,13 +72,14 @@ class Attack(ABC):
 
         Args:
             uploads: Uploads that were all computed with ``model``'s weights. They are not changed.
-            model: The model that the server had sent.
+            model: The model that the server had sent; its device is where the work is done. It is
+                not changed.
             threat: What the attacker knows beyond that.
             generator: Its initial seed is the source of randomness. Every upload gets a generator of
                 its own from that and its content, so that a result never depends on its neighbours.
 
         Returns:
-            One reconstruction per upload, in the same order.
+            One reconstruction per upload, in the same order, each of as many pictures as the upload.
 
         Raises:
             AttackNotApplicableError: If the model, the threat model or an upload does not meet
@@ -64,10 +91,8 @@ class Attack(ABC):
         for upload in uploads:
             self._check_upload(upload, threat)
             self._check_tensors(upload, model)
-        return [
-            self._reconstruct_one(upload, model, threat, generator=self._generator_for(upload, model, generator))
-            for upload in uploads
-        ]
+        generators = [self._generator_for(upload, model, generator) for upload in uploads]
+        return self._reconstruct(uploads, model, threat, generators=generators)
 
     @abstractmethod
     def tensors(self, model: VitClassifier) -> Sequence[str]:
@@ -77,10 +102,21 @@ class Attack(ABC):
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Which requirement this model or threat model fails; None if the attack applies."""
 
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """What a reader must know of its scores under this model and threat model; None if nothing."""
+        del model, threat
+        return None
+
     @abstractmethod
-    def _reconstruct_one(
-        self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
-    ) -> Reconstruction: ...
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
 
     def _generator_for(self, upload: Upload, model: VitClassifier, generator: torch.Generator) -> torch.Generator:
         content = weights_digest({name: upload.tensors[name] for name in self.tensors(model)})
@@ -96,9 +132,16 @@ class Attack(ABC):
                 f"{self.name}: the upload is of {upload.num_examples} pictures, "
                 f"the threat model speaks of {threat.batch_size}"
             )
+        if (upload.labels is not None) != threat.labels_known:
+            told = "comes with" if upload.labels is not None else "comes without"
+            granted = "grants" if threat.labels_known else "does not grant"
+            raise AttackNotApplicableError(
+                f"{self.name}: the upload {told} labels, the threat model {granted} them"
+            )
 
     def _check_tensors(self, upload: Upload, model: VitClassifier) -> None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        shapes[names.ORACLE_TOKEN_GRADIENTS] = model.get_parameter(names.POSITION_EMBEDDING).shape
         for name in self.tensors(model):
             if name not in upload.tensors:
                 raise AttackNotApplicableError(f"{self.name}: the upload has no tensor {name!r}")
@@ -107,3 +150,8 @@ class Attack(ABC):
                     f"{self.name}: upload tensor {name!r} has shape {tuple(upload.tensors[name].shape)}, "
                     f"the model's has {tuple(shapes[name])}"
                 )
+
+
+def on_device(upload: Upload, name: str, model: VitClassifier) -> Tensor:
+    """A tensor of the upload in float64 on the model's device; half-precision uploads are widened."""
+    return upload.tensors[name].to(model.mean.device, torch.float64)

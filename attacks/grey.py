@@ -23,7 +23,8 @@ class Grey(Attack):
     paper = "floor, no attack"
     summary = f"constant picture {LEVEL}: the floor that every row is read against"
     requires = "nothing"
-    floor = True
+    exploits = "nothing"
+    role = "floor"
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """None."""
@@ -35,9 +36,14 @@ class Grey(Attack):
         del model, threat
         return None
 
-    def _reconstruct_one(
-        self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
-    ) -> Reconstruction:
-        del threat, generator
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        del threat, generators
         size = model.image_size
-        return Reconstruction(torch.full((upload.num_examples, 3, size, size), LEVEL))
+        return [Reconstruction(torch.full((upload.num_examples, 3, size, size), LEVEL)) for upload in uploads]

@@ -12,6 +12,7 @@ from fedmjp.errors import ConfigError
 from fedmjp.settings import Picture
 
 Defence = Literal["none", "mjp"]
+UpdateKind = Literal["gradient", "delta"]
 MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -95,8 +96,9 @@ class FederationConfig(Config):
     """One federated run: which models, which pictures, how many clients, what goes into the gradients.
 
     The run plays one arm after another: each of ``models`` with each of ``defences``, from its
-    initial weights. In an arm every client uploads, round after round, the gradient of one of its
-    pictures: first of all its pictures in the first version of ``inputs``, then in the next. The
+    initial weights. In an arm every client uploads, round after round, the update of one batch of
+    its pictures: first of all its pictures in the first version of ``inputs``, then in the next. An
+    update is the batch's gradient, or the weight delta after some steps of plain SGD on it. The
     configuration travels to Flower as flat run-config keys (``pictures-per-client``; several values
     comma-separated), because those may only be numbers, text and booleans.
     """
@@ -110,7 +112,11 @@ class FederationConfig(Config):
     data: str = Field("bundled", description="'bundled' or a folder of CLASS/picture files, absolute")
     clients: int = Field(2, ge=1)
     pictures_per_client: int = Field(1, ge=1)
+    batch_size: int = Field(1, ge=1, description="pictures behind one upload")
     inputs: Annotated[tuple[Picture, ...], BeforeValidator(_split)] = (Picture.SHUFFLED,)
+    update: UpdateKind = "gradient"
+    local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
+    local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
     server_learning_rate: float = Field(
         0.0, ge=0.0, allow_inf_nan=False, description="0 keeps the weights: every picture meets the same"
     )
@@ -120,6 +126,12 @@ class FederationConfig(Config):
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
         _require_whole_patches(self.image_size, self.patch_size)
+        if self.pictures_per_client % self.batch_size:
+            raise ValueError(
+                f"batch-size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client"
+            )
+        if self.update == "gradient" and self.local_steps > 1:
+            raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
         for name in ("models", "defences", "inputs"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -138,11 +150,16 @@ class FederationConfig(Config):
     @property
     def rounds(self) -> int:
         """Rounds of an arm: until every client has uploaded each of its pictures in each version."""
-        return self.pictures_per_client * len(self.inputs)
+        return self.batches_per_client * len(self.inputs)
+
+    @property
+    def batches_per_client(self) -> int:
+        """Uploads that a client's pictures make in one version."""
+        return self.pictures_per_client // self.batch_size
 
     def turn(self, server_round: int) -> tuple[int, Picture]:
-        """Which of its pictures (0-based), in which version, a client uploads in a round (1-based)."""
-        version, index = divmod(server_round - 1, self.pictures_per_client)
+        """Which batch of its pictures (0-based), in which version, a client uploads in a round (1-based)."""
+        version, index = divmod(server_round - 1, self.batches_per_client)
         return index, self.inputs[version]
 
 

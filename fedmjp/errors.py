@@ -50,8 +50,12 @@ class RecordError(FedmjpError):
     """A record (batch, upload, reconstruction) that is malformed or damaged on disk."""
 
 
-class AttackNotApplicableError(FedmjpError):
+class AttackNotApplicableError(BadInputError):
     """An attack was given a model, upload or threat model that it cannot exploit by construction."""
+
+
+class AttackFailedError(FedmjpError):
+    """An attack that applies broke down. Remedy: read its own error in the message."""
 
 
 class WeightsMissingError(FedmjpError):

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 
 
@@ -84,14 +85,17 @@ class Upload:
         server_round: Round number, from 1.
         node: The client's node identifier in that run.
         weights: Digest of the weights that the server had sent for the round.
+        labels: The labels of the pictures in no particular order, where the threat model grants them
+            to the attacker; None otherwise. They never cross the wire and are never on disk.
     """
 
     tensors: Mapping[str, Tensor]
-    kind: Literal["gradient", "delta"]
+    kind: UpdateKind
     num_examples: int
     server_round: int
     node: int
     weights: str
+    labels: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         require(len(self.tensors) > 0, "an upload without tensors")

@@ -1,14 +1,41 @@
 """The local computation: what a client computes from its pictures before anything leaves it.
 
-Federated clients and direct mode both call ``gradient``; that they agree is tested.
+Federated clients and direct mode both call ``local_update``; that they agree is tested.
 """
+
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
+from fedmjp.config import UpdateKind
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
+
+
+class LocalTraining(Protocol):
+    """The recipe of the local computation, as ``FederationConfig`` and ``ThreatModel`` state it."""
+
+    @property
+    def update(self) -> UpdateKind:
+        """FedSGD gradient or FedAvg weight delta."""
+
+    @property
+    def local_steps(self) -> int:
+        """SGD steps behind a delta."""
+
+    @property
+    def local_learning_rate(self) -> float:
+        """Of these steps."""
+
+
+def local_update(model: VitClassifier, batch: PrivateBatch, recipe: LocalTraining) -> dict[str, Tensor]:
+    """What the client uploads: ``gradient`` or ``delta``, as the recipe asks."""
+    if recipe.update == "gradient":
+        return gradient(model, batch)
+    return delta(model, batch, steps=recipe.local_steps, learning_rate=recipe.local_learning_rate)
 
 
 def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
@@ -25,10 +52,41 @@ def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
     Returns:
         Parameter name to gradient, float32, on the model's device.
     """
+    return _gradient_at(model, dict(model.named_parameters()), batch)
+
+
+def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rate: float) -> dict[str, Tensor]:
+    """FedAvg: the change of the weights after some steps of plain SGD on the batch.
+
+    Every step sees the whole batch with the same mask. The steps are taken in the weights'
+    precision, so a small learning rate loses digits of the gradient to rounding, as it does on a
+    real client.
+
+    Args:
+        model: The model with the weights that the server sent. It is not changed.
+        batch: The client's pictures.
+        steps: Number of steps.
+        learning_rate: Of each step.
+
+    Returns:
+        Parameter name to weight after minus weight before, float32, on the model's device.
+
+    References:
+        McMahan et al., "Communication-efficient learning of deep networks", AISTATS 2017, FedAvg.
+    """
+    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights = before
+    for _ in range(steps):
+        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+        gradients = _gradient_at(model, leaves, batch)
+        weights = {name: weight - learning_rate * gradients[name] for name, weight in weights.items()}
+    return {name: weight - before[name] for name, weight in weights.items()}
+
+
+def _gradient_at(model: VitClassifier, weights: dict[str, Tensor], batch: PrivateBatch) -> dict[str, Tensor]:
     device = model.mean.device
     mask = batch.mask.to(device) if model.defended else None
+    images = batch.version(batch.gradient_of).to(device)
     with torch.enable_grad():
-        logits = model(batch.version(batch.gradient_of).to(device), mask)
-        loss = F.cross_entropy(logits, batch.labels.to(device))
-        names, parameters = zip(*model.named_parameters(), strict=True)
-        return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+        loss = F.cross_entropy(functional_call(model, weights, (images, mask)), batch.labels.to(device))
+        return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
