@@ -1,0 +1,67 @@
+"""Which labels an upload was computed from, read off the gradient of the classifier's bias."""
+
+import torch
+from torch import Tensor
+
+from attacks.base import on_device
+from fedmjp.errors import AttackNotApplicableError
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Upload
+from fedmjp.threat import ThreatModel
+
+
+def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
+    """The labels behind an upload: those that the attacker was told, else recovered ones.
+
+    With mean cross-entropy the gradient of the head's bias at class c is p_c - n_c / B, where p_c is
+    the mean predicted probability and n_c the number of pictures of class c. Every negative entry
+    is therefore a label that occurs. What is left of the batch goes, one picture at a time, to the
+    class with the lowest remainder after adding 1 / B per label already given. For one picture this
+    is the only negative entry and certain. For a batch it is exact while the predictions are far
+    from certain: a repeated label hides where its p_c comes near n_c / B. With label smoothing the
+    lowest entry is still the best guess and no longer certain.
+
+    A delta of several SGD steps is the sum of their gradients times the learning rate; the same
+    reading applies to its mean.
+
+    Returns:
+        ``num_examples`` labels, sorted.
+
+    Raises:
+        AttackNotApplicableError: If labels are needed and the upload has no gradient of the head's bias.
+
+    References:
+        Zhao et al., "iDLG: Improved Deep Leakage from Gradients", 2020 (one picture); Yin et al., "See
+        through Gradients", CVPR 2021, section 3.1 (batch); the counts follow from the formula above.
+    """
+    if upload.labels is not None:
+        return tuple(sorted(upload.labels))
+    if names.HEAD_BIAS not in upload.tensors:
+        raise AttackNotApplicableError(
+            f"labels are unknown and the upload has no tensor {names.HEAD_BIAS!r} to recover them from"
+        )
+    return _count(mean_gradient(upload, names.HEAD_BIAS, model, threat), upload.num_examples)
+
+
+def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: ThreatModel) -> Tensor:
+    """One tensor of the upload as a gradient, float64: a delta divided by minus steps and learning rate."""
+    tensor = on_device(upload, name, model)
+    if upload.kind == "gradient":
+        return tensor
+    return -tensor / (threat.local_steps * threat.local_learning_rate)
+
+
+def _count(bias_gradient: Tensor, pictures: int) -> tuple[int, ...]:
+    remainder = bias_gradient.clone()
+    found: list[int] = []
+    negative = (remainder < 0).nonzero().flatten()
+    certain = negative[remainder[negative].argsort()][:pictures].tolist()
+    for label in certain:
+        found.append(label)
+        remainder[label] += 1 / pictures
+    while len(found) < pictures:
+        label = int(torch.argmin(remainder))
+        found.append(label)
+        remainder[label] += 1 / pictures
+    return tuple(sorted(found))
