@@ -1,0 +1,339 @@
+"""Attacks of the breaching library, run by its own attacker classes and Hydra configurations.
+
+This is the only file that imports breaching. Every image configuration of breaching 0.1.2 that an
+honest-but-curious server can run is an attack here. Left out are:
+
+- ``multiscale_ghiasi``: its attacker calls its own optimiser with one argument too many;
+- ``analytic`` and ``rgap``: they invert chains of linear or convolutional layers, no transformers;
+- ``imprint`` and ``decepticon``: they need a server that changes the model, and text for the latter;
+- ``sanitycheck`` and ``_default_optimization_attack``: no attack, and the base of the others.
+
+What breaching expects, and gets on a copy of the model:
+
+- gradients as a list in the order of the network's parameters, the classifier's last. That is the
+  order of the timm backbone; MJP's unknown embedding is no part of it, so on an MJP upload these
+  attacks are naive: its gradient is not used, and the network is run without a mask;
+- pictures in the network's input space; mean and standard deviation come as metadata;
+- an attention that can be differentiated twice, so timm's fused attention is switched off;
+- torch's global random state, which is seeded for the run and put back.
+"""
+
+import difflib
+import functools
+import json
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.base import Attack
+from attacks.breaching_case import PREFIX, Case, case_of
+from attacks.breaching_options import BreachingOptions, OptimisationOptions
+from attacks.breaching_watch import CarriedError, Messages, Watch, listening
+from attacks.labels import labels_of
+from fedmjp.config import Config
+from fedmjp.errors import AttackFailedError, ConfigError
+from fedmjp.models.april import AprilBlock
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+ATTACK_TYPES = ("optimization", "joint-optimization")
+
+
+class BreachingAttack(Attack):
+    """One of breaching's configurations.
+
+    Class attributes:
+        config_name: The file in breaching's ``config/attack``.
+    """
+
+    config_name: ClassVar[str]
+    options_type: ClassVar[type[Config]] = OptimisationOptions
+    stack = 1
+    requires = "each client's own update; labels that are known, or recovered from the head's bias"
+    exploits = "the gradient of every weight that an undefended model has, or their change"
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._overrides = self.options.overrides()
+        if self._overrides:
+            self._configuration()  # a wrong key is an error now, not after hours of other attacks
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """All of the network's parameters."""
+        return [PREFIX + name for name, _ in model.backbone.named_parameters()]
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs single updates."""
+        del model
+        if not threat.individual_updates:
+            return "needs each client's own update, not their sum"
+        if "label_strategy" in self._overrides and (threat.labels_known or threat.update == "delta"):
+            return "label_strategy is for unknown labels behind a gradient; leave it out"
+        return None
+
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Naive on MJP uploads."""
+        del threat
+        if model.defended:
+            return "naive: runs the network without a mask and does not use the unknown embedding's gradient"
+        return None
+
+    def _configuration(self) -> Any:
+        return configuration(self.config_name, self._overrides, own=list(self.options_type.model_fields))
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        pairs = zip(uploads, generators, strict=True)
+        return [self._reconstruct_one(upload, model, threat, each.initial_seed()) for upload, each in pairs]
+
+    def _reconstruct_one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, seed: int) -> Reconstruction:
+        config = self._configuration()
+        joint = config.attack_type == "joint-optimization"
+        breaching_finds_labels = joint or "label_strategy" in self._overrides
+        labels = None if breaching_finds_labels else labels_of(upload, model, threat)
+        container = _breaching().cases.models.model_preparation.VisionContainer
+        case = case_of(upload, model, threat, labels=labels, container=container)
+        start = time.monotonic()
+        found, diagnostics = self._run(case, config, seed)
+        if not bool(torch.isfinite(found).all()):
+            raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
+        images = model.denormalise(found).to("cpu", torch.float32)
+        return Reconstruction(images, {**diagnostics, "seconds": time.monotonic() - start})
+
+    def _run(self, case: Case, config: Any, seed: int) -> tuple[Tensor, dict[str, float]]:
+        with listening("breaching") as messages, torch.enable_grad():
+            try:
+                attacker = _breaching().attacks.prepare_attack(case.network, nn.CrossEntropyLoss(), config, case.setup)
+                watch = self._watched(attacker)
+                with _seeded(seed, case.setup["device"]):
+                    made, stats = attacker.reconstruct([case.payload], [case.shared], server_secrets={})
+            except CarriedError as carried:
+                raise carried.args[0] from None
+            except Exception as error:
+                text = " ".join(str(error).split())
+                raise AttackFailedError(f"{self.name}: breaching raised {type(error).__name__}: {text}") from error
+        return made["data"].detach(), self._diagnostics(watch, stats, messages)
+
+    def _watched(self, attacker: Any) -> Watch | None:
+        return Watch(attacker, seconds=self.options.seconds, on_progress=self.on_progress)
+
+    def _diagnostics(self, watch: Watch | None, stats: Mapping[str, Any], messages: Messages) -> dict[str, float]:
+        if watch is None:
+            return {}
+        if stats["opt_value"] == float("inf"):
+            raise AttackFailedError(f"{self.name}: no trial had a finite loss; breaching says: {' '.join(messages)}")
+        loss = min(watch.curves[watch.chosen])
+        return {"loss": loss, "iterations": float(watch.iterations), "trials": float(len(watch.curves))}
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)  # noqa: TID251 (breaching takes no generator; state is restored)
+        yield
+
+
+@functools.cache
+def _breaching() -> Any:
+    """The library, imported when it is first needed: that takes seconds and warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import breaching  # type: ignore[import-untyped]  # noqa: PLC0415 (see above)
+    return breaching
+
+
+def configuration(name: str, overrides: Mapping[str, Any], own: Sequence[str] = ()) -> Any:
+    """One of breaching's attack configurations with overrides, as Hydra composes it.
+
+    Args:
+        name: The file in breaching's ``config/attack``.
+        overrides: Dotted key to value. Text is left to Hydra's grammar.
+        own: Further names to suggest when a key is unknown.
+
+    Raises:
+        ConfigError: On a key that the configuration does not have, or a value that Hydra cannot read.
+    """
+    known = _keys(_compose(name, []))
+    for key in overrides:
+        if key not in known:
+            near = difflib.get_close_matches(key, [*own, *known], n=1)
+            raise ConfigError(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+    values = (value if isinstance(value, str) else json.dumps(value) for value in overrides.values())
+    config = _compose(name, [f"{key}={value}" for key, value in zip(overrides, values, strict=True)])
+    if "optim" in known and config.attack_type not in ATTACK_TYPES:
+        raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
+    return config
+
+
+def _keys(node: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all nodes below one of a configuration."""
+    keys = []
+    for key, value in node.items():
+        keys.append(f"{prefix}{key}")
+        if hasattr(value, "items"):
+            keys.extend(_keys(value, f"{prefix}{key}."))
+    return keys
+
+
+def _compose(name: str, overrides: list[str]) -> Any:
+    breaching = _breaching()
+    from hydra.errors import HydraException  # noqa: PLC0415 (comes with breaching, which is imported late)
+
+    with listening("breaching"), _hydra_to_itself():
+        try:
+            return breaching.get_attack_config(name, overrides)
+        except HydraException as error:
+            lines = str(error).splitlines()
+            raise ConfigError(f"{' '.join(overrides)}: {lines[0]}") from None
+
+
+@contextmanager
+def _hydra_to_itself() -> Iterator[None]:
+    """Hydra's global state as if nobody had used it; an application's own is put back."""
+    from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415 (comes with breaching, which is imported late)
+    from hydra.version import VersionBase  # noqa: PLC0415
+
+    instance, version = GlobalHydra.instance(), VersionBase.instance()
+    hydra, base = instance.hydra, version.version_base
+    instance.clear()
+    try:
+        yield
+    finally:
+        instance.hydra, version.version_base = hydra, base
+        GlobalHydra.set_instance(instance)
+
+
+class DeepLeakage(BreachingAttack):
+    """L-BFGS on the squared distance of gradients, for pictures and labels together."""
+
+    config_name = "deepleakage"
+    name = "breaching_deepleakage"
+    paper = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019; breaching 0.1.2"
+    summary = "L-BFGS on the Euclidean gradient distance, labels optimised too, even known ones"
+    requires = "each client's own update"
+
+
+class InvertingGradients(BreachingAttack):
+    """Signed Adam on the cosine distance of gradients with total variation."""
+
+    config_name = "invertinggradients"
+    name = "breaching_invertinggradients"
+    paper = "Geiping et al., Inverting Gradients, NeurIPS 2020; breaching 0.1.2"
+    summary = "signed Adam on the cosine gradient distance and total variation"
+
+
+class Modern(BreachingAttack):
+    """Inverting Gradients with the settings of breaching's authors for larger networks."""
+
+    config_name = "modern"
+    name = "breaching_modern"
+    paper = "after Geiping et al., NeurIPS 2020; breaching 0.1.2's own settings"
+    summary = "Inverting Gradients with patterned start, soft sign, colour total variation, head features"
+
+
+class SeeThroughGradients(BreachingAttack):
+    """Adam with noise on the squared distance of gradients with picture priors."""
+
+    config_name = "seethroughgradients"
+    name = "breaching_seethroughgradients"
+    paper = "Yin et al., See through Gradients, CVPR 2021; breaching 0.1.2"
+    summary = "Langevin Adam on the Euclidean gradient distance, total variation and norm"
+
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Its strongest prior has nothing to act on."""
+        mine = "its batch-norm prior has nothing to act on in this model; breaching has no group consistency"
+        general = super().caveat(model, threat)
+        return f"{mine}; {general}" if general else mine
+
+
+class Tag(BreachingAttack):
+    """Adam on a squared and absolute distance of gradients that weighs early layers more."""
+
+    config_name = "tag"
+    name = "breaching_tag"
+    paper = "Deng et al., TAG, Findings of EMNLP 2021; breaching 0.1.2"
+    summary = "AdamW on a layer-weighted L2 and L1 gradient distance, labels optimised too, even known ones"
+    requires = "each client's own update"
+
+
+class Wei(BreachingAttack):
+    """L-BFGS on the squared distance of gradients plus the task loss, from a patterned start."""
+
+    config_name = "wei"
+    name = "breaching_wei"
+    paper = "Wei et al., A Framework for Evaluating Gradient Leakage Attacks, ESORICS 2020; breaching 0.1.2"
+    summary = "L-BFGS on the Euclidean gradient distance and the task loss, patterned start"
+
+
+class BeyondInfering(BreachingAttack):
+    """L-BFGS on the squared distance of gradients with total variation; named as breaching spells it."""
+
+    config_name = "beyondinfering"
+    name = "breaching_beyondinfering"
+    paper = "Wang et al., Beyond Inferring Class Representatives, INFOCOM 2019; breaching 0.1.2"
+    summary = "L-BFGS on the Euclidean gradient distance and total variation, without the paper's GAN"
+
+
+class Legacy(BreachingAttack):
+    """Inverting Gradients with earlier settings of breaching's authors."""
+
+    config_name = "legacy"
+    name = "breaching_legacy"
+    paper = "after Geiping et al., NeurIPS 2020; breaching 0.1.2's earlier settings"
+    summary = "Inverting Gradients from a zero start, soft sign, colour total variation, head features"
+
+
+class ClsAttack(BreachingAttack):
+    """The optimisation of the class-fishing attack, without its malicious server."""
+
+    config_name = "clsattack"
+    name = "breaching_clsattack"
+    paper = "Wen et al., Fishing for User Data, ICML 2022, the optimisation only; breaching 0.1.2"
+    summary = "Inverting Gradients from a random pattern, soft sign, colour total variation"
+
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """The paper's attack is by another server."""
+        mine = "the optimisation alone: the paper's server changes the weights to single out a picture"
+        general = super().caveat(model, threat)
+        return f"{mine}; {general}" if general else mine
+
+
+class AprilAnalytic(BreachingAttack):
+    """breaching's closed form of APRIL, a cross-check of ``april``.
+
+    On an MJP upload it takes E_pos's gradient alone, whose masked rows are zero.
+    """
+
+    config_name = "april_analytic"
+    name = "breaching_april"
+    paper = "Lu et al., APRIL, CVPR 2022; breaching 0.1.2"
+    summary = "breaching's closed form on attention and position-embedding gradients: a cross-check of april"
+    requires = "an *_april model (first block without first norm and residuals); one picture's gradient"
+    exploits = "gradients of the position embedding and the first attention"
+    options_type = BreachingOptions
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs the APRIL architecture and the gradient of a single picture."""
+        if not isinstance(model.backbone.blocks[0], AprilBlock):
+            return "needs a first block without first norm and residuals; take the model's _april variant"
+        if model.backbone.num_prefix_tokens != 1:
+            return f"needs one token before the patches, the model has {model.backbone.num_prefix_tokens}"
+        if threat.update != "gradient" or threat.batch_size != 1:
+            return f"needs the gradient of one picture, not a {threat.update} of {threat.batch_size}"
+        return super().refusal(model, threat)
+
+    def _watched(self, attacker: Any) -> Watch | None:
+        del attacker  # a closed form
+        return None
