@@ -1,27 +1,45 @@
 """The closed form of APRIL, on the architecture that it needs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, single_picture_gradient_refusal
+from attacks.base import Attack, NoOptions, on_device
+from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
+from attacks.natural_patches import NaturalPatches, prior_refusal
+from attacks.patch_embedding import individual_refusal
 from attacks.pictures import picture
-from attacks.token_gradients import required_tensors, token_gradients
+from attacks.stacks import in_stacks, rounding_of
+from attacks.token_gradients import (
+    ReadingOptions,
+    TokenGradients,
+    oracle_token_gradients,
+    required_tensors,
+    token_gradients,
+)
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
-
-def _least_squares(matrix: Tensor, right: Tensor) -> Tensor:
-    """Minimum-norm solution by singular values, cut off at float64 rounding, as breaching solves it."""
-    solution: Tensor = torch.linalg.lstsq(matrix, right, driver="gelsd").solution
-    return solution
+_PAPER = "Lu et al., APRIL, CVPR 2022"
+_REQUIRES = "an *_april model (first block without first norm and residuals); one picture per update"
+_EXPLOITS = "the position embedding's gradient shows the gradient at every token, which the first attention read"
 
 
-class April(Attack):
+@dataclass(frozen=True)
+class _System:
+    """``rows^T Z = right`` of one upload: rows (tokens, dim), right (dim, dim)."""
+
+    seen: TokenGradients
+    rows: Tensor
+    right: Tensor
+
+
+class AprilMinNorm(Attack):
     """Solve A^T Z = W_q^T dW_q + W_k^T dW_k + W_v^T dW_v for the tokens Z, then invert the embedding.
 
     A (tokens, dim) is the gradient of the position embedding. It holds for a first block without
@@ -29,48 +47,178 @@ class April(Attack):
     the patch embedding (dim x 3 * patch ** 2) is inverted with minimum norm, so where it has fewer
     rows than columns (DeiT-S: 384 x 768) only the part of a patch in its row space comes back.
 
-    On an MJP upload it is naive in the same way as ``patch_embedding``: the unknown embedding's row
-    is taken for one token that stands at all masked places.
+    This is the published attack and gives what breaching gives. ``april`` is the stronger one.
+
+    A delta of one SGD step scales both sides alike. After several steps W has changed and the
+    equation does not hold: refused.
+
+    On an MJP upload it is naive in the same way as ``patch_embedding``.
 
     References:
         Lu et al., "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", CVPR 2022,
         section 3; same equations and solver as breaching 0.1.2, ``AprilAttacker.closed_form_april``.
     """
 
-    name = "april"
-    paper = "Lu et al., APRIL, CVPR 2022"
-    summary = "closed form on attention and position-embedding gradients of a modified first block"
-    requires = "an *_april model (first block without first norm and residuals); one picture per update"
+    name = "april_min_norm"
+    paper = _PAPER
+    summary = "APRIL's closed form as published: minimum-norm solutions, equal to breaching's april_analytic"
+    requires = _REQUIRES
+    exploits = _EXPLOITS
+    options_type = ReadingOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, first qkv weight gradient."""
         return [*required_tensors(model), names.FIRST_QKV_WEIGHT]
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the APRIL architecture and the gradient of a single picture."""
+        """Needs the APRIL architecture and one gradient of a single picture."""
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"
-        return single_picture_gradient_refusal(threat)
+        if threat.local_steps > 1:
+            return f"needs one gradient step: the weights in its equation change over {threat.local_steps} steps"
+        if threat.batch_size != 1:
+            return "needs the update of a single picture: tokens of several only show their sum"
+        return individual_refusal(threat)
 
-    def _reconstruct_one(
-        self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
-    ) -> Reconstruction:
-        del threat, generator  # closed form
-        seen = token_gradients(upload, model)
-        rows = torch.cat([seen.prefix, seen.patches, seen.unknown])
-        qkv_gradient = upload.tensors[names.FIRST_QKV_WEIGHT].double().cpu()
+    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
+        return token_gradients(upload, model, self.options.reading)
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        del threat, generators  # closed form
+        systems = [self._system(upload, model) for upload in uploads]
+        return in_stacks(
+            systems,
+            lambda stack: self._solve([systems[i] for i in stack], [uploads[i] for i in stack], model),
+            size=lambda system: len(system.rows),
+        )
+
+    def _system(self, upload: Upload, model: VitClassifier) -> _System:
+        seen = self._seen(upload, model)
         # Query, key and value weights are stacked, so that one product is the sum of the three.
-        tokens = _least_squares(rows.T, _weight(model, names.FIRST_QKV_WEIGHT).T @ qkv_gradient)
-        first_unknown = len(seen.prefix) + len(seen.patches)
-        visible, unknown = tokens[len(seen.prefix) : first_unknown], tokens[first_unknown:]
+        right = _weight(model, names.FIRST_QKV_WEIGHT).T @ on_device(upload, names.FIRST_QKV_WEIGHT, model)
+        return _System(seen, torch.cat([seen.prefix, seen.patches, seen.unknown]), right)
 
-        positions = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
-        if len(unknown):
-            unknown = unknown - _weight(model, names.UNKNOWN_EMBEDDING)
-        embedded = seen.spread(visible - positions[~seen.mask], unknown) - _weight(model, names.PATCH_BIAS)
-        patches = _least_squares(_weight(model, names.PATCH_WEIGHT).flatten(1), embedded.T).T
-        return Reconstruction(images=picture(patches, model), diagnostics={"masked_patches": float(seen.mask.sum())})
+    def _solve(
+        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+    ) -> list[Reconstruction]:
+        del uploads
+        tokens = minimum_norm(*_stacked(systems))
+        embedding = _weight(model, names.PATCH_WEIGHT).flatten(1)
+        embedded = torch.stack([_embedded(system, each, model) for system, each in zip(systems, tokens, strict=True)])
+        patches = minimum_norm(embedding.T[None], embedded.flatten(0, 1).T[None])[0].T
+        return [
+            _reconstruction(system, each, model, {})
+            for system, each in zip(systems, patches.reshape(len(systems), -1, patches.shape[1]), strict=True)
+        ]
+
+
+class April(AprilMinNorm):
+    """APRIL's equations with noise and a prior of natural patches: no rank cut-off to choose.
+
+    Two things limit the closed form on DeiT-S: the equations' condition number (1e6 to 1e8, against
+    float32 gradients), and an embedding that maps 768 pixels to 384 numbers. Both are met by the
+    prior. A natural patch is normal with mean m and covariance C, so an embedded patch is so with E m
+    and E C E^T; the tokens are the posterior mean under that, with the noise estimated from what is
+    left of the right-hand side outside the span of A. The class token's value is known and moved to
+    the right. A patch is then m + C E^T (E C E^T)^+ (embedded - E m), its mean given what it is
+    embedded to.
+    """
+
+    name = "april"
+    summary = "APRIL's closed form at full strength: noise from the upload, prior of natural patches"
+    requires = f"{_REQUIRES}; an image size that the prior knows"
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs the APRIL architecture, one gradient of a single picture, and a prior."""
+        return super().refusal(model, threat) or prior_refusal(model)
+
+    def _solve(
+        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+    ) -> list[Reconstruction]:
+        patch = NaturalPatches.for_model(model).normalised(model)
+        embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
+        embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
+        rows, right = _stacked([_without_known(system, bias, model) for system in systems])
+        estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, names.FIRST_QKV_WEIGHT))
+        back = _regression(patch.covariance @ embedding.T, embedded.covariance)
+        found = []
+        for system, values, noise in zip(systems, estimate.values, estimate.noise, strict=True):
+            visible = len(system.seen.patches)
+            everywhere = system.seen.spread(values[:visible], values[visible:], embedded.mean)
+            patches = patch.mean + (everywhere - embedded.mean) @ back.T
+            found.append(_reconstruction(system, patches, model, {"relative_noise": float(noise)}))
+        return found
+
+
+class OracleApril(April):
+    """Bound: ``april`` if a server saw every token's gradient, masked or not. None does."""
+
+    name = "oracle_april"
+    summary = "bound: april given the gradient at every token, which no upload holds"
+    requires = f"direct mode, which adds the tokens' gradients to the upload; {_REQUIRES}"
+    exploits = "more than any server sees"
+    role = "bound"
+    options_type = NoOptions
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """All tokens' gradients, first qkv weight gradient."""
+        del model
+        return [names.ORACLE_TOKEN_GRADIENTS, names.FIRST_QKV_WEIGHT]
+
+    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
+        return oracle_token_gradients(upload, model)
 
 
 def _weight(model: VitClassifier, name: str) -> Tensor:
-    return model.get_parameter(name).detach().double().cpu()
+    return model.get_parameter(name).detach().double()
+
+
+def _stacked(systems: Sequence[_System]) -> tuple[Tensor, Tensor]:
+    return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
+
+
+def _unknown_position(system: _System, model: VitClassifier) -> Tensor:
+    """(0 or 1, dim): the unknown embedding, where the system has a token for it."""
+    if not len(system.seen.unknown):
+        return system.seen.unknown
+    return _weight(model, names.UNKNOWN_EMBEDDING)[None]
+
+
+def _embedded(system: _System, tokens: Tensor, model: VitClassifier) -> Tensor:
+    """(patches, dim): tokens without position embedding and bias, in place."""
+    prefix, visible = len(system.seen.prefix), len(system.seen.patches)
+    nothing = tokens.new_zeros(tokens.shape[-1])
+    everywhere = system.seen.spread(tokens[prefix : prefix + visible], tokens[prefix + visible :], nothing)
+    positions = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :].clone()
+    unknown = _unknown_position(system, model)
+    if len(unknown):
+        positions[system.seen.mask] = unknown
+    return everywhere - positions - _weight(model, names.PATCH_BIAS)
+
+
+def _without_known(system: _System, bias: Tensor, model: VitClassifier) -> _System:
+    """The system of the embedded patches alone: class token, positions and bias moved to the right."""
+    prefix = _weight(model, names.CLASS_TOKEN)[0] + _weight(model, names.POSITION_EMBEDDING)[0, : model.prefix_tokens]
+    own = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :][~system.seen.mask]
+    known = torch.cat([prefix, own + bias, _unknown_position(system, model) + bias])
+    return _System(system.seen, system.rows[len(prefix) :], system.right - system.rows.T @ known)
+
+
+def _regression(cross: Tensor, covariance: Tensor) -> Tensor:
+    """``cross @ covariance^+``: the best linear guess of a patch from its embedding."""
+    return cross @ torch.linalg.pinv(covariance, hermitian=True)
+
+
+def _reconstruction(
+    system: _System, patches: Tensor, model: VitClassifier, diagnostics: dict[str, float]
+) -> Reconstruction:
+    return Reconstruction(
+        images=picture(patches, model), diagnostics={"masked_patches": float(system.seen.mask.sum()), **diagnostics}
+    )

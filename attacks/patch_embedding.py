@@ -1,16 +1,39 @@
 """Least squares on the patch-embedding gradient: no surgery on the model, exact for one picture."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from attacks.base import Attack, single_picture_gradient_refusal
+from attacks.base import Attack, NoOptions, on_device
+from attacks.linear_systems import Estimate, least_squares, posterior_mean
+from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
-from attacks.token_gradients import required_tensors, token_gradients
+from attacks.stacks import in_stacks, rounding_of
+from attacks.token_gradients import (
+    ReadingOptions,
+    TokenGradients,
+    oracle_token_gradients,
+    required_tensors,
+    token_gradients,
+)
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
+
+_EXPLOITS = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
+
+
+@dataclass(frozen=True)
+class _System:
+    """``rows^T X = right`` of one upload: rows (tokens, dim), right (dim, 3 * patch_size ** 2)."""
+
+    seen: TokenGradients
+    rows: Tensor
+    right: Tensor
 
 
 class PatchEmbedding(Attack):
@@ -20,37 +43,160 @@ class PatchEmbedding(Attack):
     at the tokens, which the position embedding's gradient shows row by row. With at most ``dim``
     tokens and D of full rank the solution is unique and exact up to rounding. QR in float64.
 
-    On an MJP upload it is naive: it takes the unknown embedding's row for one token, whose patch it
-    puts at all masked places. The true rows of the masked tokens are not in the upload, only their
-    sum is, so the system is wrong and the error spreads over all patches.
+    A weight delta of several SGD steps on one picture sums their gradients: sum_k D_k^T X =
+    (sum_k D_k)^T X. The same equation holds, for any number of steps and any learning rate.
+
+    Of several pictures only sum_i D_i and sum_i D_i^T X_i are seen: more unknowns than equations.
+    The solution is then a mixture of the pictures, given once per picture.
+
+    On an MJP upload it is naive: it solves the wrong system that the option ``reading`` makes of the
+    upload. The true rows of the masked tokens are not in it, only their sum is, and the error
+    spreads over all patches.
     """
 
     name = "patch_embedding"
     paper = "direct consequence of a linear patch embedding with learned positions; used in fedmjp"
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
-    requires = "one picture per update; gradients of patch and position embedding; no more tokens than dimensions"
+    requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
+    exploits = _EXPLOITS
+    options_type = ReadingOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, patch-embedding weight gradient."""
         return [*required_tensors(model), names.PATCH_WEIGHT]
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs patches <= dim and the gradient of a single picture."""
+        """Needs patches <= dim and the update of a single client."""
         patches, dim = (model.image_size // model.patch_size) ** 2, model.backbone.embed_dim
         if patches > dim:
             return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
-        return single_picture_gradient_refusal(threat)
+        return individual_refusal(threat)
 
-    def _reconstruct_one(
-        self, upload: Upload, model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
-    ) -> Reconstruction:
-        del threat, generator  # closed form
-        seen = token_gradients(upload, model)
-        tokens = torch.cat([seen.patches, seen.unknown])
-        patch_gradient = upload.tensors[names.PATCH_WEIGHT].double().cpu().flatten(1)
-        solved = torch.linalg.lstsq(tokens.T, patch_gradient, driver="gels").solution
-        visible, unknown = solved[: len(seen.patches)], solved[len(seen.patches) :]
-        return Reconstruction(
-            images=picture(seen.spread(visible, unknown), model),
-            diagnostics={"masked_patches": float(seen.mask.sum())},
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Batches are underdetermined."""
+        if threat.batch_size == 1:
+            return None
+        patches = (model.image_size // model.patch_size) ** 2
+        return (
+            f"{self.name}: {threat.batch_size} pictures of {patches} patches share {model.backbone.embed_dim} "
+            "equations per pixel: underdetermined; what it gives is a mixture, repeated for every picture"
         )
+
+    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
+        return token_gradients(upload, model, self.options.reading)
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        del threat, generators  # closed form
+        systems = [self._system(upload, model) for upload in uploads]
+        return in_stacks(
+            systems,
+            lambda stack: self._solve([systems[i] for i in stack], [uploads[i] for i in stack], model),
+            size=lambda system: len(system.rows),
+        )
+
+    def _system(self, upload: Upload, model: VitClassifier) -> _System:
+        seen = self._seen(upload, model)
+        right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
+        return _System(seen, torch.cat([seen.patches, seen.unknown]), right)
+
+    def _solve(
+        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+    ) -> list[Reconstruction]:
+        try:
+            solved = least_squares(*_stacked(systems))
+        except torch.linalg.LinAlgError:
+            raise AttackNotApplicableError(
+                f"{self.name}: the token gradients are linearly dependent; patch_embedding_wiener can use them"
+            ) from None
+        nothing = solved.new_zeros(solved.shape[-1])
+        return [
+            _reconstruction(system, values, nothing, model, upload.num_examples, {})
+            for system, values, upload in zip(systems, solved, uploads, strict=True)
+        ]
+
+
+class PatchEmbeddingWiener(PatchEmbedding):
+    """The equation of ``patch_embedding`` with noise and a prior of natural patches (Wiener filter).
+
+    For uploads that are noisy, pruned, quantised, in half precision, or a small difference of large
+    weights. The noise is estimated from the upload: what is left of G_E outside the span of the token
+    gradients. On a clean upload it comes down to rounding, and the solution to that of
+    ``patch_embedding``. With more patches than dimensions the prior fills what the equations leave
+    open; the noise is then taken to be the rounding of the upload's number format.
+    """
+
+    name = "patch_embedding_wiener"
+    summary = "patch_embedding with noise estimated from the upload and a prior of natural patches"
+    requires = "gradients or deltas of patch and position embedding; an image size that the prior knows"
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs a prior and the update of a single client."""
+        return prior_refusal(model) or individual_refusal(threat)
+
+    def _solve(
+        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+    ) -> list[Reconstruction]:
+        prior = NaturalPatches.for_model(model).normalised(model)
+        estimate: Estimate = posterior_mean(*_stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT))
+        return [
+            _reconstruction(system, values, prior.mean, model, upload.num_examples, {"relative_noise": float(noise)})
+            for system, values, noise, upload in zip(systems, estimate.values, estimate.noise, uploads, strict=True)
+        ]
+
+
+class OraclePatchEmbedding(PatchEmbedding):
+    """Bound: ``patch_embedding`` if a server saw every token's gradient, masked or not. None does."""
+
+    name = "oracle_patch_embedding"
+    summary = "bound: patch_embedding given the gradient at every token, which no upload holds"
+    requires = "direct mode, which adds the tokens' gradients to the upload; one picture per update"
+    exploits = "more than any server sees"
+    role = "bound"
+    options_type = NoOptions
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """All tokens' gradients, patch-embedding weight gradient."""
+        del model
+        return [names.ORACLE_TOKEN_GRADIENTS, names.PATCH_WEIGHT]
+
+    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
+        return oracle_token_gradients(upload, model)
+
+
+def individual_refusal(threat: ThreatModel) -> str | None:
+    """The requirement to see one client's update."""
+    if not threat.individual_updates:
+        return "needs each client's own update: a sum over clients only shows the sum of their tokens"
+    return None
+
+
+def _stacked(systems: Sequence[_System]) -> tuple[Tensor, Tensor]:
+    return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
+
+
+def _reconstruction(
+    system: _System,
+    values: Tensor,
+    elsewhere: Tensor,
+    model: VitClassifier,
+    pictures: int,
+    diagnostics: dict[str, float],
+) -> Reconstruction:
+    visible = len(system.seen.patches)
+    patches = system.seen.spread(values[:visible], values[visible:], elsewhere)
+    unknowns = pictures * len(system.seen.mask)
+    return Reconstruction(
+        images=picture(patches, model).expand(pictures, -1, -1, -1).contiguous(),
+        diagnostics={
+            "masked_patches": float(system.seen.mask.sum()),
+            "equations_per_unknown": system.rows.shape[1] / unknowns,
+            **diagnostics,
+        },
+    )

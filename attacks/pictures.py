@@ -16,4 +16,4 @@ def picture(patches: Tensor, model: VitClassifier) -> Tensor:
     Returns:
         (1, 3, size, size) float32 in [0, 1].
     """
-    return model.denormalise(from_patches(patches[None], model.image_size, model.patch_size)).float()
+    return model.denormalise(from_patches(patches[None], model.image_size, model.patch_size)).float().cpu()

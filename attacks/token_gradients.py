@@ -7,14 +7,38 @@ theirs.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from attacks.base import on_device
+from fedmjp.config import Config
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
+
+
+class Reading(StrEnum):
+    """How an attacker that does not know MJP takes the unknown embedding's gradient d_unk.
+
+    The masked tokens' own gradients are not in the upload, only their sum d_unk is. Each reading
+    makes another wrong system of it; what a solver of minimum norm then answers is given in brackets,
+    with M masked patches and u the value that one token with gradient d_unk would get.
+    """
+
+    ONE_TOKEN = "one_token"  # every masked row is d_unk / M: one token, shown at every masked place [u]
+    COPIED = "copied"  # every masked row is d_unk [u / M]
+    SEPARATE = "separate"  # d_unk is the row of a further token that stands at no place [masked places 0]
+    ZEROS = "zeros"  # masked rows are zero, as uploaded; d_unk is not used [masked places 0]
+
+
+class ReadingOptions(Config):
+    """How an MJP upload is read; without effect on an undefended model."""
+
+    reading: Reading = Field(Reading.ONE_TOKEN, description="what the unknown embedding's gradient is taken for")
 
 
 @dataclass(frozen=True)
@@ -25,28 +49,34 @@ class TokenGradients:
         prefix: (prefix tokens, dim) float64, the class token's.
         patches: (visible patches, dim) float64, those of the patches that kept their position.
         mask: (patches,) bool, True where the row is exactly zero: the masked patches.
-        unknown: (0 or 1, dim) float64, the sum over the masked patches; empty if none is masked.
+        unknown: (0 or 1, dim) float64, the sum over the masked patches; empty if none is masked or
+            the reading does not use it.
+        reading: How masked patches are taken.
     """
 
     prefix: Tensor
     patches: Tensor
     mask: Tensor
     unknown: Tensor
+    reading: Reading
 
-    def spread(self, visible: Tensor, unknown: Tensor) -> Tensor:
-        """Put a value per patch in place: its own where visible, the unknown token's where masked.
+    def spread(self, visible: Tensor, unknown: Tensor, elsewhere: Tensor) -> Tensor:
+        """Put a value per patch in place: its own where visible, what the reading says where masked.
 
         Args:
             visible: (visible patches, values).
-            unknown: (0 or 1, values).
+            unknown: (0 or 1, values), the unknown token's.
+            elsewhere: (values,), what stands for "nothing is known": 0 for a solution of minimum
+                norm, the mean of the prior for one with a prior.
 
         Returns:
-            (patches, values). Where masked patches have no unknown token, zeros.
+            (patches, values).
         """
-        everywhere = visible.new_zeros(len(self.mask), visible.shape[1])
+        everywhere = elsewhere.repeat(len(self.mask), 1)
         everywhere[~self.mask] = visible
-        if len(unknown):
-            everywhere[self.mask] = unknown
+        if len(unknown) and self.reading is not Reading.SEPARATE:
+            share = 1 / int(self.mask.sum()) if self.reading is Reading.COPIED else 1.0
+            everywhere[self.mask] = elsewhere + share * (unknown - elsewhere)
         return everywhere
 
 
@@ -55,21 +85,29 @@ def required_tensors(model: VitClassifier) -> list[str]:
     return [names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] if model.defended else [])]
 
 
-def token_gradients(upload: Upload, model: VitClassifier) -> TokenGradients:
-    """Read token gradients and mask out of an upload of one picture.
+def token_gradients(upload: Upload, model: VitClassifier, reading: Reading) -> TokenGradients:
+    """Read token gradients and mask out of an upload.
 
-    This is the naive reading of a masked upload: the unknown embedding's gradient is taken for that
-    of a single token that stands at every masked place. Attackers who know better come elsewhere.
+    With several pictures behind it, each row is the sum over the pictures, and a patch counts as
+    masked where it is masked in all of them. Attackers who know MJP come elsewhere.
 
     Raises:
         AttackNotApplicableError: If an undefended model's upload has no gradient at any patch.
     """
-    rows = upload.tensors[names.POSITION_EMBEDDING].double().cpu()[0]
+    rows = on_device(upload, names.POSITION_EMBEDDING, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
     mask = (patches == 0).all(dim=1)
     if mask.all() and not model.defended:
         raise AttackNotApplicableError("the position-embedding gradient is zero for every patch: nothing to solve for")
-    unknown = torch.empty(0, rows.shape[1], dtype=torch.float64)
-    if model.defended and mask.any():
-        unknown = upload.tensors[names.UNKNOWN_EMBEDDING].double().cpu()[None]
-    return TokenGradients(prefix, patches[~mask], mask, unknown)
+    unknown = rows.new_empty(0, rows.shape[1])
+    if model.defended and mask.any() and reading is not Reading.ZEROS:
+        unknown = on_device(upload, names.UNKNOWN_EMBEDDING, model)[None]
+    return TokenGradients(prefix, patches[~mask], mask, unknown, reading)
+
+
+def oracle_token_gradients(upload: Upload, model: VitClassifier) -> TokenGradients:
+    """Every token's gradient, masked or not, as no server sees it: for bounds."""
+    rows = on_device(upload, names.ORACLE_TOKEN_GRADIENTS, model)[0]
+    prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
+    mask = torch.zeros(len(patches), dtype=torch.bool, device=rows.device)
+    return TokenGradients(prefix, patches, mask, rows.new_empty(0, rows.shape[1]), Reading.ZEROS)

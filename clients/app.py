@@ -1,4 +1,4 @@
-"""The Flower ClientApp: FedSGD gradients of the client's own pictures."""
+"""The Flower ClientApp: gradients or weight deltas of the client's own pictures."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import record_name
-from fedmjp.updates import gradient
+from fedmjp.updates import local_update
 
 app = ClientApp()
 
@@ -38,9 +38,9 @@ def _leave_for_evaluator(batch: PrivateBatch, arm: ModelConfig, server_round: in
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer a round with the gradient of the mean loss over this round's pictures.
+    """Answer a round with the update that the configuration asks for, of this round's pictures.
 
-    The reply holds the gradients ("arrays") and the number of pictures ("metrics"), nothing else.
+    The reply holds gradients or weight deltas ("arrays") and the number of pictures ("metrics"), nothing else.
     """
     config = from_run_config(FederationConfig, context.run_config)
     asked: Any = message.content["config"]
@@ -55,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     content = RecordDict(
         {
-            "arrays": ArrayRecord(gradient(model, batch)),
+            "arrays": ArrayRecord(local_update(model, batch, config)),
             "metrics": MetricRecord({"num-examples": len(batch.pictures)}),
         }
     )

@@ -50,6 +50,10 @@ class RecordError(FedmjpError):
     """A record (batch, upload, reconstruction) that is malformed or damaged on disk."""
 
 
+class PluginError(FedmjpError):
+    """Another package adds a name that cannot be loaded. Remedy: mend or uninstall that package."""
+
+
 class AttackNotApplicableError(BadInputError):
     """An attack was given a model, upload or threat model that it cannot exploit by construction."""
 

@@ -156,5 +156,5 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())
-        digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
+        digest.update(state[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

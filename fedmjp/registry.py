@@ -2,24 +2,35 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from fedmjp.errors import UnknownNameError
+from fedmjp.errors import PluginError, UnknownNameError
 
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A closed set of names, each pointing to ``"module:attribute"``.
+    """Names, each pointing to ``"module:attribute"``: our own, and those that other packages add.
 
     Args:
         kind: What the names stand for ("attack", "model"), used in error messages.
         targets: Name to ``"module:attribute"``; the module is imported at the first ``get``.
+        entry_points: Entry-point group through which installed packages add names; empty for none.
     """
 
-    def __init__(self, kind: str, targets: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str = "") -> None:
         self.kind = kind
-        self._targets = dict(targets)
+        self._own = dict(targets)
+        self._group = entry_points
+
+    @cached_property
+    def _targets(self) -> dict[str, str]:
+        if not self._group:
+            return self._own
+        added = {point.name: point.value for point in entry_points(group=self._group)}
+        return added | self._own  # nobody replaces ours
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)
@@ -29,9 +40,18 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownNameError: If there is no such name; the message offers the nearest ones.
+            PluginError: If another package's object cannot be loaded.
         """
         if name not in self._targets:
             raise UnknownNameError(self.kind, name, self._targets)
         module, _, attribute = self._targets[name].partition(":")
-        loaded: T = getattr(importlib.import_module(module), attribute)
-        return loaded
+        if name in self._own:
+            own: T = getattr(importlib.import_module(module), attribute)
+            return own
+        try:
+            added: T = getattr(importlib.import_module(module), attribute)
+        except Exception as error:
+            raise PluginError(
+                f"{self.kind} {name!r} ({self._targets[name]}) cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+        return added

@@ -1,4 +1,4 @@
-"""The Flower ServerApp: an honest-looking FedSGD server that records every upload."""
+"""The Flower ServerApp: an honest-looking server that records every upload."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, from_run_config
 from fedmjp.errors import FederationError
 from fedmjp.models.build import build
-from server.strategy import FedSGD
+from server.strategy import OneStep
 from server.tap import UploadTap
 from server.uploads import UploadFolder
 
@@ -26,8 +26,10 @@ def main(grid: Grid, context: Context) -> None:
     config = from_run_config(FederationConfig, context.run_config)
     failures: list[str] = []
     for index, arm in enumerate(config.arms):
-        tap = UploadTap(grid, _recording_folder(context, arm))
-        strategy = FedSGD(learning_rate=config.server_learning_rate, clients=config.clients)
+        tap = UploadTap(grid, _recording_folder(context, arm), config.update)
+        strategy = OneStep(
+            update=config.update, learning_rate=config.server_learning_rate, clients=config.clients
+        )
         strategy.start(
             grid=tap,
             initial_arrays=ArrayRecord(build(arm).state_dict()),

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
+from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
 from server.uploads import UploadFolder
@@ -27,13 +28,15 @@ class UploadTap(Grid):
     Args:
         grid: The Grid that does the work.
         folder: Where uploads go; None records nothing.
+        kind: What the clients were asked to send.
 
     Attributes:
         failures: One line per reply that was an error or could not be an upload.
     """
 
-    def __init__(self, grid: Grid, folder: UploadFolder | None) -> None:
+    def __init__(self, grid: Grid, folder: UploadFolder | None, kind: UpdateKind) -> None:
         self._grid = grid
+        self._kind = kind
         self._folder = folder
         self._sent: dict[str, _Sent] = {}
         self._rounds = 0
@@ -112,16 +115,16 @@ class UploadTap(Grid):
             if self._folder is None or sent is None:
                 continue
             try:
-                self._folder.keep(_upload(reply, sent))
+                self._folder.keep(_upload(reply, sent, self._kind))
             except RecordError as error:
                 self.failures.append(f"client {reply.metadata.src_node_id}: {error}")
 
 
-def _upload(reply: Message, sent: _Sent) -> Upload:
+def _upload(reply: Message, sent: _Sent, kind: UpdateKind) -> Upload:
     metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
     return Upload(
         tensors=_tensors(_only_arrays(reply.content)),
-        kind="gradient",
+        kind=kind,
         num_examples=int(metrics.get("num-examples", 0)),  # type: ignore[arg-type]
         server_round=sent.server_round,
         node=reply.metadata.src_node_id,

@@ -1,4 +1,6 @@
-"""From a picture to the private batch of one round."""
+"""From pictures to the private batch of one round."""
+
+from collections.abc import Sequence
 
 import torch
 
@@ -12,37 +14,46 @@ from fedmjp.settings import Picture
 
 
 def private_batch(
-    picture: LabelledPicture, *, grid: int, mask_ratio: float, gradient_of: Picture, seed: int
+    pictures: Sequence[LabelledPicture], *, grid: int, mask_ratio: float, gradient_of: Picture, seed: int
 ) -> PrivateBatch:
-    """Draw the picture's jigsaw and put both versions side by side.
+    """Draw each picture's jigsaw and put both versions side by side.
 
-    The puzzle depends on (seed, ratio, picture) alone, so that every model and attack meets the same.
+    A puzzle depends on (seed, ratio, picture) alone, so that every model and attack meets the same.
 
     Args:
-        picture: The private picture.
+        pictures: The private pictures.
         grid: Patches per side.
         mask_ratio: Wanted share of masked patches, in [0, 1].
         gradient_of: The version whose gradient will be uploaded.
         seed: The run's seed.
     """
-    puzzle = jigsaw.draw(grid, mask_ratio, generator=torch_generator(seed, "jigsaw", mask_ratio, picture.name))
-    clean = picture.image[None]
+    puzzles = [
+        jigsaw.draw(grid, mask_ratio, generator=torch_generator(seed, "jigsaw", mask_ratio, picture.name))
+        for picture in pictures
+    ]
+    clean = torch.stack([picture.image for picture in pictures])
+    source = torch.cat([puzzle.source for puzzle in puzzles])
     return PrivateBatch(
         clean=clean,
-        shuffled=jigsaw.rearrange(clean, puzzle.source),
-        mask=puzzle.mask,
-        source=puzzle.source,
-        labels=torch.tensor([picture.label]),
-        pictures=(picture.name,),
+        shuffled=jigsaw.rearrange(clean, source),
+        mask=torch.cat([puzzle.mask for puzzle in puzzles]),
+        source=source,
+        labels=torch.tensor([picture.label for picture in pictures]),
+        pictures=tuple(picture.name for picture in pictures),
         gradient_of=gradient_of,
     )
 
 
 def batch_of_round(config: FederationConfig, selection: Selection, client: int, server_round: int) -> PrivateBatch:
-    """What one client computes its upload from in one round (from 1) of a federated run."""
-    index, gradient_of = config.turn(server_round)
+    """What one client computes its upload from in one round (from 1) of a federated run.
+
+    Raises:
+        DataError: If a picture cannot be read any more.
+    """
+    turn, gradient_of = config.turn(server_round)
+    mine = selection.partition(client, config.clients)[turn * config.batch_size : (turn + 1) * config.batch_size]
     return private_batch(
-        selection.partition(client, config.clients)[index],
+        [selection.load(entry) for entry in mine],
         grid=config.image_size // config.patch_size,
         mask_ratio=config.mask_ratio,
         gradient_of=gradient_of,

@@ -36,6 +36,21 @@ class LabelledPicture:
         return hashlib.sha256(self.image.contiguous().numpy().tobytes()).hexdigest()
 
 
+@dataclass(frozen=True)
+class PictureEntry:
+    """A picture that was looked at and can be read again: what a run holds of it until it is needed.
+
+    Attributes:
+        name: Its name in its source.
+        label: Class index.
+        sha256: Of its pixels as the model sees them.
+    """
+
+    name: str
+    label: int
+    sha256: str
+
+
 class PictureSource(Protocol):
     """Named pictures that are read one at a time."""
 

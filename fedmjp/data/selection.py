@@ -3,7 +3,7 @@
 The launcher, the clients and the evaluator each work it out for themselves and agree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,21 +11,46 @@ import torch
 from fedmjp.config import FederationConfig
 from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.folder import FolderPictures
-from fedmjp.data.pictures import LabelledPicture, PictureSource
+from fedmjp.data.pictures import LabelledPicture, PictureEntry, PictureSource
 from fedmjp.errors import DataError
 from fedmjp.seeds import torch_generator
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Pictures that were chosen, and files that had to be passed over because they are damaged."""
+    """Pictures that were chosen, and files that had to be passed over because they are damaged.
 
-    pictures: tuple[LabelledPicture, ...]
+    The pictures themselves stay in their source until ``load``, so that memory does not grow with
+    their number.
+    """
+
+    source: PictureSource = field(repr=False)
+    entries: tuple[PictureEntry, ...]
     skipped: tuple[str, ...]
 
-    def partition(self, client: int, clients: int) -> tuple[LabelledPicture, ...]:
+    def partition(self, client: int, clients: int) -> tuple[PictureEntry, ...]:
         """The pictures that one client holds: every ``clients``-th, a random share of equal size."""
-        return self.pictures[client::clients]
+        return self.entries[client::clients]
+
+    def batches(self, config: FederationConfig) -> list[tuple[PictureEntry, ...]]:
+        """The pictures behind each upload of one arm and version, client by client, turn by turn."""
+        size = config.batch_size
+        return [
+            share[start : start + size]
+            for share in (self.partition(client, config.clients) for client in range(config.clients))
+            for start in range(0, len(share), size)
+        ]
+
+    def load(self, entry: PictureEntry) -> LabelledPicture:
+        """Read a chosen picture again.
+
+        Raises:
+            DataError: If it cannot be read any more, or has changed since it was chosen.
+        """
+        picture = self.source.load(entry.name)
+        if picture.digest() != entry.sha256:
+            raise DataError(f"picture {entry.name!r} has changed since the run began")
+        return picture
 
 
 def open_source(data: str, *, size: int, classes: int) -> PictureSource:
@@ -47,19 +72,21 @@ def select(source: PictureSource, count: int, *, seed: int) -> Selection:
     """
     names = source.names()
     order = torch.randperm(len(names), generator=torch_generator(seed, "selection"))
-    chosen: list[LabelledPicture] = []
+    chosen: list[PictureEntry] = []
     skipped: list[str] = []
     for index in order.tolist():
         if len(chosen) == count:
             break
         try:
-            chosen.append(source.load(names[index]))
+            picture = source.load(names[index])
         except DataError as error:
             skipped.append(str(error))
+        else:
+            chosen.append(PictureEntry(picture.name, picture.label, picture.digest()))
     if len(chosen) < count:
         broken = f" ({len(skipped)} damaged, first: {skipped[0]})" if skipped else ""
         raise DataError(f"{count} pictures were asked for, but only {len(chosen)} can be read{broken}")
-    return Selection(tuple(chosen), tuple(skipped))
+    return Selection(source, tuple(chosen), tuple(skipped))
 
 
 def select_for(config: FederationConfig) -> Selection:

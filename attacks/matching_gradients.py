@@ -1,0 +1,249 @@
+"""How far the updates of candidate pictures agree with those that were uploaded.
+
+Gradient matching needs nothing of a candidate's update but, for every tensor, its inner product with the
+uploaded one and its own squared norm, both differentiable in the pictures. Two ways to get them:
+``PerCandidateGradients`` for one gradient, ``SimulatedSteps`` for a weight delta of several steps.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+
+TOKEN_PARAMETERS = (names.POSITION_EMBEDDING, names.CLASS_TOKEN, names.UNKNOWN_EMBEDDING)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Pictures that are tried at the same time, with what is assumed about them.
+
+    Attributes:
+        images: (candidates, batch, 3, size, size) in [0, 1]; a candidate is all pictures of one upload.
+        labels: (candidates, batch) int64.
+        mask: (candidates, batch, patches) bool, the patches without position; None for no mask.
+    """
+
+    images: Tensor
+    labels: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Both are (candidates, tensors), in the order of the matched names, and differentiable.
+
+    Attributes:
+        products: Inner products of the candidates' tensors with the targets.
+        squares: Squared norms of the candidates' tensors.
+    """
+
+    products: Tensor
+    squares: Tensor
+
+
+class Comparison(Protocol):
+    """Compares the updates of candidates with targets."""
+
+    def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
+        """Compare.
+
+        Args:
+            candidates: What is tried.
+            targets: Name to (candidates, *parameter shape), as a mean gradient.
+        """
+
+
+def twice_differentiable(model: VitClassifier) -> VitClassifier:
+    """A frozen copy of the model whose attention has a second derivative: fused attention has none."""
+    twin = copy.deepcopy(model).requires_grad_(requires_grad=False)
+    for module in twin.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    return twin
+
+
+def unmatchable(model: VitClassifier, matched: Sequence[str]) -> list[str]:
+    """Those of the parameters that ``PerCandidateGradients`` cannot compute."""
+    layers = (nn.Linear, nn.LayerNorm, nn.Conv2d)
+    modules = dict(model.named_modules())
+    return [
+        name
+        for name in matched
+        if name not in TOKEN_PARAMETERS and not isinstance(modules[name.rpartition(".")[0]], layers)
+    ]
+
+
+class PerCandidateGradients:
+    """The gradients of many candidates in one forward and one backward pass.
+
+    The pass yields, for every layer, its inputs A and the gradients B at its outputs, one row per token.
+    The weight gradient of a candidate is B^T A over its own rows, so no pass per candidate is needed,
+    and the weights' gradients need no graph: what the search differentiates is A and B.
+
+    Args:
+        model: It is copied, not changed.
+        matched: Names of the parameters whose gradients are compared.
+
+    References:
+        Goodfellow, "Efficient per-example gradient computations", 2015 (B^T A).
+    """
+
+    def __init__(self, model: VitClassifier, matched: Sequence[str]) -> None:
+        self._model = twice_differentiable(model)
+        self._matched = list(matched)
+        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+        modules = dict(self._model.named_modules())
+        self._layers = {
+            owner: modules[owner]
+            for owner in dict.fromkeys(name.rpartition(".")[0] for name in matched if name not in TOKEN_PARAMETERS)
+        }
+        for owner, module in self._layers.items():
+            module.register_forward_hook(partial(self._remember, owner))
+
+    def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
+        """Compare the gradients of the mean cross-entropy of each candidate with its targets."""
+        count = len(candidates.images)
+        terms: dict[str, tuple[Tensor, Tensor]] = {}
+        tokens, layers = self._passes(candidates)
+        for name, gradients in tokens.items():
+            terms[name] = _compare(_per_candidate(gradients, count).sum(dim=1), targets[name].flatten(1))
+        for owner, (inputs, outputs) in layers.items():
+            weight, bias = f"{owner}.weight", f"{owner}.bias"
+            if weight in targets:
+                terms[weight] = self._weight_terms(self._layers[owner], inputs, outputs, targets[weight])
+            if bias in targets:
+                terms[bias] = _compare(outputs.sum(dim=1), targets[bias])
+        products, squares = zip(*(terms[name] for name in self._matched), strict=True)
+        return Agreement(torch.stack(products, dim=1), torch.stack(squares, dim=1))
+
+    def _passes(self, candidates: Candidates) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+        """Gradients at the token parameters per picture, and (A, B) of each layer per candidate."""
+        images = candidates.images.flatten(0, 1)
+        mask = None if candidates.mask is None else candidates.mask.flatten(0, 1)
+        leaves = {
+            name: self._model.get_parameter(name).detach().expand(len(images), -1, -1).requires_grad_()
+            for name in self._matched
+            if name in TOKEN_PARAMETERS
+        }
+        logits = functional_call(self._model, leaves, (images, mask))
+        count, batch = candidates.labels.shape
+        loss = F.cross_entropy(logits, candidates.labels.flatten(), reduction="sum") / batch
+        seen, self._seen = self._seen, {}
+        points = [*leaves.values(), *(output for _, output in seen.values())]
+        gradients = torch.autograd.grad(loss, points, create_graph=True)
+        tokens = dict(zip(leaves, gradients, strict=False))
+        layers = {
+            owner: (
+                _rows(inputs, self._layers[owner], count),
+                _rows(gradient, self._layers[owner], count, is_output=True),
+            )
+            for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True)
+        }
+        return tokens, layers
+
+    def _remember(self, owner: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del module
+        self._seen[owner] = (inputs[0], output)
+
+    @staticmethod
+    def _weight_terms(layer: nn.Module, inputs: Tensor, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(layer, nn.LayerNorm):
+            normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+            return _compare((normal * outputs).sum(dim=1), target)
+        terms: tuple[Tensor, Tensor] = _WeightTerms.apply(inputs, outputs, target.flatten(2))
+        return terms
+
+
+class _WeightTerms(torch.autograd.Function):
+    """<B^T A, target> and |B^T A|^2 per candidate, without a graph over the weight gradient.
+
+    With c and d the derivatives of the loss by the two, and V = c target + 2 d B^T A, the derivatives by A and
+    B are B V and A V^T.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """A (candidates, rows, in), B (candidates, rows, out), target (candidates, out, in) to (candidates,) each."""
+        gradient = outputs.transpose(1, 2) @ inputs
+        ctx.save_for_backward(inputs, outputs, target, gradient)
+        return _compare(gradient.flatten(1), target.flatten(1))
+
+    @staticmethod
+    def backward(ctx: Any, *derivatives: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Derivatives by A and B."""
+        inputs, outputs, target, gradient = ctx.saved_tensors
+        by_product, by_square = (each[:, None, None] for each in derivatives)
+        direction = (2 * by_square * gradient).addcmul_(by_product, target)
+        return outputs @ direction, inputs @ direction.transpose(1, 2), None
+
+
+class SimulatedSteps:
+    """The weight deltas of candidates, by taking the local steps and differentiating through them.
+
+    Candidate after candidate: each has weights of its own from the second step on.
+
+    Args:
+        model: It is copied, not changed.
+        matched: Names of the parameters whose changes are compared.
+        steps: Steps of plain SGD on the whole batch.
+        learning_rate: Of these steps.
+    """
+
+    def __init__(self, model: VitClassifier, matched: Sequence[str], *, steps: int, learning_rate: float) -> None:
+        self._model = twice_differentiable(model)
+        self._matched = list(matched)
+        self._steps = steps
+        self._learning_rate = learning_rate
+
+    def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
+        """Compare the mean gradients over the steps of each candidate with its targets."""
+        rows = []
+        for index, images in enumerate(candidates.images):
+            mask = None if candidates.mask is None else candidates.mask[index]
+            made = self._mean_gradients(images, candidates.labels[index], mask)
+            rows.append([_compare(made[name].flatten(), targets[name][index].flatten()) for name in self._matched])
+        products, squares = torch.tensor(0), torch.tensor(0)
+        products = torch.stack([torch.stack([term[0] for term in row]) for row in rows])
+        squares = torch.stack([torch.stack([term[1] for term in row]) for row in rows])
+        return Agreement(products, squares)
+
+    def _mean_gradients(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        before = {name: weight.requires_grad_() for name, weight in self._weights().items()}
+        weights = before
+        for _ in range(self._steps):
+            loss = F.cross_entropy(functional_call(self._model, weights, (images, mask)), labels)
+            slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            pairs = zip(weights.items(), slopes, strict=True)
+            weights = {name: weight - self._learning_rate * slope for (name, weight), slope in pairs}
+        scale = self._steps * self._learning_rate
+        return {name: (before[name].detach() - weights[name]) / scale for name in self._matched}
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self._model.named_parameters()}
+
+
+def _compare(made: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner product with the target and with itself, over the last axis."""
+    return torch.linalg.vecdot(made, target), torch.linalg.vecdot(made, made)
+
+
+def _per_candidate(values: Tensor, count: int) -> Tensor:
+    """(pictures, ...) to (candidates, batch, everything else)."""
+    return values.reshape(count, len(values) // count, -1)
+
+
+def _rows(values: Tensor, layer: nn.Module, count: int, *, is_output: bool = False) -> Tensor:
+    """What goes into or comes out of a layer as (candidates, tokens of all its pictures, width)."""
+    if isinstance(layer, nn.Conv2d):
+        values = values.flatten(2).transpose(1, 2) if is_output else to_patches(values, int(layer.kernel_size[0]))
+    return values.reshape(count, -1, values.shape[-1])

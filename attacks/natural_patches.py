@@ -1,0 +1,111 @@
+"""What patches of natural pictures look like: a Gaussian prior for attacks.
+
+Its covariance depends only on the distance between two pixels and on their channels, as in any
+collection of pictures without a preferred place. A table of it, measured on 300 ImageNet pictures,
+ships with fedmjp; ``natural_patches.json`` names the pictures. None of them may be attacked with
+it: the engine refuses. ``python -m benchmarks.natural_patches`` makes the table.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from attacks.linear_systems import Gaussian
+from fedmjp.errors import AttackNotApplicableError
+from fedmjp.models.classifier import VitClassifier
+
+TABLE = Path(__file__).with_name("natural_patches.safetensors")
+PROVENANCE = TABLE.with_suffix(".json")
+# Pictures of 8 bits carry at least the variance of rounding to them, in every direction.
+ROUNDING_VARIANCE = 1 / (12 * 255**2)
+
+
+@dataclass(frozen=True)
+class NaturalPatches:
+    """The prior of a patch, patches being taken as independent of each other.
+
+    Attributes:
+        mean: (3 * patch_size ** 2,) float64, in [0, 1], in the order of ``fedmjp.patches``.
+        covariance: (3 * patch_size ** 2, 3 * patch_size ** 2) float64, of the same.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    @staticmethod
+    def for_model(model: VitClassifier) -> "NaturalPatches":
+        """The prior for the model's image and patch size, on the model's device.
+
+        Raises:
+            AttackNotApplicableError: If the table has none.
+        """
+        refusal = prior_refusal(model)
+        if refusal:
+            raise AttackNotApplicableError(refusal)
+        mean, covariance = _patch_statistics(model.image_size, model.patch_size)
+        return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
+
+    def normalised(self, model: VitClassifier) -> Gaussian:
+        """The same prior in the network's input space."""
+        pixels = model.patch_size**2
+        centre, scale = (each.flatten().double().repeat_interleave(pixels) for each in (model.mean, model.std))
+        return Gaussian((self.mean - centre) / scale, self.covariance / scale[:, None] / scale)
+
+
+def prior_refusal(model: VitClassifier) -> str | None:
+    """Why the table has no prior for the model; None if it has one."""
+    table = _table()
+    sizes = sorted(int(name.split(".")[0]) for name in table if name.endswith(".mean"))
+    if model.image_size not in sizes:
+        return f"needs a prior of natural patches, and there is none for image size {model.image_size}, only for {sizes}"
+    largest = table[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
+    if model.patch_size > largest:
+        return f"needs a prior of natural patches, which reaches up to patch size {largest}, not {model.patch_size}"
+    return None
+
+
+def measured_on(picture: str) -> bool:
+    """Whether the picture (its name in its source) is one that the table was measured on."""
+    return Path(picture).name in _measured_pictures()
+
+
+@lru_cache(maxsize=1)
+def _measured_pictures() -> frozenset[str]:
+    return frozenset(json.loads(PROVENANCE.read_text(encoding="utf-8"))["pictures"])
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Tensor]:
+    return load_file(TABLE)
+
+
+@lru_cache(maxsize=4)
+def _patch_statistics(image_size: int, patch_size: int) -> tuple[Tensor, Tensor]:
+    mean = _table()[f"{image_size}.mean"].double().repeat_interleave(patch_size**2)
+    covariance = patch_covariance(_table()[f"{image_size}.autocovariance"].double(), patch_size)
+    return mean, covariance
+
+
+def patch_covariance(autocovariance: Tensor, patch_size: int) -> Tensor:
+    """Covariance of the pixels of a patch from that of two pixels at a distance.
+
+    Args:
+        autocovariance: (3, 3, 2 L + 1, 2 L + 1) float64; entry [c, d, L + y, L + x] is the covariance
+            of channel c at a place and channel d at y rows below and x columns right of it.
+        patch_size: At most L + 1.
+
+    Returns:
+        (3 * patch_size ** 2, 3 * patch_size ** 2). What sampling left below the variance of 8-bit
+        rounding is lifted to it, which also makes it positive definite.
+    """
+    pixels = torch.arange(patch_size)
+    lag = pixels[None] - pixels[:, None] + autocovariance.shape[-1] // 2
+    pairs = autocovariance[:, :, lag][:, :, :, :, lag]  # (c, d, row, row', column, column')
+    covariance = pairs.permute(0, 2, 4, 1, 3, 5).reshape(3 * patch_size**2, 3 * patch_size**2)
+    variances, directions = torch.linalg.eigh((covariance + covariance.T) / 2)
+    return (directions * variances.clamp(min=ROUNDING_VARIANCE)) @ directions.T
