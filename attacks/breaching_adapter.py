@@ -21,6 +21,7 @@ What breaching expects, and gets on a copy of the model:
 import difflib
 import functools
 import json
+import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ class BreachingAttack(Attack):
         super().__init__(options)
         self._overrides = self.options.overrides()
         if self._overrides:
-            self._configuration()  # a wrong key is an error now, not after hours of other attacks
+            _ = self.config  # a wrong key is an error now, not after hours of other attacks
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """All of the network's parameters."""
@@ -84,7 +85,9 @@ class BreachingAttack(Attack):
             return "naive: runs the network without a mask and does not use the unknown embedding's gradient"
         return None
 
-    def _configuration(self) -> Any:
+    @functools.cached_property
+    def config(self) -> Any:
+        """What breaching is configured with: its own file and the overrides."""
         return configuration(self.config_name, self._overrides, own=list(self.options_type.model_fields))
 
     def _reconstruct(
@@ -99,23 +102,24 @@ class BreachingAttack(Attack):
         return [self._reconstruct_one(upload, model, threat, each.initial_seed()) for upload, each in pairs]
 
     def _reconstruct_one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, seed: int) -> Reconstruction:
-        config = self._configuration()
-        joint = config.attack_type == "joint-optimization"
+        joint = self.config.attack_type == "joint-optimization"
         breaching_finds_labels = joint or "label_strategy" in self._overrides
         labels = None if breaching_finds_labels else labels_of(upload, model, threat)
         container = _breaching().cases.models.model_preparation.VisionContainer
         case = case_of(upload, model, threat, labels=labels, container=container)
         start = time.monotonic()
-        found, diagnostics = self._run(case, config, seed)
+        found, diagnostics = self._run(case, seed)
         if not bool(torch.isfinite(found).all()):
             raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
         images = model.denormalise(found).to("cpu", torch.float32)
         return Reconstruction(images, {**diagnostics, "seconds": time.monotonic() - start})
 
-    def _run(self, case: Case, config: Any, seed: int) -> tuple[Tensor, dict[str, float]]:
+    def _run(self, case: Case, seed: int) -> tuple[Tensor, dict[str, float]]:
         with listening("breaching") as messages, torch.enable_grad():
             try:
-                attacker = _breaching().attacks.prepare_attack(case.network, nn.CrossEntropyLoss(), config, case.setup)
+                attacker = _breaching().attacks.prepare_attack(
+                    case.network, nn.CrossEntropyLoss(), self.config, case.setup
+                )
                 watch = self._watched(attacker)
                 with _seeded(seed, case.setup["device"]):
                     made, stats = attacker.reconstruct([case.payload], [case.shared], server_secrets={})
@@ -132,8 +136,8 @@ class BreachingAttack(Attack):
     def _diagnostics(self, watch: Watch | None, stats: Mapping[str, Any], messages: Messages) -> dict[str, float]:
         if watch is None:
             return {}
-        if stats["opt_value"] == float("inf"):
-            raise AttackFailedError(f"{self.name}: no trial had a finite loss; breaching says: {' '.join(messages)}")
+        if not math.isfinite(stats["opt_value"]):
+            raise AttackFailedError(f"{self.name}: no trial came to a result; breaching says: {' '.join(messages)}")
         loss = min(watch.curves[watch.chosen])
         return {"loss": loss, "iterations": float(watch.iterations), "trials": float(len(watch.curves))}
 

@@ -169,7 +169,7 @@ class Watch:
         if isinstance(steps["labels"], CurrentLabels):
             steps["labels"].labels = labels
         for regularizer in self._attacker.regularizers:
-            for hook in getattr(regularizer, "refs", []):
+            for hook in filter(None, getattr(regularizer, "refs", [])):
                 hook.__deepcopy__ = functools.partial(_itself, hook)
 
 
