@@ -31,24 +31,30 @@ class Candidates:
         images: (candidates, batch, 3, size, size) in [0, 1]; a candidate is all pictures of one upload.
         labels: (candidates, batch) int64.
         mask: (candidates, batch, patches) bool, the patches without position; None for no mask.
+        scale: (candidates,), what their updates are multiplied with: one over the norm of the uploaded
+            one, so that no gradient is too small to be squared.
     """
 
     images: Tensor
     labels: Tensor
     mask: Tensor | None
+    scale: Tensor
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Both are (candidates, tensors), in the order of the matched names, and differentiable.
+    """What the search needs of the candidates' updates, scaled and differentiable.
 
     Attributes:
-        products: Inner products of the candidates' tensors with the targets.
-        squares: Squared norms of the candidates' tensors.
+        products: (candidates, tensors), inner products of their tensors with the targets, in the order of
+            the matched names.
+        squares: (candidates, tensors), squared norms of their tensors.
+        positions: (candidates, tokens, dim), gradients of the position embedding.
     """
 
     products: Tensor
     squares: Tensor
+    positions: Tensor
 
 
 class Comparison(Protocol):
@@ -68,7 +74,7 @@ def twice_differentiable(model: VitClassifier) -> VitClassifier:
     twin = copy.deepcopy(model).requires_grad_(requires_grad=False)
     for module in twin.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+            setattr(module, "fused_attn", False)  # noqa: B010 (no type checker knows it)
     return twin
 
 
@@ -112,11 +118,11 @@ class PerCandidateGradients:
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
         """Compare the gradients of the mean cross-entropy of each candidate with its targets."""
-        count = len(candidates.images)
         terms: dict[str, tuple[Tensor, Tensor]] = {}
         tokens, layers = self._passes(candidates)
-        for name, gradients in tokens.items():
-            terms[name] = _compare(_per_candidate(gradients, count).sum(dim=1), targets[name].flatten(1))
+        for name in self._matched:
+            if name in tokens:
+                terms[name] = _compare(tokens[name].flatten(1), targets[name].flatten(1))
         for owner, (inputs, outputs) in layers.items():
             weight, bias = f"{owner}.weight", f"{owner}.bias"
             if weight in targets:
@@ -124,24 +130,28 @@ class PerCandidateGradients:
             if bias in targets:
                 terms[bias] = _compare(outputs.sum(dim=1), targets[bias])
         products, squares = zip(*(terms[name] for name in self._matched), strict=True)
-        return Agreement(torch.stack(products, dim=1), torch.stack(squares, dim=1))
+        return Agreement(torch.stack(products, dim=1), torch.stack(squares, dim=1), tokens[names.POSITION_EMBEDDING])
 
     def _passes(self, candidates: Candidates) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-        """Gradients at the token parameters per picture, and (A, B) of each layer per candidate."""
+        """Gradients of the token parameters, and (A, B) of each layer, all per candidate."""
         images = candidates.images.flatten(0, 1)
         mask = None if candidates.mask is None else candidates.mask.flatten(0, 1)
         leaves = {
-            name: self._model.get_parameter(name).detach().expand(len(images), -1, -1).requires_grad_()
-            for name in self._matched
-            if name in TOKEN_PARAMETERS
+            name: _repeated(self._model.get_parameter(name), len(images)).requires_grad_()
+            for name in TOKEN_PARAMETERS
+            if name in self._matched or name == names.POSITION_EMBEDDING
         }
         logits = functional_call(self._model, leaves, (images, mask))
         count, batch = candidates.labels.shape
-        loss = F.cross_entropy(logits, candidates.labels.flatten(), reduction="sum") / batch
+        losses = F.cross_entropy(logits, candidates.labels.flatten(), reduction="none").view(count, batch)
+        loss = (losses.mean(dim=1) * candidates.scale).sum()
         seen, self._seen = self._seen, {}
         points = [*leaves.values(), *(output for _, output in seen.values())]
         gradients = torch.autograd.grad(loss, points, create_graph=True)
-        tokens = dict(zip(leaves, gradients, strict=False))
+        tokens = {
+            name: gradient.view(count, batch, *gradient.shape[1:]).sum(dim=1)
+            for name, gradient in zip(leaves, gradients, strict=False)
+        }
         layers = {
             owner: (
                 _rows(inputs, self._layers[owner], count),
@@ -207,39 +217,39 @@ class SimulatedSteps:
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
         """Compare the mean gradients over the steps of each candidate with its targets."""
-        rows = []
+        terms, positions = [], []
         for index, images in enumerate(candidates.images):
             mask = None if candidates.mask is None else candidates.mask[index]
-            made = self._mean_gradients(images, candidates.labels[index], mask)
-            rows.append([_compare(made[name].flatten(), targets[name][index].flatten()) for name in self._matched])
-        products, squares = torch.tensor(0), torch.tensor(0)
-        products = torch.stack([torch.stack([term[0] for term in row]) for row in rows])
-        squares = torch.stack([torch.stack([term[1] for term in row]) for row in rows])
-        return Agreement(products, squares)
+            made = self._mean_gradients(images, candidates.labels[index], mask, candidates.scale[index])
+            pairs = [_compare(made[name].flatten(), targets[name][index].flatten()) for name in self._matched]
+            terms.append(torch.stack([torch.stack(pair) for pair in pairs], dim=1))
+            positions.append(made[names.POSITION_EMBEDDING][0])
+        products, squares = torch.stack(terms, dim=1)
+        return Agreement(products, squares, torch.stack(positions))
 
-    def _mean_gradients(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-        before = {name: weight.requires_grad_() for name, weight in self._weights().items()}
-        weights = before
+    def _mean_gradients(self, images: Tensor, labels: Tensor, mask: Tensor | None, scale: Tensor) -> dict[str, Tensor]:
+        weights = {name: weight.clone().requires_grad_() for name, weight in self._model.named_parameters()}
+        kept = [*self._matched, names.POSITION_EMBEDDING]
+        total = {name: torch.zeros_like(weights[name]) for name in kept}
         for _ in range(self._steps):
             loss = F.cross_entropy(functional_call(self._model, weights, (images, mask)), labels)
-            slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-            pairs = zip(weights.items(), slopes, strict=True)
-            weights = {name: weight - self._learning_rate * slope for (name, weight), slope in pairs}
-        scale = self._steps * self._learning_rate
-        return {name: (before[name].detach() - weights[name]) / scale for name in self._matched}
+            slopes = torch.autograd.grad(
+                loss, list(weights.values()), create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            gradients = dict(zip(weights, slopes, strict=True))
+            total = {name: total[name] + gradients[name] for name in total}
+            weights = {name: weight - self._learning_rate * gradients[name] for name, weight in weights.items()}
+        return {name: total[name] * (scale / self._steps) for name in total}
 
-    def _weights(self) -> dict[str, Tensor]:
-        return {name: weight.detach().clone() for name, weight in self._model.named_parameters()}
+
+def _repeated(parameter: Tensor, count: int) -> Tensor:
+    """A token parameter as (count, tokens, dim), so that every picture's gradient is its own."""
+    return parameter.detach().view(1, -1, parameter.shape[-1]).expand(count, -1, -1)
 
 
 def _compare(made: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Inner product with the target and with itself, over the last axis."""
     return torch.linalg.vecdot(made, target), torch.linalg.vecdot(made, made)
-
-
-def _per_candidate(values: Tensor, count: int) -> Tensor:
-    """(pictures, ...) to (candidates, batch, everything else)."""
-    return values.reshape(count, len(values) // count, -1)
 
 
 def _rows(values: Tensor, layer: nn.Module, count: int, *, is_output: bool = False) -> Tensor:

@@ -1,0 +1,366 @@
+"""Search for pictures whose update agrees with the one that was uploaded."""
+
+import difflib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks import ATTACKS
+from attacks.base import Attack
+from attacks.labels import labels_of, mean_gradient
+from attacks.matching_gradients import (
+    Agreement,
+    Candidates,
+    Comparison,
+    PerCandidateGradients,
+    SimulatedSteps,
+    unmatchable,
+)
+from attacks.matching_priors import PatchPrior, patch_seams, total_variation
+from attacks.matching_search import Budget, Found, search
+from attacks.natural_patches import prior_refusal
+from fedmjp.config import Config, Names
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.seeds import torch_generator
+from fedmjp.threat import ThreatModel
+
+NOISE = "noise"
+EMBEDDING = "embedding"
+ALL = "all"
+# Mean and standard deviation of the pixels of natural pictures, for a start from noise.
+LEVEL, SPREAD = 0.45, 0.225
+# What tells a restart from another where both start from the same picture.
+RESTART_NOISE = 0.02
+# Below the square of any rounding error of scaled gradients.
+TINY = 1e-30
+
+
+class GradientMatchingOptions(Config):
+    """Objective, priors, start and budget."""
+
+    objective: Literal["cosine", "l2"] = Field(
+        "cosine", description="distance of gradients: one minus the cosine, or the squared distance over the target's"
+    )
+    tensors: Names = Field(
+        (EMBEDDING,),
+        min_length=1,
+        description="'embedding' (patch, class token and position embedding; the unknown one too), 'all', or names",
+    )
+    position_weight: float = Field(
+        2.0, ge=0, allow_inf_nan=False, description="of a distance of its own between position-embedding gradients"
+    )
+    position_centred: bool = Field(
+        True, description="take their mean over the patches away first; without it, APRIL's variant"
+    )
+    total_variation: float = Field(0.2, ge=0, allow_inf_nan=False, description="weight of total variation")
+    seams: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of jumps where patches meet")
+    patch_prior: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of unlikeness to natural patches")
+    start: str = Field("grey", description="'noise', or the attack whose reconstruction is the start")
+    mask: Literal["read", "ignore"] = Field(
+        "read", description="of a defended model, one picture per update: read it from the upload, or do without"
+    )
+    iterations: int = Field(1000, ge=1, description="evaluations of the gradient per restart")
+    seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="for a stack of uploads and all restarts, one iteration at least"
+    )
+    restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
+    step_size: float = Field(0.03, gt=0, le=1, description="first step of a pixel, in units of its range")
+    parallel: int = Field(4, ge=1, description="pictures at a time; bounds the memory")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One search: an upload, prepared, and a start.
+
+    Attributes:
+        upload: Index of the upload.
+        start: (batch, 3, size, size) in [0, 1].
+        labels: (batch,) int64.
+        mask: (batch, patches) bool; None for no mask.
+        scale: (), one over the norm of the matched gradients.
+        targets: Name to scaled gradient, float32.
+        positions: (tokens, dim) scaled gradient of the position embedding; zeros where it is not used.
+    """
+
+    upload: int
+    start: Tensor
+    labels: Tensor
+    mask: Tensor | None
+    scale: Tensor
+    targets: Mapping[str, Tensor]
+    positions: Tensor
+
+
+class GradientMatching(Attack):
+    """Minimise the distance between a candidate's gradients and the uploaded ones.
+
+    The loss is ``distance(gradients) + position_weight * distance(position-embedding gradients)`` plus
+    the weighted priors, minimised by Adam on the sign of its gradient (see ``attacks.matching_search``).
+
+    Why the position embedding has a term of its own, and why the mean is taken away: row t of its
+    gradient is the gradient at token t. To first order all rows are the same vector, however different
+    the pictures; a token z_t shows only in how its row deviates, for the layer norms remove from the row
+    its component along z_t. That deviation is a few percent of the gradient, so that without the
+    mean's removal a nearly perfect cosine says next to nothing about the picture (measured by
+    ``benchmarks.performance.gradient_matching``).
+
+    A delta of one step is a gradient; of several, the steps are simulated and differentiated
+    through. Of a batch, candidate i is given label i of the sorted labels; a reconstruction is
+    unordered in any case.
+
+    On an MJP upload of one picture the mask is read from the rows of the position embedding's gradient
+    that are exactly zero, and the candidate is run with it. The picture that is searched is then the
+    shuffled one. Masks of a batch cannot be told apart; its candidates are run without.
+
+    With ``seconds``, results depend on the machine's speed and on the stack; otherwise they do not.
+
+    References:
+        Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?",
+        NeurIPS 2020 (cosine, total variation, signed Adam); Lu et al., "APRIL", CVPR 2022, section 3.3
+        (the term of the position embedding, uncentred); Hatamizadeh et al., "GradViT", CVPR 2022
+        (seams between patches).
+    """
+
+    name = "gradient_matching"
+    paper = "Geiping et al., NeurIPS 2020; Lu et al. (optimisation variant) and Hatamizadeh et al., CVPR 2022"
+    summary = "search for pictures with the uploaded gradients, above all those at the tokens"
+    requires = "each client's own update; labels that are known, or recovered from the head's bias"
+    exploits = "gradients of the embeddings (or any others), natural-picture priors"
+    options_type = GradientMatchingOptions
+    stack = 4
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._first: Attack | None = None
+        if self.options.start == self.name:
+            raise ConfigError(f"start = {self.name!r}: must be another attack")
+        if self.options.start != NOISE:
+            self._first = ATTACKS.get(self.options.start)()
+            if self._first.role == "bound":
+                raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
+
+    @property
+    def uses_natural_patches(self) -> bool:
+        """With the patch prior, or a start that uses it."""
+        return self.options.patch_prior > 0 or (self._first is not None and self._first.uses_natural_patches)
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """What is matched, what mask and labels are read from, and what the start reads."""
+        needed = [*self._matched(model), names.HEAD_BIAS]
+        if self.options.position_weight or (model.defended and self.options.mask == "read"):
+            needed.append(names.POSITION_EMBEDDING)
+        if self._first is not None:
+            needed.extend(self._first.tensors(model))
+        return list(dict.fromkeys(needed))
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs single updates, tensors that the model has, and whatever its start and prior need."""
+        if not threat.individual_updates:
+            return "needs each client's own update, not their sum"
+        known = dict(model.named_parameters())
+        for name in self._matched(model):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                return f"the model has no tensor {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        alien = unmatchable(model, self._matched(model))
+        if alien:
+            return f"tensors of this kind cannot be matched: {', '.join(alien)}"
+        if self.options.patch_prior and prior_refusal(model):
+            return prior_refusal(model)
+        first = self._first and self._first.refusal(model, threat)
+        return f"its start, {self.options.start}: {first}" if first else None
+
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Without masks on batches of a defended model."""
+        if model.defended and not self._reads_mask(model, threat):
+            return "naive: runs the network without a mask and does not use the unknown embedding's gradient"
+        return None
+
+    def _reads_mask(self, model: VitClassifier, threat: ThreatModel) -> bool:
+        return model.defended and self.options.mask == "read" and threat.batch_size == 1
+
+    def _matched(self, model: VitClassifier) -> list[str]:
+        """Names as the options give them; without a mask, the unknown embedding is added by ``_used``."""
+        embedding = [names.PATCH_WEIGHT, names.PATCH_BIAS, names.CLASS_TOKEN, names.POSITION_EMBEDDING]
+        if model.defended:
+            embedding.append(names.UNKNOWN_EMBEDDING)
+        groups = {EMBEDDING: embedding, ALL: [name for name, _ in model.named_parameters()]}
+        return list(dict.fromkeys(name for given in self.options.tensors for name in groups.get(given, [given])))
+
+    def _used(self, model: VitClassifier, threat: ThreatModel) -> list[str]:
+        """What is matched: without a mask nothing uses the unknown embedding, its gradient is zero."""
+        matched = self._matched(model)
+        return matched if self._reads_mask(model, threat) else [n for n in matched if n != names.UNKNOWN_EMBEDDING]
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        started = time.monotonic()
+        jobs = [
+            job
+            for index, (upload, generator) in enumerate(zip(uploads, generators, strict=True))
+            for job in self._jobs(index, upload, model, threat, generator)
+        ]
+        at_once = max(1, self.options.parallel // threat.batch_size)
+        chunks = [jobs[first : first + at_once] for first in range(0, len(jobs), at_once)]
+        comparison = self._comparison(model, threat)
+        prior = PatchPrior(model) if self.options.patch_prior else None
+        found: list[tuple[Found, int]] = []
+        for number, chunk in enumerate(chunks):
+            left = None
+            if self.options.seconds is not None:
+                left = (self.options.seconds - (time.monotonic() - started)) / (len(chunks) - number)
+            loss = _Loss(self.options, model, comparison, chunk, prior)
+            result = self._search(chunk, loss, left, (number, len(chunks)))
+            found.extend((result, place) for place in range(len(chunk)))
+        seconds = time.monotonic() - started
+        per_upload = self.options.restarts
+        return [
+            self._best(found[first : first + per_upload], seconds / len(uploads))
+            for first in range(0, len(found), per_upload)
+        ]
+
+    def _jobs(
+        self, index: int, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> list[_Job]:
+        gradients = {name: mean_gradient(upload, name, model, threat) for name in self._used(model, threat)}
+        norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+        if norm == 0:
+            raise AttackNotApplicableError(f"{self.name}: the matched gradients are all zero, nothing to search for")
+        positions = torch.zeros_like(model.get_parameter(names.POSITION_EMBEDDING)[0], dtype=torch.float64)
+        if names.POSITION_EMBEDDING in self.tensors(model):
+            positions = mean_gradient(upload, names.POSITION_EMBEDDING, model, threat)[0]
+        mask = None
+        if self._reads_mask(model, threat):
+            mask = (positions[model.prefix_tokens :] == 0).all(dim=1)[None]
+        labels = torch.tensor(labels_of(upload, model, threat), device=model.mean.device)
+        targets = {name: (gradient / norm).float() for name, gradient in gradients.items()}
+        return [
+            _Job(index, start.to(model.mean), labels, mask, (1 / norm).float(), targets, (positions / norm).float())
+            for start in self._starts(upload, model, threat, generator)
+        ]
+
+    def _starts(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> list[Tensor]:
+        shape = (upload.num_examples, 3, model.image_size, model.image_size)
+        noises = [torch.randn(shape, generator=generator) for _ in range(self.options.restarts)]
+        if self._first is None:
+            return [(LEVEL + SPREAD * noise).clamp(0, 1) for noise in noises]
+        own = torch_generator(generator.initial_seed(), "start")
+        first = self._first.reconstruct([upload], model, threat, generator=own)[0].images
+        return [first, *((first + RESTART_NOISE * noise).clamp(0, 1) for noise in noises[1:])]
+
+    def _comparison(self, model: VitClassifier, threat: ThreatModel) -> Comparison:
+        used = self._used(model, threat)
+        if threat.update == "delta" and threat.local_steps > 1:
+            return SimulatedSteps(model, used, steps=threat.local_steps, learning_rate=threat.local_learning_rate)
+        return PerCandidateGradients(model, used)
+
+    def _search(self, chunk: Sequence[_Job], loss: "_Loss", seconds: float | None, part: tuple[int, int]) -> Found:
+        number, parts = part
+        iterations = self.options.iterations
+
+        def report(done: int, lowest: Tensor) -> None:
+            self.on_progress(number * iterations + done, parts * iterations, float(lowest.mean()))
+
+        return search(
+            torch.stack([job.start for job in chunk]),
+            loss,
+            budget=Budget(iterations, seconds),
+            step_size=self.options.step_size,
+            on_step=report,
+        )
+
+    def _best(self, restarts: Sequence[tuple[Found, int]], seconds: float) -> Reconstruction:
+        """The best of an upload's searches, each given as a result and the place in it."""
+        losses = [float(found.losses[place]) for found, place in restarts]
+        finite = [loss for loss in losses if loss < float("inf")]
+        if not finite:
+            raise AttackFailedError(f"{self.name}: every search diverged; take a smaller step_size")
+        found, place = restarts[losses.index(min(finite))]
+        diagnostics = {
+            "loss": min(finite),
+            "iterations": float(found.iterations),
+            "seconds": seconds,
+            "restarts": float(len(finite)),
+        }
+        return Reconstruction(found.images[place].cpu(), diagnostics)
+
+
+class _Loss:
+    """The loss of the candidates of some jobs, one value per candidate."""
+
+    def __init__(
+        self,
+        options: GradientMatchingOptions,
+        model: VitClassifier,
+        comparison: Comparison,
+        jobs: Sequence[_Job],
+        prior: PatchPrior | None,
+    ) -> None:
+        self._options = options
+        self._patch_size = model.patch_size
+        self._prefix = model.prefix_tokens
+        self._comparison = comparison
+        self._prior = prior
+        self._labels = torch.stack([job.labels for job in jobs])
+        self._scale = torch.stack([job.scale for job in jobs])
+        masks = [job.mask for job in jobs if job.mask is not None]
+        self._mask = torch.stack(masks) if masks else None
+        self._targets = {name: torch.stack([job.targets[name] for job in jobs]) for name in jobs[0].targets}
+        positions = torch.stack([job.positions for job in jobs])[:, self._prefix :]
+        self._visible = (positions != 0).any(dim=2, keepdim=True)
+        self._positions = self._informative(positions)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(candidates, batch, 3, size, size) to (candidates,)."""
+        agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask, self._scale), self._targets)
+        return self._distances(agreement) + self._penalties(images)
+
+    def _distances(self, agreement: Agreement) -> Tensor:
+        # The targets are scaled to a norm of one.
+        total = self._distance(agreement.products.sum(1), agreement.squares.sum(1), torch.ones_like(self._scale))
+        if self._options.position_weight:
+            rows, target = self._informative(agreement.positions[:, self._prefix :]), self._positions
+            products, squares, targets = (
+                (a * b).sum((1, 2)) for a, b in ((rows, target), (rows, rows), (target, target))
+            )
+            total = total + self._options.position_weight * self._distance(products, squares, targets)
+        return total
+
+    def _informative(self, rows: Tensor) -> Tensor:
+        """Gradients at the patches (candidates, patches, dim): the visible ones, less their mean."""
+        rows = rows * self._visible
+        if not self._options.position_centred:
+            return rows
+        mean = rows.sum(dim=1, keepdim=True) / self._visible.sum(dim=1, keepdim=True).clamp(min=1)
+        return (rows - mean) * self._visible
+
+    def _distance(self, products: Tensor, squares: Tensor, targets: Tensor) -> Tensor:
+        if self._options.objective == "cosine":
+            return 1 - products / (squares * targets).clamp(min=TINY).sqrt()
+        return (squares - 2 * products + targets) / targets.clamp(min=TINY)
+
+    def _penalties(self, images: Tensor) -> Tensor:
+        total = torch.zeros_like(self._scale)
+        if self._options.total_variation:
+            total = total + self._options.total_variation * total_variation(images)
+        if self._options.seams:
+            total = total + self._options.seams * patch_seams(images, self._patch_size)
+        if self._prior is not None:
+            total = total + self._options.patch_prior * self._prior(images)
+        return total
