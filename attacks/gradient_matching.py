@@ -33,7 +33,6 @@ from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
 NOISE = "noise"
-EMBEDDING = "embedding"
 ALL = "all"
 # Mean and standard deviation of the pixels of natural pictures, for a start from noise.
 LEVEL, SPREAD = 0.45, 0.225
@@ -50,9 +49,7 @@ class GradientMatchingOptions(Config):
         "cosine", description="distance of gradients: one minus the cosine, or the squared distance over the target's"
     )
     tensors: Names = Field(
-        (EMBEDDING,),
-        min_length=1,
-        description="'embedding' (patch, class token and position embedding; the unknown one too), 'all', or names",
+        (names.PATCH_WEIGHT,), min_length=1, description="whose gradients are matched: names, comma-separated, or 'all'"
     )
     position_weight: float = Field(
         2.0, ge=0, allow_inf_nan=False, description="of a distance of its own between position-embedding gradients"
@@ -72,7 +69,7 @@ class GradientMatchingOptions(Config):
         None, gt=0, allow_inf_nan=False, description="for a stack of uploads and all restarts, one iteration at least"
     )
     restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
-    step_size: float = Field(0.03, gt=0, le=1, description="first step of a pixel, in units of its range")
+    step_size: float = Field(0.02, gt=0, le=1, description="first step of a pixel, in units of its range")
     parallel: int = Field(4, ge=1, description="pictures at a time; bounds the memory")
 
 
@@ -85,16 +82,17 @@ class _Job:
         start: (batch, 3, size, size) in [0, 1].
         labels: (batch,) int64.
         mask: (batch, patches) bool; None for no mask.
-        scale: (), one over the norm of the matched gradients.
-        targets: Name to scaled gradient, float32.
-        positions: (tokens, dim) scaled gradient of the position embedding; zeros where it is not used.
+        norm: (), of all matched gradients, float64.
+        targets: Name to gradient over that norm, float32.
+        positions: (tokens, dim) gradient of the position embedding over that norm, float32; zeros where
+            it is not used.
     """
 
     upload: int
     start: Tensor
     labels: Tensor
     mask: Tensor | None
-    scale: Tensor
+    norm: Tensor
     targets: Mapping[str, Tensor]
     positions: Tensor
 
@@ -133,7 +131,7 @@ class GradientMatching(Attack):
     paper = "Geiping et al., NeurIPS 2020; Lu et al. (optimisation variant) and Hatamizadeh et al., CVPR 2022"
     summary = "search for pictures with the uploaded gradients, above all those at the tokens"
     requires = "each client's own update; labels that are known, or recovered from the head's bias"
-    exploits = "gradients of the embeddings (or any others), natural-picture priors"
+    exploits = "gradients of patch and position embedding, or any others; smoothness of pictures"
     options_type = GradientMatchingOptions
     stack = 4
 
@@ -188,12 +186,9 @@ class GradientMatching(Attack):
         return model.defended and self.options.mask == "read" and threat.batch_size == 1
 
     def _matched(self, model: VitClassifier) -> list[str]:
-        """Names as the options give them; without a mask, the unknown embedding is added by ``_used``."""
-        embedding = [names.PATCH_WEIGHT, names.PATCH_BIAS, names.CLASS_TOKEN, names.POSITION_EMBEDDING]
-        if model.defended:
-            embedding.append(names.UNKNOWN_EMBEDDING)
-        groups = {EMBEDDING: embedding, ALL: [name for name, _ in model.named_parameters()]}
-        return list(dict.fromkeys(name for given in self.options.tensors for name in groups.get(given, [given])))
+        """Names as the options give them."""
+        known = [name for name, _ in model.named_parameters()]
+        return list(dict.fromkeys(n for given in self.options.tensors for n in (known if given == ALL else [given])))
 
     def _used(self, model: VitClassifier, threat: ThreatModel) -> list[str]:
         """What is matched: without a mask nothing uses the unknown embedding, its gradient is zero."""
@@ -249,7 +244,7 @@ class GradientMatching(Attack):
         labels = torch.tensor(labels_of(upload, model, threat), device=model.mean.device)
         targets = {name: (gradient / norm).float() for name, gradient in gradients.items()}
         return [
-            _Job(index, start.to(model.mean), labels, mask, (1 / norm).float(), targets, (positions / norm).float())
+            _Job(index, start.to(model.mean), labels, mask, norm, targets, (positions / norm).float())
             for start in self._starts(upload, model, threat, generator)
         ]
 
@@ -318,7 +313,7 @@ class _Loss:
         self._comparison = comparison
         self._prior = prior
         self._labels = torch.stack([job.labels for job in jobs])
-        self._scale = torch.stack([job.scale for job in jobs])
+        self._norms = torch.stack([job.norm for job in jobs])
         masks = [job.mask for job in jobs if job.mask is not None]
         self._mask = torch.stack(masks) if masks else None
         self._targets = {name: torch.stack([job.targets[name] for job in jobs]) for name in jobs[0].targets}
@@ -328,19 +323,20 @@ class _Loss:
 
     def __call__(self, images: Tensor) -> Tensor:
         """(candidates, batch, 3, size, size) to (candidates,)."""
-        agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask, self._scale), self._targets)
+        agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask), self._targets)
         return self._distances(agreement) + self._penalties(images)
 
     def _distances(self, agreement: Agreement) -> Tensor:
-        # The targets are scaled to a norm of one.
-        total = self._distance(agreement.products.sum(1), agreement.squares.sum(1), torch.ones_like(self._scale))
+        # The targets were divided by their norm. In float64, as the ratio of two norms may be anything.
+        ratio = 1 / (agreement.scale.double() * self._norms)
+        products, squares = agreement.products.sum(dim=1), agreement.squares.sum(dim=1)
+        total = self._distance(products, squares, torch.ones_like(squares), ratio)
         if self._options.position_weight:
-            rows, target = self._informative(agreement.positions[:, self._prefix :]), self._positions
-            products, squares, targets = (
-                (a * b).sum((1, 2)) for a, b in ((rows, target), (rows, rows), (target, target))
-            )
-            total = total + self._options.position_weight * self._distance(products, squares, targets)
-        return total
+            rows = self._informative(agreement.positions[:, self._prefix :])
+            products, squares = (rows * self._positions).sum((1, 2)), rows.square().sum((1, 2))
+            targets = self._positions.square().sum((1, 2))
+            total = total + self._options.position_weight * self._distance(products, squares, targets, ratio)
+        return total.float()
 
     def _informative(self, rows: Tensor) -> Tensor:
         """Gradients at the patches (candidates, patches, dim): the visible ones, less their mean."""
@@ -350,13 +346,15 @@ class _Loss:
         mean = rows.sum(dim=1, keepdim=True) / self._visible.sum(dim=1, keepdim=True).clamp(min=1)
         return (rows - mean) * self._visible
 
-    def _distance(self, products: Tensor, squares: Tensor, targets: Tensor) -> Tensor:
+    def _distance(self, products: Tensor, squares: Tensor, targets: Tensor, ratio: Tensor) -> Tensor:
+        """Distance of ``ratio`` times some gradients from targets, from products and squared norms."""
+        products, squares, targets = products.double(), squares.double(), targets.double()
         if self._options.objective == "cosine":
             return 1 - products / (squares * targets).clamp(min=TINY).sqrt()
-        return (squares - 2 * products + targets) / targets.clamp(min=TINY)
+        return (ratio.square() * squares - 2 * ratio * products + targets) / targets.clamp(min=TINY)
 
     def _penalties(self, images: Tensor) -> Tensor:
-        total = torch.zeros_like(self._scale)
+        total = images.new_zeros(len(images))
         if self._options.total_variation:
             total = total + self._options.total_variation * total_variation(images)
         if self._options.seams:

@@ -31,27 +31,27 @@ class Candidates:
         images: (candidates, batch, 3, size, size) in [0, 1]; a candidate is all pictures of one upload.
         labels: (candidates, batch) int64.
         mask: (candidates, batch, patches) bool, the patches without position; None for no mask.
-        scale: (candidates,), what their updates are multiplied with: one over the norm of the uploaded
-            one, so that no gradient is too small to be squared.
     """
 
     images: Tensor
     labels: Tensor
     mask: Tensor | None
-    scale: Tensor
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the search needs of the candidates' updates, scaled and differentiable.
+    """What the search needs of the candidates' updates, differentiable.
 
     Attributes:
+        scale: (candidates,), constants that the updates were multiplied with, to be neither too small nor
+            too large to be squared.
         products: (candidates, tensors), inner products of their tensors with the targets, in the order of
             the matched names.
         squares: (candidates, tensors), squared norms of their tensors.
         positions: (candidates, tokens, dim), gradients of the position embedding.
     """
 
+    scale: Tensor
     products: Tensor
     squares: Tensor
     positions: Tensor
@@ -119,7 +119,7 @@ class PerCandidateGradients:
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
         """Compare the gradients of the mean cross-entropy of each candidate with its targets."""
         terms: dict[str, tuple[Tensor, Tensor]] = {}
-        tokens, layers = self._passes(candidates)
+        scale, tokens, layers = self._passes(candidates)
         for name in self._matched:
             if name in tokens:
                 terms[name] = _compare(tokens[name].flatten(1), targets[name].flatten(1))
@@ -130,21 +130,23 @@ class PerCandidateGradients:
             if bias in targets:
                 terms[bias] = _compare(outputs.sum(dim=1), targets[bias])
         products, squares = zip(*(terms[name] for name in self._matched), strict=True)
-        return Agreement(torch.stack(products, dim=1), torch.stack(squares, dim=1), tokens[names.POSITION_EMBEDDING])
+        positions = tokens[names.POSITION_EMBEDDING]
+        return Agreement(scale, torch.stack(products, dim=1), torch.stack(squares, dim=1), positions)
 
-    def _passes(self, candidates: Candidates) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-        """Gradients of the token parameters, and (A, B) of each layer, all per candidate."""
+    def _passes(self, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+        """Scale, gradients of the token parameters, and (A, B) of each layer, all per candidate."""
         images = candidates.images.flatten(0, 1)
         mask = None if candidates.mask is None else candidates.mask.flatten(0, 1)
         leaves = {
             name: _repeated(self._model.get_parameter(name), len(images)).requires_grad_()
             for name in TOKEN_PARAMETERS
-            if name in self._matched or name == names.POSITION_EMBEDDING
+            if name != names.UNKNOWN_EMBEDDING or mask is not None
         }
-        logits = functional_call(self._model, leaves, (images, mask))
+        logits = _logits(self._model, leaves, images, mask)
         count, batch = candidates.labels.shape
         losses = F.cross_entropy(logits, candidates.labels.flatten(), reduction="none").view(count, batch)
-        loss = (losses.mean(dim=1) * candidates.scale).sum()
+        scale = 1 / _slopes_at(logits.detach(), candidates.labels)
+        loss = (losses.mean(dim=1) * scale).sum()
         seen, self._seen = self._seen, {}
         points = [*leaves.values(), *(output for _, output in seen.values())]
         gradients = torch.autograd.grad(loss, points, create_graph=True)
@@ -159,7 +161,7 @@ class PerCandidateGradients:
             )
             for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True)
         }
-        return tokens, layers
+        return scale, tokens, layers
 
     def _remember(self, owner: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         del module
@@ -220,26 +222,49 @@ class SimulatedSteps:
         terms, positions = [], []
         for index, images in enumerate(candidates.images):
             mask = None if candidates.mask is None else candidates.mask[index]
-            made = self._mean_gradients(images, candidates.labels[index], mask, candidates.scale[index])
+            made = self._mean_gradients(images, candidates.labels[index], mask)
             pairs = [_compare(made[name].flatten(), targets[name][index].flatten()) for name in self._matched]
             terms.append(torch.stack([torch.stack(pair) for pair in pairs], dim=1))
             positions.append(made[names.POSITION_EMBEDDING][0])
         products, squares = torch.stack(terms, dim=1)
-        return Agreement(products, squares, torch.stack(positions))
+        return Agreement(torch.ones_like(products[:, 0]).detach(), products, squares, torch.stack(positions))
 
-    def _mean_gradients(self, images: Tensor, labels: Tensor, mask: Tensor | None, scale: Tensor) -> dict[str, Tensor]:
+    def _mean_gradients(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         weights = {name: weight.clone().requires_grad_() for name, weight in self._model.named_parameters()}
         kept = [*self._matched, names.POSITION_EMBEDDING]
         total = {name: torch.zeros_like(weights[name]) for name in kept}
         for _ in range(self._steps):
-            loss = F.cross_entropy(functional_call(self._model, weights, (images, mask)), labels)
+            loss = F.cross_entropy(_logits(self._model, weights, images, mask), labels)
             slopes = torch.autograd.grad(
                 loss, list(weights.values()), create_graph=True, allow_unused=True, materialize_grads=True
             )
             gradients = dict(zip(weights, slopes, strict=True))
             total = {name: total[name] + gradients[name] for name in total}
             weights = {name: weight - self._learning_rate * gradients[name] for name, weight in weights.items()}
-        return {name: total[name] * (scale / self._steps) for name in total}
+        return {name: total[name] / self._steps for name in total}
+
+
+def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor, mask: Tensor | None) -> Tensor:
+    """What the model answers with some or all of its parameters replaced, which need not be parameters.
+
+    The position embedding must be among them, with a mask the unknown embedding too; both may differ
+    from picture to picture.
+    """
+    prefix = "backbone."
+    replaced = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+    if mask is not None:
+        masked = F.pad(mask, (model.prefix_tokens, 0))[:, :, None]
+        positions = torch.where(masked, weights[names.UNKNOWN_EMBEDDING], weights[names.POSITION_EMBEDDING])
+        replaced[names.POSITION_EMBEDDING.removeprefix(prefix)] = positions
+    logits: Tensor = functional_call(model.backbone, replaced, ((images - model.mean) / model.std,))
+    return logits
+
+
+def _slopes_at(logits: Tensor, labels: Tensor) -> Tensor:
+    """(candidates,) norm of the loss's gradient at the logits, which every parameter's gradient is proportional to."""
+    slopes = (logits.softmax(dim=1) - F.one_hot(labels.flatten(), logits.shape[1])).view(len(labels), -1)
+    norms: Tensor = slopes.norm(dim=1)
+    return norms.clamp(min=torch.finfo(logits.dtype).tiny)
 
 
 def _repeated(parameter: Tensor, count: int) -> Tensor:

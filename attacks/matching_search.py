@@ -22,7 +22,9 @@ class Budget:
     def used(self, iterations: int, seconds: float) -> float:
         """Share of the budget that is used up, from 0; at 1 or above it is time to stop."""
         share = iterations / self.iterations
-        return share if self.seconds is None else max(share, seconds / self.seconds)
+        if self.seconds is None:
+            return share
+        return max(share, seconds / self.seconds) if self.seconds > 0 else 1
 
 
 @dataclass(frozen=True)

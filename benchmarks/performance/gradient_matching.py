@@ -1,0 +1,147 @@
+"""``gradient_matching`` against breaching's ``invertinggradients``: how well, and how fast per iteration.
+
+``python -m benchmarks.performance.gradient_matching --n 10 --iterations 200 --json FILE [--pictures FOLDER]``
+
+Both get the same model, the same gradients of single pictures and the same number of iterations, in one
+process. Times are wall-clock; the two take turns, so that whatever else the machine does meets both.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from scipy import stats
+
+from attacks.base import Attack
+from attacks.breaching_adapter import InvertingGradients
+from attacks.gradient_matching import GradientMatching
+from attacks.grey import LEVEL
+from attacks.natural_patches import measured_on
+from benchmarks.output import write_json
+from fedmjp import provenance
+from fedmjp.config import ModelConfig
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import open_source
+from fedmjp.errors import DataError
+from fedmjp.metrics import METRICS
+from fedmjp.models.build import build
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
+from fedmjp.seeds import numpy_generator, torch_generator
+from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
+from fedmjp.updates import gradient
+
+MODEL = ModelConfig(name="deit_tiny", image_size=64, patch_size=8)
+THREAT = ThreatModel(labels_known=True)
+
+
+def main(
+    json: Annotated[Path, typer.Option(help="Where the figures go.")],
+    n: Annotated[int, typer.Option(min=2, help="Pictures.")] = 10,
+    iterations: Annotated[int, typer.Option(min=1, help="Of either attack, per picture.")] = 200,
+    pictures: Annotated[str, typer.Option(help="Folder of CLASS/picture files.")] = "bundled",
+    seed: Annotated[int, typer.Option(help="Chooses the pictures and draws the starts.")] = 0,
+) -> None:
+    """Attack the same pictures with both and compare them picture by picture."""
+    model = build(MODEL)
+    chosen = choose(pictures, n, seed)
+    attacks: dict[str, Attack] = {
+        "breaching": InvertingGradients({"iterations": iterations}),
+        "ours": GradientMatching({"iterations": iterations}),
+    }
+    for warm_up in (InvertingGradients({"iterations": 1}), GradientMatching({"iterations": 1})):
+        measure(warm_up, model, chosen[:1], seed)  # imports and first allocations
+    psnr: dict[str, list[float]] = {name: [] for name in attacks}
+    seconds = dict.fromkeys(attacks, 0.0)
+    for first in range(0, n, GradientMatching.stack):
+        for name, attack in attacks.items():
+            found, taken = measure(attack, model, chosen[first : first + GradientMatching.stack], seed)
+            psnr[name] += found
+            seconds[name] += taken
+        typer.echo(f"{len(psnr['ours'])} of {n} pictures")
+    figures = compare(psnr, {name: taken / n / iterations for name, taken in seconds.items()})
+    figures["grey_psnr"] = round(float(np.mean([score(torch.full_like(p.image, LEVEL), p.image) for p in chosen])), 2)
+    about = {
+        "command": "python -m benchmarks.performance.gradient_matching",
+        "model": MODEL.model_dump(mode="json"),
+        "source": "bundled" if pictures == "bundled" else "a folder of ImageNet validation pictures",
+        "pictures": [picture.name for picture in chosen],
+        "iterations": iterations,
+        "seed": seed,
+        "options": attacks["ours"].options.model_dump(mode="json"),
+        "threads": torch.get_num_threads(),
+    }
+    write_json(json, {**about, **figures, **provenance.environment()})
+    typer.echo(", ".join(f"{name} {value}" for name, value in figures.items()))
+
+
+def choose(data: str, count: int, seed: int) -> list[LabelledPicture]:
+    """Pictures in an order drawn from the seed, without those that the natural-patch prior was measured on.
+
+    Raises:
+        DataError: If there are too few.
+    """
+    source = open_source(data, size=MODEL.image_size, classes=MODEL.classes)
+    known = [name for name in source.names() if not measured_on(name)]
+    if len(known) < count:
+        raise DataError(f"{count} pictures were asked for, but only {len(known)} can be attacked; name --pictures")
+    order = torch.randperm(len(known), generator=torch_generator(seed, "gradient matching"))
+    return [source.load(known[index]) for index in order[:count].tolist()]
+
+
+def measure(
+    attack: Attack, model: VitClassifier, pictures: Sequence[LabelledPicture], seed: int
+) -> tuple[list[float], float]:
+    """PSNR of each picture's reconstruction, and the seconds that the attack took."""
+    uploads = [upload_of(model, picture) for picture in pictures]
+    started = time.perf_counter()
+    made = attack.reconstruct(uploads, model, THREAT, generator=torch_generator(seed, "attack"))
+    seconds = time.perf_counter() - started
+    pairs = zip(made, pictures, strict=True)
+    return [score(reconstruction.images[0], picture.image) for reconstruction, picture in pairs], seconds
+
+
+def upload_of(model: VitClassifier, picture: LabelledPicture) -> Upload:
+    """The gradient of one undefended picture, with its label."""
+    image = picture.image[None]
+    patches = (model.image_size // model.patch_size) ** 2
+    batch = PrivateBatch(
+        clean=image,
+        shuffled=image,
+        mask=torch.zeros(1, patches, dtype=torch.bool),
+        source=torch.arange(patches)[None],
+        labels=torch.tensor([picture.label]),
+        pictures=(picture.name,),
+        gradient_of=Picture.CLEAN,
+    )
+    return Upload(gradient(model, batch), "gradient", 1, 1, 0, "weights", labels=(picture.label,))
+
+
+def score(made: torch.Tensor, truth: torch.Tensor) -> float:
+    """PSNR of one picture, in dB."""
+    return float(METRICS["psnr"].function(made[None], truth[None]))
+
+
+def compare(psnr: dict[str, list[float]], per_iteration: dict[str, float]) -> dict[str, Any]:
+    """Means, the paired difference with a 95 % bootstrap interval over pictures, and the ratio of times."""
+    difference = np.subtract(psnr["ours"], psnr["breaching"])
+    interval = stats.bootstrap((difference,), np.mean, rng=numpy_generator(0, "bootstrap")).confidence_interval
+    return {
+        **{f"{name}_psnr": round(float(np.mean(values)), 2) for name, values in psnr.items()},
+        "psnr_difference": round(float(difference.mean()), 2),
+        "psnr_difference_low": round(float(interval.low), 2),
+        "psnr_difference_high": round(float(interval.high), 2),
+        **{f"{name}_ms_per_iteration_and_picture": round(1e3 * taken, 1) for name, taken in per_iteration.items()},
+        "times_as_fast": round(per_iteration["breaching"] / per_iteration["ours"], 2),
+        "psnr_per_picture": {name: [round(value, 2) for value in values] for name, values in psnr.items()},
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)
