@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from attacks.token_gradients import (
     required_tensors,
     token_gradients,
 )
+from fedmjp.config import Config
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
@@ -64,7 +66,7 @@ class AprilMinNorm(Attack):
     summary = "APRIL's closed form as published: minimum-norm solutions, equal to breaching's april_analytic"
     requires = _REQUIRES
     exploits = _EXPLOITS
-    options_type = ReadingOptions
+    options_type: ClassVar[type[Config]] = ReadingOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, first qkv weight gradient."""
@@ -135,6 +137,11 @@ class April(AprilMinNorm):
     summary = "APRIL's closed form at full strength: noise from the upload, prior of natural patches"
     requires = f"{_REQUIRES}; an image size that the prior knows"
 
+    @property
+    def uses_natural_patches(self) -> bool:
+        """Always."""
+        return True
+
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture, one gradient of a single picture, and a prior."""
         return super().refusal(model, threat) or prior_refusal(model)
@@ -168,9 +175,9 @@ class OracleApril(April):
     options_type = NoOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """All tokens' gradients, first qkv weight gradient."""
+        """All tokens' gradients, position-embedding gradient (for the mask), first qkv weight gradient."""
         del model
-        return [names.ORACLE_TOKEN_GRADIENTS, names.FIRST_QKV_WEIGHT]
+        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.FIRST_QKV_WEIGHT]
 
     def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
         return oracle_token_gradients(upload, model)
@@ -191,29 +198,34 @@ def _unknown_position(system: _System, model: VitClassifier) -> Tensor:
     return _weight(model, names.UNKNOWN_EMBEDDING)[None]
 
 
+def _positions(system: _System, model: VitClassifier) -> Tensor:
+    """(patches, dim): what was added to each patch's token."""
+    own = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
+    if not model.defended:
+        return own
+    return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), own)
+
+
 def _embedded(system: _System, tokens: Tensor, model: VitClassifier) -> Tensor:
     """(patches, dim): tokens without position embedding and bias, in place."""
     prefix, visible = len(system.seen.prefix), len(system.seen.patches)
     nothing = tokens.new_zeros(tokens.shape[-1])
     everywhere = system.seen.spread(tokens[prefix : prefix + visible], tokens[prefix + visible :], nothing)
-    positions = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :].clone()
-    unknown = _unknown_position(system, model)
-    if len(unknown):
-        positions[system.seen.mask] = unknown
-    return everywhere - positions - _weight(model, names.PATCH_BIAS)
+    return everywhere - _positions(system, model) - _weight(model, names.PATCH_BIAS)
 
 
 def _without_known(system: _System, bias: Tensor, model: VitClassifier) -> _System:
     """The system of the embedded patches alone: class token, positions and bias moved to the right."""
     prefix = _weight(model, names.CLASS_TOKEN)[0] + _weight(model, names.POSITION_EMBEDDING)[0, : model.prefix_tokens]
-    own = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :][~system.seen.mask]
+    own = _positions(system, model)[~system.seen.mask]
     known = torch.cat([prefix, own + bias, _unknown_position(system, model) + bias])
     return _System(system.seen, system.rows[len(prefix) :], system.right - system.rows.T @ known)
 
 
 def _regression(cross: Tensor, covariance: Tensor) -> Tensor:
     """``cross @ covariance^+``: the best linear guess of a patch from its embedding."""
-    return cross @ torch.linalg.pinv(covariance, hermitian=True)
+    back: Tensor = cross @ torch.linalg.pinv(covariance, hermitian=True)
+    return back
 
 
 def _reconstruction(

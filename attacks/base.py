@@ -39,7 +39,8 @@ class Attack(ABC):
     - ``role``: "attack"; "floor", a reference that uses nothing of the upload; or "bound", one that
       is given more than any real server sees. Only attacks are ranked;
     - ``options_type``: the configuration model of its options;
-    - ``stack``: how many uploads it profits from getting at once.
+    - ``stack``: how many uploads it profits from getting at once;
+    - ``optimises``: whether it iterates, rather than solves.
 
     Args:
         options: Values for ``options_type``, as given by ``--set key=value``.
@@ -60,6 +61,7 @@ class Attack(ABC):
     role: ClassVar[Role] = "attack"
     options_type: ClassVar[type[Config]] = NoOptions
     stack: ClassVar[int] = 8
+    optimises: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
@@ -107,6 +109,11 @@ class Attack(ABC):
         del model, threat
         return None
 
+    @property
+    def uses_natural_patches(self) -> bool:
+        """Whether it uses the prior of ``attacks.natural_patches``, whose pictures must not be attacked."""
+        return False
+
     @abstractmethod
     def _reconstruct(
         self,
@@ -135,9 +142,7 @@ class Attack(ABC):
         if (upload.labels is not None) != threat.labels_known:
             told = "comes with" if upload.labels is not None else "comes without"
             granted = "grants" if threat.labels_known else "does not grant"
-            raise AttackNotApplicableError(
-                f"{self.name}: the upload {told} labels, the threat model {granted} them"
-            )
+            raise AttackNotApplicableError(f"{self.name}: the upload {told} labels, the threat model {granted} them")
 
     def _check_tensors(self, upload: Upload, model: VitClassifier) -> None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

@@ -37,15 +37,22 @@ class Estimate:
     noise: Tensor
 
 
+class RankError(ArithmeticError):
+    """A system without a unique least-squares solution."""
+
+
 def least_squares(rows: Tensor, right: Tensor) -> Tensor:
     """Least squares by QR, for at most as many unknowns as equations and full rank.
 
     Raises:
-        torch.linalg.LinAlgError: If the rank is not full.
+        RankError: If the rank is not full.
     """
-    solution: Tensor = torch.linalg.lstsq(rows.mT, right, driver="gels").solution
+    try:
+        solution: Tensor = torch.linalg.lstsq(rows.mT, right, driver="gels").solution
+    except RuntimeError as error:  # torch's LinAlgError is one
+        raise RankError(str(error)) from error
     if not torch.isfinite(solution).all():
-        raise torch.linalg.LinAlgError("the least-squares solution is not finite")
+        raise RankError("the least-squares solution is not finite")
     return solution
 
 

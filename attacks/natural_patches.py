@@ -62,7 +62,9 @@ def prior_refusal(model: VitClassifier) -> str | None:
     table = _table()
     sizes = sorted(int(name.split(".")[0]) for name in table if name.endswith(".mean"))
     if model.image_size not in sizes:
-        return f"needs a prior of natural patches, and there is none for image size {model.image_size}, only for {sizes}"
+        return (
+            f"needs a prior of natural patches, and there is none for image size {model.image_size}, only for {sizes}"
+        )
     largest = table[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
     if model.patch_size > largest:
         return f"needs a prior of natural patches, which reaches up to patch size {largest}, not {model.patch_size}"
@@ -108,4 +110,5 @@ def patch_covariance(autocovariance: Tensor, patch_size: int) -> Tensor:
     pairs = autocovariance[:, :, lag][:, :, :, :, lag]  # (c, d, row, row', column, column')
     covariance = pairs.permute(0, 2, 4, 1, 3, 5).reshape(3 * patch_size**2, 3 * patch_size**2)
     variances, directions = torch.linalg.eigh((covariance + covariance.T) / 2)
-    return (directions * variances.clamp(min=ROUNDING_VARIANCE)) @ directions.T
+    lifted: Tensor = (directions * variances.clamp(min=ROUNDING_VARIANCE)) @ directions.T
+    return lifted

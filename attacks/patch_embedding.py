@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from attacks.base import Attack, NoOptions, on_device
-from attacks.linear_systems import Estimate, least_squares, posterior_mean
+from attacks.linear_systems import Estimate, RankError, least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
 from attacks.stacks import in_stacks, rounding_of
@@ -19,6 +20,7 @@ from attacks.token_gradients import (
     token_gradients,
 )
 from fedmjp.errors import AttackNotApplicableError
+from fedmjp.config import Config
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -59,7 +61,7 @@ class PatchEmbedding(Attack):
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
     requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
     exploits = _EXPLOITS
-    options_type = ReadingOptions
+    options_type: ClassVar[type[Config]] = ReadingOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, patch-embedding weight gradient."""
@@ -111,7 +113,7 @@ class PatchEmbedding(Attack):
     ) -> list[Reconstruction]:
         try:
             solved = least_squares(*_stacked(systems))
-        except torch.linalg.LinAlgError:
+        except RankError:
             raise AttackNotApplicableError(
                 f"{self.name}: the token gradients are linearly dependent; patch_embedding_wiener can use them"
             ) from None
@@ -135,6 +137,11 @@ class PatchEmbeddingWiener(PatchEmbedding):
     name = "patch_embedding_wiener"
     summary = "patch_embedding with noise estimated from the upload and a prior of natural patches"
     requires = "gradients or deltas of patch and position embedding; an image size that the prior knows"
+
+    @property
+    def uses_natural_patches(self) -> bool:
+        """Always."""
+        return True
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs a prior and the update of a single client."""
@@ -162,9 +169,9 @@ class OraclePatchEmbedding(PatchEmbedding):
     options_type = NoOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """All tokens' gradients, patch-embedding weight gradient."""
+        """All tokens' gradients, position-embedding gradient (for the mask), patch-embedding weight gradient."""
         del model
-        return [names.ORACLE_TOKEN_GRADIENTS, names.PATCH_WEIGHT]
+        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
 
     def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
         return oracle_token_gradients(upload, model)

@@ -29,7 +29,8 @@ class Reading(StrEnum):
     with M masked patches and u the value that one token with gradient d_unk would get.
     """
 
-    ONE_TOKEN = "one_token"  # every masked row is d_unk / M: one token, shown at every masked place [u]
+    # Every masked row is d_unk / M: one token, shown at every masked place [u].
+    ONE_TOKEN = "one_token"  # noqa: S105 (no password)
     COPIED = "copied"  # every masked row is d_unk [u / M]
     SEPARATE = "separate"  # d_unk is the row of a further token that stands at no place [masked places 0]
     ZEROS = "zeros"  # masked rows are zero, as uploaded; d_unk is not used [masked places 0]
@@ -48,7 +49,9 @@ class TokenGradients:
     Attributes:
         prefix: (prefix tokens, dim) float64, the class token's.
         patches: (visible patches, dim) float64, those of the patches that kept their position.
-        mask: (patches,) bool, True where the row is exactly zero: the masked patches.
+        mask: (patches,) bool, True where no row is known: the masked patches.
+        without_position: (patches,) bool, True where the token carries the unknown embedding: the
+            masked patches, whether their row is known or not.
         unknown: (0 or 1, dim) float64, the sum over the masked patches; empty if none is masked or
             the reading does not use it.
         reading: How masked patches are taken.
@@ -57,6 +60,7 @@ class TokenGradients:
     prefix: Tensor
     patches: Tensor
     mask: Tensor
+    without_position: Tensor
     unknown: Tensor
     reading: Reading
 
@@ -102,12 +106,17 @@ def token_gradients(upload: Upload, model: VitClassifier, reading: Reading) -> T
     unknown = rows.new_empty(0, rows.shape[1])
     if model.defended and mask.any() and reading is not Reading.ZEROS:
         unknown = on_device(upload, names.UNKNOWN_EMBEDDING, model)[None]
-    return TokenGradients(prefix, patches[~mask], mask, unknown, reading)
+    return TokenGradients(prefix, patches[~mask], mask, mask, unknown, reading)
 
 
 def oracle_token_gradients(upload: Upload, model: VitClassifier) -> TokenGradients:
-    """Every token's gradient, masked or not, as no server sees it: for bounds."""
+    """Every token's gradient, masked or not, as no server sees it: for bounds.
+
+    The mask itself is read from the position embedding's gradient, as in any MJP upload.
+    """
     rows = on_device(upload, names.ORACLE_TOKEN_GRADIENTS, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
-    mask = torch.zeros(len(patches), dtype=torch.bool, device=rows.device)
-    return TokenGradients(prefix, patches, mask, rows.new_empty(0, rows.shape[1]), Reading.ZEROS)
+    uploaded = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :]
+    without_position = (uploaded == 0).all(dim=1) & model.defended
+    nobody = torch.zeros_like(without_position)
+    return TokenGradients(prefix, patches, nobody, without_position, rows.new_empty(0, rows.shape[1]), Reading.ZEROS)

@@ -4,35 +4,64 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
+from attacks import ATTACKS
+from attacks.base import Role
 from fedmjp import provenance
 from fedmjp.config import Config, FederationConfig, ModelConfig
-from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.pictures import PictureEntry
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 # Packages whose release can change a trial's numbers; our own code counts by its content.
-DECISIVE = ("torch", "torchvision", "timm", "lpips", "scikit-image", "pillow")
+DECISIVE = ("torch", "torchvision", "timm", "breaching", "lpips", "scikit-image", "pillow")
+Scalar = str | int | float | bool | None
+
+
+class AttackConfig(Config):
+    """An attack by name, and the options that are not left at their defaults.
+
+    Raises:
+        UnknownNameError: If there is no such attack.
+        ConfigError: If it has no such option or the value is out of range.
+    """
+
+    name: str
+    options: Mapping[str, Scalar] = {}
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        ATTACKS.get(self.name)(self.options)
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name and options, as rows show it: ``patch_embedding reading=zeros``."""
+        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
 
 
 class Experiment(Config):
     """A federation, what attacks it, and how the result is scored.
 
-    ``attacks`` gives the attacks per model name: the closed form of APRIL, for one, applies to a
-    modified architecture only.
+    ``attacks`` gives the attacks per model name, each by name or with options: the closed form of
+    APRIL, for one, applies to a modified architecture only.
     """
 
     federation: FederationConfig
-    attacks: Mapping[str, tuple[str, ...]]
+    attacks: Mapping[str, tuple[Annotated[AttackConfig, BeforeValidator(_named)], ...]]
     settings: tuple[Setting, ...] = tuple(Setting)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
-    threat: ThreatModel = ThreatModel()
+    labels_known: bool = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -44,19 +73,27 @@ class Experiment(Config):
             raise ValueError(f"settings {', '.join(missing)} need gradients that federation.inputs leaves out")
         return self
 
+    @property
+    def threat(self) -> ThreatModel:
+        """What the server sees of this federation, and knows."""
+        shared = ("update", "batch_size", "local_steps", "local_learning_rate")
+        return ThreatModel(labels_known=self.labels_known, **{name: getattr(self.federation, name) for name in shared})
+
 
 @dataclass(frozen=True)
 class Cell:
     """What one row of the leaderboard stands for.
 
     ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the
-    gradient: 0 for an undefended model that sees the clean picture (setting a).
+    gradient: 0 for an undefended model that sees the clean picture (setting a). ``attack`` is the
+    label, options included; ``role`` says whether it is an attack, a floor or a bound.
     """
 
     model: str
     defence: str
     mask_ratio: float
     attack: str
+    role: Role
     setting: Setting
     protocol: Protocol
 
@@ -66,41 +103,60 @@ class PlannedTrial:
     """A trial that the experiment consists of.
 
     ``key`` is the digest of everything that determines the result; ``stem`` names the picture's
-    files, apart for pictures, seeds and mask ratios that differ.
+    files, apart for pictures, seeds and mask ratios that differ. ``batch`` names the pictures behind
+    the same upload, in order, this one among them.
     """
 
     key: str
     stem: str
     cell: Cell
     arm: ModelConfig
-    picture: LabelledPicture
+    attack: AttackConfig
+    picture: PictureEntry
+    batch: tuple[str, ...]
 
 
-def cells(experiment: Experiment, arm: ModelConfig) -> list[Cell]:
-    """The cells of one arm."""
-    return [
-        Cell(
-            model=arm.name,
-            defence=arm.defence,
-            mask_ratio=_mask_ratio(experiment, arm, setting),
-            attack=attack,
-            setting=setting,
-            protocol=experiment.protocol,
-        )
-        for attack in experiment.attacks[arm.name]
-        for setting in experiment.settings
-    ]
-
-
-def plan(experiment: Experiment, pictures: Sequence[LabelledPicture]) -> list[PlannedTrial]:
-    """Every trial of the experiment."""
+def plan(experiment: Experiment, batches: Sequence[tuple[PictureEntry, ...]]) -> list[PlannedTrial]:
+    """Every trial of the experiment; ``batches`` are the pictures behind each upload of an arm and version."""
     shared = _shared(experiment)
     return [
-        PlannedTrial(_key(shared, arm, cell, picture), _stem(experiment, picture), cell, arm, picture)
+        _trial(experiment, shared, arm, attack, setting, entry, batch)
         for arm in experiment.federation.arms
-        for cell in cells(experiment, arm)
-        for picture in pictures
+        for attack in experiment.attacks[arm.name]
+        for setting in experiment.settings
+        for batch in batches
+        for entry in batch
     ]
+
+
+def _trial(
+    experiment: Experiment,
+    shared: Mapping[str, Any],
+    arm: ModelConfig,
+    attack: AttackConfig,
+    setting: Setting,
+    entry: PictureEntry,
+    batch: tuple[PictureEntry, ...],
+) -> PlannedTrial:
+    cell = Cell(
+        model=arm.name,
+        defence=arm.defence,
+        mask_ratio=_mask_ratio(experiment, arm, setting),
+        attack=attack.label,
+        role=ATTACKS.get(attack.name).role,
+        setting=setting,
+        protocol=experiment.protocol,
+    )
+    own = {
+        "cell": asdict(cell),
+        "attack": attack.digest(),
+        "model": arm.digest(),
+        "picture": asdict(entry),
+        "batch": [mate.sha256 for mate in batch],
+    }
+    key = hashlib.sha256(json.dumps({**shared, **own}, sort_keys=True).encode()).hexdigest()
+    names = tuple(mate.name for mate in batch)
+    return PlannedTrial(key, _stem(experiment, entry), cell, arm, attack, entry, names)
 
 
 def _mask_ratio(experiment: Experiment, arm: ModelConfig, setting: Setting) -> float:
@@ -124,16 +180,7 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _key(shared: Mapping[str, Any], arm: ModelConfig, cell: Cell, picture: LabelledPicture) -> str:
-    own = {
-        "cell": asdict(cell),
-        "model": arm.digest(),
-        "picture": [picture.name, picture.digest(), picture.label],
-    }
-    return hashlib.sha256(json.dumps({**shared, **own}, sort_keys=True).encode()).hexdigest()
-
-
-def _stem(experiment: Experiment, picture: LabelledPicture) -> str:
+def _stem(experiment: Experiment, entry: PictureEntry) -> str:
     federation = experiment.federation
-    apart = f"{picture.name} {picture.digest()} {federation.seed} {federation.mask_ratio}"
-    return f"{picture.name.replace('/', '_')}-{hashlib.sha256(apart.encode()).hexdigest()[:8]}"
+    apart = f"{entry.name} {entry.sha256} {federation.seed} {federation.mask_ratio}"
+    return f"{entry.name.replace('/', '_')}-{hashlib.sha256(apart.encode()).hexdigest()[:8]}"

@@ -1,49 +1,32 @@
-"""Runs what is missing of an experiment: federation, attacks, scores, rows."""
+"""Runs what is missing of an experiment: uploads, attacks, scores, rows."""
 
-import json
-import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from itertools import groupby
+from typing import Protocol, TypeVar
 
-import torch
+from torch import Tensor
 
 from attacks import ATTACKS
+from attacks.natural_patches import measured_on
 from benchmarks import evaluator
-from benchmarks.campaign import Experiment, PlannedTrial
-from benchmarks.federation.simulation import RunFolder, simulate
-from benchmarks.output import OutputFolder, write_text
+from benchmarks.campaign import AttackConfig, Experiment, PlannedTrial
+from benchmarks.output import OutputFolder
 from benchmarks.pictures import save_png
+from benchmarks.sources import Batch, Recorded, UploadSource
 from fedmjp import provenance
-from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.config import ModelConfig
 from fedmjp.errors import FedmjpError, RecordError
-from fedmjp.models.build import build
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Reconstruction, Upload
-from fedmjp.settings import Picture
+from fedmjp.records import Reconstruction
+from fedmjp.settings import Picture, Setting
 from fedmjp.store import Store, Trial
 from server.adversary import Adversary
-from server.uploads import UploadFolder
 
-COMPLETED = "completed.json"
-
-
-class Recorder(Protocol):
-    """Has the uploads of a federated run recorded: ``simulate`` through Flower, or ``record_directly``."""
-
-    def __call__(
-        self,
-        config: FederationConfig,
-        folder: RunFolder,
-        *,
-        upload_tensors: Sequence[str],
-        on_round: Callable[[], None],
-    ) -> None:
-        """Record into ``folder``; FedmjpError if that failed."""
+CHUNK = 8  # uploads held at a time: memory does not grow with the number of pictures
 
 
 class Progress(Protocol):
@@ -61,6 +44,9 @@ class Progress(Protocol):
     def trials(self, done: int) -> None:
         """So many more trials are in the store."""
 
+    def optimisation(self, done: int, total: int, loss: float) -> None:
+        """An attack that optimises has done so many of its steps."""
+
 
 @dataclass(frozen=True)
 class _Attacked:
@@ -68,7 +54,8 @@ class _Attacked:
     seconds: float
 
 
-_Pairs = Mapping[tuple[str, Picture], tuple[PrivateBatch, Upload]]
+T = TypeVar("T")
+_Trials = Sequence[PlannedTrial]
 
 
 @dataclass(frozen=True)
@@ -80,155 +67,147 @@ class Engine:
         output: Where everything goes.
         store: Trials.
         progress: Is told what happens.
-        record: How uploads come about.
+        source: Where uploads come from.
     """
 
     experiment: Experiment
     output: OutputFolder
     store: Store
     progress: Progress
-    record: Recorder = simulate
+    source: UploadSource
 
-    def run(self, planned: Sequence[PlannedTrial]) -> None:
+    def run(self, planned: _Trials) -> None:
         """Run the trials that are not finished; failed ones are tried again.
 
-        Every trial ends as a row: "ok", or "failed" with its error. Records of the federated run are
-        kept until all are "ok", so that an interrupted run goes on from them.
+        Every trial ends as a row: "ok", or "failed" with its error. Rows are written stack by stack,
+        so that an interruption loses no more than one.
         """
         missing = self._missing(planned)
         if missing:
-            federation_error = self._federate(planned)
+            error = self.source.prepare(planned, self.progress.federation)
             self.progress.attacks(len(missing))
-            for arm, trials in _by_arm(missing).items():
-                self._attack_arm(arm, trials, federation_error)
-        if not self._missing(planned) and self.output.run.root.exists():
-            shutil.rmtree(self.output.run.root)
+            for arm, gradient_of, trials in _chunks(missing):
+                self._work_off(arm, gradient_of, trials, error)
+        if not self._missing(planned):
+            self.source.finish()
 
-    def _missing(self, planned: Sequence[PlannedTrial]) -> list[PlannedTrial]:
+    def _missing(self, planned: _Trials) -> list[PlannedTrial]:
         finished = self.store.finished([trial.key for trial in planned])
         return [trial for trial in planned if trial.key not in finished]
 
-    def _federate(self, planned: Sequence[PlannedTrial]) -> str | None:
-        """Have the uploads recorded, unless those of these very trials are there; return what went wrong."""
-        folder, federation = self.output.run, self.experiment.federation
-        # Keys cover configuration, pictures, code and versions: records of anything else are stale.
-        recorded = sorted(trial.key for trial in planned)
-        marker = folder.root / COMPLETED
-        if marker.exists() and marker.read_text() == json.dumps(recorded):
-            return None
-        if folder.root.exists():
-            shutil.rmtree(folder.root)
-        self.progress.federation(federation.rounds * len(federation.arms))
-        try:
-            self.record(federation, folder, upload_tensors=self._tensors(), on_round=self.progress.round)
-        except FedmjpError as error:
-            return str(error)
-        absent = federation.clients * federation.rounds * len(federation.arms) - folder.count()
-        if absent:
-            return f"the federated run completed, but {absent} uploads are missing"
-        write_text(marker, json.dumps(recorded))
-        return None
-
-    def _tensors(self) -> list[str]:
-        """Names of the upload tensors that some attack of the experiment reads."""
-        read: set[str] = set()
-        for arm in self.experiment.federation.arms:
-            model = build(arm)
-            for attack in self.experiment.attacks[arm.name]:
-                read.update(ATTACKS.get(attack)().tensors(model))
-        return sorted(read)
-
-    def _attack_arm(self, arm: ModelConfig, trials: list[PlannedTrial], federation_error: str | None) -> None:
-        """Attack and score all missing trials of one arm, one (attack, version) at a time."""
-        pairs = {(p.pictures[0], p.gradient_of): (p, u) for p, u in self.output.run.pairs(arm)}
-        for group in _by_reconstruction(trials):
-            present = [trial for trial in group if _source(trial) in pairs]
-            absent = [trial for trial in group if _source(trial) not in pairs]
-            reason = federation_error or "the client's upload or private record is missing or damaged"
-            if absent:  # the next run records anew
-                (self.output.run.root / COMPLETED).unlink(missing_ok=True)
-            self.store.put(self._failed(trial, reason) for trial in absent)
-            self._attack_group(arm, present, pairs)
-            self.progress.trials(len(group))
-
-    def _attack_group(self, arm: ModelConfig, trials: list[PlannedTrial], pairs: _Pairs) -> None:
-        """Trials that share attack and version: each upload is attacked once and scored per setting."""
-        uploads = {trial.picture.name: pairs[_source(trial)][1] for trial in trials}
-        reconstructions = self._reconstruct_each(arm, trials[0].cell.attack, uploads) if trials else {}
-        saved: set[str] = set()
-        rows = []
-        for trial in trials:
-            private, upload = pairs[_source(trial)]
-            made = reconstructions[trial.picture.name]
-            if isinstance(made, str):
-                rows.append(self._failed(trial, made))
-                continue
-            rows.append(self._scored(trial, private, upload, made))
-            if trial.picture.name not in saved:
-                self._save_pictures(trial, private, made.reconstruction)
-                saved.add(trial.picture.name)
-        self.store.put(rows)  # last: a row in the store has its pictures on disk
+    def _work_off(self, arm: ModelConfig, gradient_of: Picture, trials: _Trials, source_error: str | None) -> None:
+        """Trials of one arm and version on a few uploads: attack by attack."""
+        batches = list(dict.fromkeys(trial.batch for trial in trials))
+        found = self.source.uploads(arm, gradient_of, batches)
+        recorded = {batch: each for batch, each in found.items() if isinstance(each, Recorded)}
+        reasons = {batch: source_error or each for batch, each in found.items() if isinstance(each, str)}
+        if reasons:
+            self.source.stale()
+        self._put([self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons])
+        for own in _by_attack([trial for trial in trials if trial.batch in recorded]):
+            for stack in _in_chunks(list(own), ATTACKS.get(_attack(own).name).stack):
+                held = {batch: recorded[batch] for batch in stack}
+                made = self._reconstruct_each(arm, _attack(own), held)
+                for batch in stack:
+                    self._put(self._rows(own[batch], recorded[batch], made[batch]))
 
     def _reconstruct_each(
-        self, arm: ModelConfig, attack: str, uploads: dict[str, Upload]
-    ) -> dict[str, _Attacked | str]:
-        """Per picture the reconstruction, or the error that the attack ended with.
+        self, arm: ModelConfig, attack: AttackConfig, held: Mapping[Batch, Recorded]
+    ) -> dict[Batch, _Attacked | str]:
+        """Per upload the reconstruction, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload
         that cannot be attacked does not take the others with it.
         """
-        made: dict[str, _Attacked | str] = {}
-        for weights in dict.fromkeys(upload.weights for upload in uploads.values()):
-            stack = {picture: upload for picture, upload in uploads.items() if upload.weights == weights}
+        made: dict[Batch, _Attacked | str] = {}
+        for weights in dict.fromkeys(each.upload.weights for each in held.values()):
+            stack = {batch: each for batch, each in held.items() if each.upload.weights == weights}
             try:
                 made |= self._reconstruct(arm, attack, stack)
-            except Exception:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
-                for picture, upload in stack.items():
-                    made[picture] = self._reconstruct_or_error(arm, attack, picture, upload)
+            except Exception as error:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
+                if len(stack) == 1:
+                    made |= dict.fromkeys(stack, _described(error))
+                    continue
+                for batch, each in stack.items():
+                    made |= self._reconstruct_each(arm, attack, {batch: each})
         return made
 
-    def _reconstruct_or_error(self, arm: ModelConfig, attack: str, picture: str, upload: Upload) -> _Attacked | str:
-        try:
-            return self._reconstruct(arm, attack, {picture: upload})[picture]
-        except Exception as error:  # noqa: BLE001 (as above)
-            return _described(error)
-
-    def _reconstruct(self, arm: ModelConfig, attack: str, stack: dict[str, Upload]) -> dict[str, _Attacked]:
+    def _reconstruct(
+        self, arm: ModelConfig, attack: AttackConfig, stack: Mapping[Batch, Recorded]
+    ) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
-        weights = next(iter(stack.values())).weights
-        model = _sent_model(self.output.run.upload_folder(arm), arm, weights)
+        if ATTACKS.get(attack.name)(attack.options).uses_natural_patches:
+            _refuse_known(stack)
+        weights = next(iter(stack.values())).upload.weights
+        model = self.source.model(arm, weights)
         adversary = Adversary(model, self.experiment.threat, self.experiment.federation.seed)
+        uploads = [
+            replace(each.upload, labels=tuple(sorted(each.private.labels.tolist())))
+            if self.experiment.labels_known
+            else each.upload
+            for each in stack.values()
+        ]
         started = time.perf_counter()
-        reconstructions = adversary.reconstruct(attack, list(stack.values()))
-        seconds = (time.perf_counter() - started) / len(stack)
-        return {name: _Attacked(made, seconds) for name, made in zip(stack, reconstructions, strict=True)}
+        reconstructions = adversary.reconstruct(
+            attack.name, uploads, attack.options, on_progress=self.progress.optimisation
+        )
+        seconds = (time.perf_counter() - started) / sum(len(batch) for batch in stack)
+        return {batch: _Attacked(each, seconds) for batch, each in zip(stack, reconstructions, strict=True)}
 
-    def _scored(self, trial: PlannedTrial, private: PrivateBatch, upload: Upload, made: _Attacked) -> Trial:
-        try:
-            if not torch.equal(private.clean[0], trial.picture.image):
-                raise RecordError(f"the client's picture {trial.picture.name!r} is not the planned one")
-            values = evaluator.score(
-                made.reconstruction,
-                private,
-                trial.cell.setting,
-                metrics=self.experiment.metrics,
-                protocol=self.experiment.protocol,
-            )
-        except Exception as error:  # noqa: BLE001 (any error of a score is a row)
-            return self._failed(trial, _described(error))
+    def _rows(self, trials: _Trials, recorded: Recorded, made: _Attacked | str) -> list[Trial]:
+        """Trials that share an upload and a reconstruction, scored in their settings."""
+        if isinstance(made, str):
+            return [self._failed(trial, made) for trial in trials]
+        rows: list[Trial] = []
+        for setting, own in _by_setting(trials).items():
+            try:
+                values = self._score(recorded, made, setting)
+            except Exception as error:  # noqa: BLE001 (any error of a score is a row)
+                rows += [self._failed(trial, _described(error)) for trial in own]
+                continue
+            rows += [self._scored(trial, recorded, made, values) for trial in own]
+        self._save_pictures(trials, recorded.private, made.reconstruction)
+        return rows
+
+    def _score(self, recorded: Recorded, made: _Attacked, setting: Setting) -> dict[str, Tensor | None]:
+        experiment = self.experiment
+        return evaluator.score(
+            made.reconstruction,
+            recorded.private,
+            setting,
+            metrics=experiment.metrics,
+            protocol=experiment.protocol,
+        )
+
+    def _scored(
+        self, trial: PlannedTrial, recorded: Recorded, made: _Attacked, values: Mapping[str, Tensor | None]
+    ) -> Trial:
+        place = trial.batch.index(trial.picture.name)
+        if recorded.private.sha256(place) != trial.picture.sha256:
+            return self._failed(trial, f"the client's picture {trial.picture.name!r} is not the planned one")
         row = self._row(trial, status="ok", error=None)
         # Nothing was masked or shuffled in the gradient of an undefended clean picture.
-        row.realised_ratio = float(private.mask.float().mean()) if trial.cell.mask_ratio else 0.0
-        row.weights_sha256, row.attack_seconds = upload.weights, made.seconds
-        row.scores = {name: None if value is None else float(value[0]) for name, value in values.items()}
+        row.realised_ratio = float(recorded.private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0
+        row.weights_sha256, row.attack_seconds = recorded.upload.weights, made.seconds
+        row.scores = {name: None if value is None else float(value[place]) for name, value in values.items()}
         row.diagnostics = dict(made.reconstruction.diagnostics)
         return row
 
-    def _save_pictures(self, trial: PlannedTrial, private: PrivateBatch, reconstruction: Reconstruction) -> None:
+    def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
         pictures = self.output.pictures
-        for version in Picture:
-            save_png(private.version(version)[0], pictures.private(trial, version))
-        save_png(reconstruction.images[0], pictures.reconstruction(trial))
+        try:
+            order = evaluator.match(reconstruction.images, private.version(private.gradient_of))
+        except RecordError:
+            return  # told by the rows
+        for trial in {trial.picture.name: trial for trial in trials}.values():
+            place = trial.batch.index(trial.picture.name)
+            for version in Picture:
+                save_png(private.version(version)[place], pictures.private(trial, version))
+            save_png(reconstruction.images[order[place]], pictures.reconstruction(trial))
+
+    def _put(self, rows: list[Trial]) -> None:
+        self.store.put(rows)  # a row in the store has its pictures on disk
+        self.progress.trials(len(rows))
 
     def _failed(self, trial: PlannedTrial, error: str) -> Trial:
         return self._row(trial, status="failed", error=error)
@@ -246,7 +225,7 @@ class Engine:
             setting=str(cell.setting),
             protocol=cell.protocol,
             picture=trial.picture.name,
-            picture_sha256=trial.picture.digest(),
+            picture_sha256=trial.picture.sha256,
             seed=self.experiment.federation.seed,
             scores={},
             diagnostics={},
@@ -261,27 +240,40 @@ def _described(error: Exception) -> str:
     return str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
 
 
-@lru_cache(maxsize=1)
-def _sent_model(folder: UploadFolder, arm: ModelConfig, weights: str) -> VitClassifier:
-    """The model as the server had sent it."""
-    model = build(arm)
-    model.load_state_dict(folder.weights(weights))
-    return model
+def _refuse_known(batches: Iterable[Batch]) -> None:
+    """Nothing is measured on pictures that an attack's prior was made of."""
+    known = [name for batch in batches for name in batch if measured_on(name)]
+    if known:
+        raise RecordError(f"the prior of natural patches was measured on {known[0]!r}: attack other pictures")
 
 
-def _source(trial: PlannedTrial) -> tuple[str, Picture]:
-    return trial.picture.name, trial.cell.setting.gradient_of
-
-
-def _by_arm(trials: Iterable[PlannedTrial]) -> dict[ModelConfig, list[PlannedTrial]]:
-    groups: defaultdict[ModelConfig, list[PlannedTrial]] = defaultdict(list)
+def _chunks(trials: _Trials) -> Iterator[tuple[ModelConfig, Picture, list[PlannedTrial]]]:
+    """Trials of the same arm and version, a few uploads at a time, in the order of the plan."""
+    groups: defaultdict[tuple[ModelConfig, Picture], defaultdict[Batch, list[PlannedTrial]]]
+    groups = defaultdict(lambda: defaultdict(list))
     for trial in trials:
-        groups[trial.arm].append(trial)
-    return groups
+        groups[trial.arm, trial.cell.setting.gradient_of][trial.batch].append(trial)
+    for (arm, gradient_of), by_batch in groups.items():
+        for chunk in _in_chunks(list(by_batch.values()), CHUNK):
+            yield arm, gradient_of, [trial for own in chunk for trial in own]
 
 
-def _by_reconstruction(trials: Iterable[PlannedTrial]) -> list[list[PlannedTrial]]:
-    groups: defaultdict[tuple[str, Picture], list[PlannedTrial]] = defaultdict(list)
+def _by_attack(trials: _Trials) -> list[dict[Batch, list[PlannedTrial]]]:
+    """Trials of each attack, by upload."""
+    groups: defaultdict[str, defaultdict[Batch, list[PlannedTrial]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
-        groups[trial.cell.attack, trial.cell.setting.gradient_of].append(trial)
-    return list(groups.values())
+        groups[trial.cell.attack][trial.batch].append(trial)
+    return [dict(own) for own in groups.values()]
+
+
+def _attack(own: Mapping[Batch, list[PlannedTrial]]) -> AttackConfig:
+    return next(iter(own.values()))[0].attack
+
+
+def _in_chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _by_setting(trials: _Trials) -> dict[Setting, list[PlannedTrial]]:
+    ordered = sorted(trials, key=lambda trial: trial.cell.setting)
+    return {setting: list(own) for setting, own in groupby(ordered, key=lambda trial: trial.cell.setting)}

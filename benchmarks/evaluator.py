@@ -1,6 +1,7 @@
 """The only place where a private picture and its reconstruction meet."""
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedmjp.errors import RecordError
@@ -22,24 +23,48 @@ def score(
     """Score a reconstruction in one setting.
 
     Args:
-        reconstruction: What the attack made of the upload.
+        reconstruction: What the attack made of the upload. The pictures of a batch come in no
+            particular order; each private picture is given one of them, so that the sum of squared
+            errors is least.
         private: What the client had.
         setting: Says which version of the picture is the reference.
         metrics: Names.
         protocol: Float or 8-bit.
 
     Returns:
-        Metric name to (batch,) values; None where the machine lacks what the metric needs.
+        Metric name to (batch,) values in the order of the private pictures; None where the machine
+        lacks what the metric needs.
 
     Raises:
-        RecordError: If the upload was not computed from the version that the setting asks for, or
-            a metric gives NaN or infinity.
+        RecordError: If the upload was not computed from the version that the setting asks for, the
+            number of pictures is another, or a metric gives NaN or infinity.
     """
     if private.gradient_of is not setting.gradient_of:
         raise RecordError(f"setting {setting} attacks the gradient of the {setting.gradient_of} picture")
-    recovered = represent(reconstruction.images, protocol)
-    reference = represent(private.version(setting.compared_with), protocol)
+    reference = private.version(setting.compared_with)
+    matched = reconstruction.images[match(reconstruction.images, reference)]
+    recovered, reference = represent(matched, protocol), represent(reference, protocol)
     return {name: _values(name, recovered, reference) for name in metrics}
+
+
+def match(images: Tensor, reference: Tensor) -> Tensor:
+    """Which of the images is taken for each reference picture: one to one, least squared error in sum.
+
+    Args:
+        images: (batch, 3, height, width).
+        reference: The same shape.
+
+    Returns:
+        (batch,) int64 indices into ``images``.
+
+    Raises:
+        RecordError: If the shapes differ.
+    """
+    if images.shape != reference.shape:
+        raise RecordError(f"reconstruction of shape {tuple(images.shape)} for pictures of {tuple(reference.shape)}")
+    distances = torch.cdist(reference.flatten(1).double(), images.flatten(1).double()).square()
+    _, order = linear_sum_assignment(distances.numpy())
+    return torch.from_numpy(order)
 
 
 def _values(name: str, recovered: Tensor, reference: Tensor) -> Tensor | None:

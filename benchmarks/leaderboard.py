@@ -11,7 +11,7 @@ from fedmjp.metrics import metric
 from fedmjp.seeds import numpy_generator
 from fedmjp.store import Trial
 
-CELL_COLUMNS = ["model", "defence", "mask_ratio", "attack", "setting", "protocol"]
+CELL_COLUMNS = ["model", "defence", "mask_ratio", "attack", "role", "setting", "protocol"]
 CONFIDENCE = 0.95
 RESAMPLES = 9_999
 

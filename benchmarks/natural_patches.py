@@ -63,7 +63,7 @@ def autocovariance(images: Tensor, largest_lag: int) -> Tensor:
     size = images.shape[-1]
     centred = images - images.mean(dim=(0, 2, 3), keepdim=True)
     total = torch.zeros(3, 3, 2 * size, 2 * size, dtype=images.dtype)
-    for chunk in centred.split(20):
+    for chunk in torch.split(centred, 20):
         spectra = torch.fft.fft2(chunk, s=(2 * size, 2 * size))  # twice the size: no wrapping round
         total += torch.fft.ifft2(torch.einsum("nchw,ndhw->cdhw", spectra.conj(), spectra)).real
     lags = torch.arange(-largest_lag, largest_lag + 1)

@@ -3,6 +3,7 @@
 Attacks and server may not import this module; import-linter keeps it so.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -50,6 +51,10 @@ class PrivateBatch:
     def version(self, which: Picture) -> Tensor:
         """The clean or the shuffled pictures."""
         return self.clean if which is Picture.CLEAN else self.shuffled
+
+    def sha256(self, place: int) -> str:
+        """SHA-256 of the pixels of one clean picture, as hex."""
+        return hashlib.sha256(self.clean[place].contiguous().numpy().tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write to ``path``."""

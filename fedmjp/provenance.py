@@ -57,7 +57,7 @@ class Environment(TypedDict):
     hardware: "Hardware"
 
 
-# Packages whose code determines a trial's numbers.
+# Packages whose code, and data that ships with it, determine a trial's numbers.
 CODE = ("attacks", "clients", "fedmjp", "server")
 
 
@@ -71,8 +71,8 @@ def code_digest() -> str:
     root = Path(fedmjp.__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for package in CODE:
-        for path in sorted((root / package).rglob("*.py")):
-            if path.parent.name != "cli":
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".safetensors") and path.parent.name != "cli":
                 digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -74,6 +74,21 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
+def load_fields(path: Path) -> dict[str, Any]:
+    """The plain fields of what ``save_tensors`` wrote, without its tensors.
+
+    Raises:
+        RecordError: If the file is missing, damaged or not one of ours.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
+        fields: dict[str, Any] = json.loads(json.loads(header)["__metadata__"]["fields"])
+    except (OSError, KeyError, ValueError, MemoryError, OverflowError) as error:
+        raise RecordError(f"{path} is not a readable record: {error}") from error
+    return fields
+
+
 @dataclass(frozen=True)
 class Upload:
     """What one client sent in one round, as it crossed the wire.

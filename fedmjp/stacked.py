@@ -6,6 +6,7 @@ enough. One forward pass and one backward pass through the activations serve a w
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -49,16 +50,17 @@ def entrance_gradients(
     labels = torch.cat([batch.labels for batch in batches]).to(model.mean.device)
     normalised = (images - model.mean) / model.std
     tokens, attention_inputs, attention_outputs = _token_gradients(model, normalised, masks, labels)
-    pictures = len(images) // len(batches)
-    parts = _Entrance(
+    by_batch = (len(batches), len(images) // len(batches))
+    entrance = _Entrance(
         model=model,
         # The loss was summed over all pictures; an upload's is the mean over its own.
-        tokens=(tokens / pictures).unflatten(0, (len(batches), pictures)),
-        patches=to_patches(normalised, model.patch_size).unflatten(0, (len(batches), pictures)),
-        masks=masks.unflatten(0, (len(batches), pictures)),
-        attention=_outer(attention_outputs / pictures, attention_inputs, pictures),
+        tokens=(tokens / by_batch[1]).reshape(*by_batch, *tokens.shape[1:]),
+        patches=to_patches(normalised, model.patch_size).reshape(len(batches), -1, 3 * model.patch_size**2),
+        masks=masks.reshape(*by_batch, -1),
+        attention_inputs=attention_inputs.reshape(len(batches), -1, attention_inputs.shape[-1]),
+        attention_outputs=(attention_outputs / by_batch[1]).reshape(len(batches), -1, attention_outputs.shape[-1]),
     )
-    found = {name: parts.gradient(name) for name in tensors}
+    found = {name: entrance.gradient(name) for name in tensors}
     return [{name: values[index] for name, values in found.items()} for index in range(len(batches))]
 
 
@@ -90,37 +92,52 @@ def _positions(model: VitClassifier, masks: Tensor) -> Tensor:
     return model.get_parameter(names.POSITION_EMBEDDING).expand(len(masks), -1, -1)
 
 
-def _outer(outputs: Tensor, inputs: Tensor, pictures: int) -> Tensor:
-    """(batches, out, in): gradient of a linear layer's weight, summed over each batch's pictures and tokens."""
-    per_batch = (-1, pictures * inputs.shape[1])
-    return outputs.reshape(*per_batch, outputs.shape[-1]).mT @ inputs.reshape(*per_batch, inputs.shape[-1])
-
-
+@dataclass(frozen=True)
 class _Entrance:
-    """Turns gradients at the tokens into those of parameters; first dimension: batches."""
+    """Turns gradients at the tokens into those of parameters.
 
-    def __init__(self, *, model: VitClassifier, tokens: Tensor, patches: Tensor, masks: Tensor, attention: Tensor):
-        self._model, self._tokens, self._patches, self._attention = model, tokens, patches, attention
-        prefix = masks.new_zeros(*masks.shape[:2], model.prefix_tokens)
-        self._masked = torch.cat([prefix, masks], dim=2)[..., None] & model.defended
+    Attributes:
+        model: Its sizes.
+        tokens: (batches, pictures, tokens, dim), gradient at every token.
+        patches: (batches, pictures * patches, 3 * patch_size ** 2), what was embedded.
+        masks: (batches, pictures, patches).
+        attention_inputs: (batches, pictures * tokens, dim), of the first qkv layer.
+        attention_outputs: (batches, pictures * tokens, 3 * dim), gradient at its output.
+    """
+
+    model: VitClassifier
+    tokens: Tensor
+    patches: Tensor
+    masks: Tensor
+    attention_inputs: Tensor
+    attention_outputs: Tensor
 
     def gradient(self, name: str) -> Tensor:
         """(batches, *shape of the parameter)."""
-        prefix, patch_tokens = self._model.prefix_tokens, self._tokens[:, :, self._model.prefix_tokens :]
+        shape = (-1, *self._shape(name))
+        patch_tokens = self.tokens[:, :, self.model.prefix_tokens :].flatten(1, 2)
         match name:
             case names.CLASS_TOKEN:
-                return self._tokens[:, :, :prefix].sum(1, keepdim=True)
+                return self.tokens[:, :, : self.model.prefix_tokens].sum(1).reshape(shape)
             case names.FIRST_QKV_WEIGHT:
-                return self._attention
+                return self.attention_outputs.mT @ self.attention_inputs
             case names.ORACLE_TOKEN_GRADIENTS:
-                return self._tokens.sum(1, keepdim=True)
+                return self.tokens.sum(1).reshape(shape)
             case names.PATCH_BIAS:
-                return patch_tokens.sum((1, 2))
+                return patch_tokens.sum(1)
             case names.PATCH_WEIGHT:
-                flat = patch_tokens.flatten(1, 2).mT @ self._patches.flatten(1, 2)
-                return flat.unflatten(2, (3, self._model.patch_size, self._model.patch_size))
+                return (patch_tokens.mT @ self.patches).reshape(shape)
             case names.POSITION_EMBEDDING:
-                return self._tokens.masked_fill(self._masked, 0).sum(1, keepdim=True)
+                return self.tokens.masked_fill(self._masked(), 0).sum(1).reshape(shape)
             case names.UNKNOWN_EMBEDDING:
-                return self._tokens.masked_fill(~self._masked, 0).sum((1, 2))
+                return self.tokens.masked_fill(~self._masked(), 0).sum((1, 2))
         raise KeyError(name)
+
+    def _shape(self, name: str) -> torch.Size:
+        like = names.POSITION_EMBEDDING if name == names.ORACLE_TOKEN_GRADIENTS else name
+        return self.model.get_parameter(like).shape
+
+    def _masked(self) -> Tensor:
+        """(batches, pictures, tokens, 1): where the unknown embedding stood instead of the own position."""
+        prefix = self.masks.new_zeros(*self.masks.shape[:2], self.model.prefix_tokens)
+        return torch.cat([prefix, self.masks], dim=2)[..., None] & self.model.defended

@@ -1,7 +1,8 @@
 """The malicious server: runs an attack on what it recorded, with what its threat model grants."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attacks import ATTACKS
 from fedmjp.models.classifier import VitClassifier
@@ -24,12 +25,28 @@ class Adversary:
     threat: ThreatModel
     seed: int
 
-    def reconstruct(self, attack: str, uploads: Sequence[Upload]) -> list[Reconstruction]:
+    def reconstruct(
+        self,
+        attack: str,
+        uploads: Sequence[Upload],
+        options: Mapping[str, Any],
+        *,
+        on_progress: Callable[[int, int, float], None],
+    ) -> list[Reconstruction]:
         """One reconstruction per upload.
+
+        Args:
+            attack: Name.
+            uploads: All computed with the weights of ``model``.
+            options: Of the attack.
+            on_progress: Called with (steps done, steps in total, loss) while an attack optimises.
 
         Raises:
             UnknownNameError: If there is no such attack.
+            ConfigError: If it has no such option.
             AttackNotApplicableError: If the attack refuses the model, threat model or an upload.
         """
+        made = ATTACKS.get(attack)(options)
+        made.on_progress = on_progress
         generator = torch_generator(self.seed, "attack", attack)
-        return ATTACKS.get(attack)().reconstruct(uploads, self.model, self.threat, generator=generator)
+        return made.reconstruct(uploads, self.model, self.threat, generator=generator)

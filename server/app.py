@@ -27,9 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     failures: list[str] = []
     for index, arm in enumerate(config.arms):
         tap = UploadTap(grid, _recording_folder(context, arm), config.update)
-        strategy = OneStep(
-            update=config.update, learning_rate=config.server_learning_rate, clients=config.clients
-        )
+        strategy = OneStep(update=config.update, learning_rate=config.server_learning_rate, clients=config.clients)
         strategy.start(
             grid=tap,
             initial_arrays=ArrayRecord(build(arm).state_dict()),

@@ -54,7 +54,8 @@ def defended() -> VitClassifier:
 
 
 def batch_of(pictures: Selection, gradient_of: Picture, index: int = 0, mask_ratio: float = MASK_RATIO) -> PrivateBatch:
-    return private_batch(pictures.pictures[index], grid=8, mask_ratio=mask_ratio, gradient_of=gradient_of, seed=0)
+    loaded = [pictures.load(pictures.entries[index])]
+    return private_batch(loaded, grid=8, mask_ratio=mask_ratio, gradient_of=gradient_of, seed=0)
 
 
 def upload_of(model: VitClassifier, batch: PrivateBatch) -> Upload:

@@ -1,16 +1,20 @@
 """A small experiment that tests run in direct mode; also a program that tests can kill."""
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.campaign import Experiment, PlannedTrial, plan
-from benchmarks.direct import record_directly
 from benchmarks.engine import Engine
+from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
+from benchmarks.sources import DirectUploads, FederatedUploads, Recorded, Recorder
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
+from fedmjp.records import record_name
 from fedmjp.settings import Picture
 from fedmjp.store import Store
+from server.uploads import UploadFolder
 
 
 def small_experiment(**federation: object) -> Experiment:
@@ -39,17 +43,46 @@ class Printed:
     def trials(self, done: int) -> None:
         print("trials", done, flush=True)
 
+    def optimisation(self, done: int, total: int, loss: float) -> None:
+        pass
+
 
 def planned_trials(experiment: Experiment) -> list[PlannedTrial]:
-    return plan(experiment, select_for(experiment.federation).pictures)
+    return plan(experiment, select_for(experiment.federation).batches(experiment.federation))
+
+
+def record_directly(
+    config: FederationConfig,
+    folder: RunFolder,
+    *,
+    upload_tensors: Sequence[str] = (),
+    on_round: Callable[[], None] = lambda: None,
+) -> None:
+    """Records what Flower would, without it: same uploads, a client's node is its number."""
+    whole = {"attacks": dict.fromkeys(config.models, ("grey",)), "settings": (), "federation": config}
+    source = DirectUploads(Experiment(**whole), select_for(config))
+    batches = [tuple(entry.name for entry in batch) for batch in source.selection.batches(config)]
+    for arm in config.arms:
+        kept = UploadFolder(folder.uploads / arm.label, frozenset(upload_tensors))
+        kept.keep_weights(source.model(arm, "").state_dict())
+        for version in config.inputs:
+            on_round()
+            for made in source.uploads(arm, version, batches).values():
+                assert isinstance(made, Recorded)
+                kept.keep(made.upload)
+                path = folder.evaluator / arm.label / record_name(made.upload.server_round, made.upload.node)
+                made.private.save(path)
+
+
+def engine_of(experiment: Experiment, output: OutputFolder, record: Recorder = record_directly) -> Engine:
+    source = FederatedUploads(experiment, output.run, lambda: None, record)
+    return Engine(experiment, output, Store(output.database), Printed(), source)
 
 
 def run_small(root: Path) -> None:
     experiment, output = small_experiment(), OutputFolder(root)
     output.prepare(fresh=False)
-    Engine(experiment, output, Store(output.database), Printed(), record=record_directly).run(
-        planned_trials(experiment)
-    )
+    engine_of(experiment, output).run(planned_trials(experiment))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attacks import ATTACKS
-from benchmarks.engine import Engine
+from benchmarks.sources import FederatedUploads
 from fedmjp.cli import main
 from fedmjp.cli.doctor import shadowed
 from fedmjp.errors import FederationError
@@ -95,10 +95,10 @@ def test_quickstart_whose_federation_fails_says_why_and_exits_1(
         raise FederationError("the federated run failed: client 7: RuntimeError: out of memory")
 
     monkeypatch.setattr("benchmarks.quickstart.quickstart", lambda device: small_experiment(device=device))
-    monkeypatch.setattr("benchmarks.engine.Engine", functools.partial(Engine, record=fail))
+    monkeypatch.setattr("benchmarks.sources.FederatedUploads", functools.partial(FederatedUploads, record=fail))
     assert run(monkeypatch, "quickstart", "--device", "cpu", "--output", str(tmp_path)) == 1
     printed = capsys.readouterr().out
-    assert "96 trials failed, first: the federated run failed: client 7: RuntimeError: out of memory" in printed
+    assert "96 trials failed: the federated run failed: client 7: RuntimeError: out of memory" in printed
     assert "96 trials failed" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "leaderboard.csv").read_text().count(",0,4,") == 24, "n = 0, four failures in every cell"
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from fedmjp.config import FederationConfig
-from fedmjp.data.batches import private_batch
+from fedmjp.data.batches import batch_of_round, private_batch
 from fedmjp.data.bundled import CROPS, BundledPictures
 from fedmjp.data.folder import FolderPictures
 from fedmjp.data.selection import open_source, select, select_for
@@ -81,7 +81,7 @@ def test_broken_files_are_skipped_and_named(folder: Path) -> None:
     whole = folder / "dog" / "rgb.png"
     (folder / "dog" / "truncated.png").write_bytes(whole.read_bytes()[:500])
     selection = select(FolderPictures(folder, 32, classes=10), 4, seed=0)
-    assert len(selection.pictures) == 4
+    assert len(selection.entries) == 4
     everything = select_all(folder)
     assert len(everything) == 2
     assert any("broken.jpg" in reason for reason in everything)
@@ -139,13 +139,42 @@ def test_partitions_are_disjoint_complete_and_depend_on_the_seed() -> None:
     assert len(first) == len(second) == 4
     assert set(first) | set(second) == set(CROPS)
     other = select_for(config.model_copy(update={"seed": 1}))
-    assert [p.name for p in other.pictures] != [p.name for p in selection.pictures]
+    assert [p.name for p in other.entries] != [p.name for p in selection.entries]
 
 
 def test_the_same_picture_meets_the_same_jigsaw_whatever_goes_into_the_gradient() -> None:
     picture = BundledPictures(64, classes=1000).load("cat")
-    batches = [private_batch(picture, grid=8, mask_ratio=0.5, gradient_of=version, seed=0) for version in Picture]
+    batches = [private_batch([picture], grid=8, mask_ratio=0.5, gradient_of=version, seed=0) for version in Picture]
     assert torch.equal(batches[0].mask, batches[1].mask)
     assert torch.equal(batches[0].shuffled, batches[1].shuffled)
-    other = private_batch(picture, grid=8, mask_ratio=0.5, gradient_of=Picture.CLEAN, seed=1)
+    other = private_batch([picture], grid=8, mask_ratio=0.5, gradient_of=Picture.CLEAN, seed=1)
     assert not torch.equal(other.source, batches[0].source)
+
+
+def test_batches_are_each_clients_pictures_in_turn() -> None:
+    config = FederationConfig(clients=2, pictures_per_client=4, batch_size=2, image_size=32, patch_size=8)
+    selection = select_for(config)
+    batches = selection.batches(config)
+    assert [len(batch) for batch in batches] == [2] * 4
+    assert [entry for batch in batches[:2] for entry in batch] == list(selection.partition(0, 2))
+    made = batch_of_round(config, selection, client=1, server_round=2)
+    assert made.pictures == tuple(entry.name for entry in batches[3])
+    alone = private_batch(
+        [selection.load(batches[3][1])], grid=4, mask_ratio=0.27, gradient_of=Picture.SHUFFLED, seed=0
+    )
+    assert torch.equal(made.shuffled[1:], alone.shuffled), "a picture's puzzle does not depend on its batch"
+
+
+def test_a_picture_that_changed_is_not_taken_for_the_chosen_one(folder: Path) -> None:
+    selection = select(FolderPictures(folder, 32, classes=10), 4, seed=0)
+    entry = next(entry for entry in selection.entries if entry.name == "dog/rgb.png")
+    assert selection.load(entry).digest() == entry.sha256
+    Image.new("RGB", (40, 40), "red").save(folder / "dog" / "rgb.png")
+    with pytest.raises(DataError, match="'dog/rgb.png' has changed"):
+        selection.load(entry)
+
+
+def test_pictures_can_be_left_out_by_name(folder: Path) -> None:
+    source = FolderPictures(folder, 32, classes=10)
+    left = select(source, 2, seed=0, leave_out=lambda name: name.startswith("cat/"))
+    assert all(entry.name.startswith("dog/") for entry in left.entries)

@@ -15,7 +15,6 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.direct import record_directly
 from benchmarks.evaluator import score
 from benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.config import FederationConfig, ModelConfig
@@ -113,7 +112,11 @@ def direct(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def by_picture(folder: RunFolder, arm: ModelConfig) -> dict[tuple[str, Picture], tuple[PrivateBatch, Upload]]:
-    return {(batch.pictures[0], batch.gradient_of): (batch, upload) for batch, upload in folder.pairs(arm)}
+    found = {}
+    for (names, version), path in folder.index(arm).items():
+        upload = Upload.load(folder.uploads / arm.label / path.name)
+        found[names[0], version] = (PrivateBatch.load(path), upload)
+    return found
 
 
 @pytest.mark.parametrize("arm", CONFIG.arms, ids=lambda arm: arm.label)

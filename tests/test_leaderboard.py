@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.campaign import Cell, Experiment, cells, plan
+from benchmarks.campaign import AttackConfig, Cell, Experiment, plan
 from benchmarks.leaderboard import leaderboard, summary
 from benchmarks.output import OutputFolder
 from benchmarks.report import tables
@@ -48,11 +48,7 @@ def test_one_picture_has_no_interval_and_none_has_no_statistics() -> None:
 
 def test_cells_name_the_ratio_that_went_into_the_gradient() -> None:
     experiment = small_experiment()
-    ratios = {
-        (cell.defence, cell.setting): cell.mask_ratio
-        for arm in experiment.federation.arms
-        for cell in cells(experiment, arm)
-    }
+    ratios = {(trial.cell.defence, trial.cell.setting): trial.cell.mask_ratio for trial in planned_trials(experiment)}
     assert ratios == {
         ("none", Setting.A): 0.0,
         ("none", Setting.B): 0.27,
@@ -65,17 +61,22 @@ def test_cells_name_the_ratio_that_went_into_the_gradient() -> None:
 
 def test_keys_are_unique_stable_and_depend_on_what_determines_the_trial() -> None:
     experiment = small_experiment()
-    pictures = select_for(experiment.federation).pictures
+    pictures = select_for(experiment.federation).batches(experiment.federation)
     base = [trial.key for trial in plan(experiment, pictures)]
     assert len(set(base)) == len(base) == 96
     assert [trial.key for trial in plan(small_experiment(), pictures)] == base
+    read = AttackConfig(name="patch_embedding", options={"reading": "zeros"})
+    attacks = {"deit_tiny": (read, AttackConfig(name="grey")), "deit_tiny_april": experiment.attacks["deit_tiny_april"]}
+    other_option = [trial.key for trial in plan(experiment.model_copy(update={"attacks": attacks}), pictures)]
+    assert len(set(base) & set(other_option)) == 96 - 24
     for changed in (
         small_experiment(mask_ratio=0.5),
         small_experiment(seed=1),
         small_experiment(patch_size=16),
         experiment.model_copy(update={"protocol": "8bit"}),
         experiment.model_copy(update={"metrics": ("mse",)}),
-        experiment.model_copy(update={"threat": experiment.threat.model_copy(update={"labels_known": True})}),
+        experiment.model_copy(update={"labels_known": True}),
+        small_experiment(update="delta", local_steps=2),
     ):
         different = [trial.key for trial in plan(changed, pictures)]
         unchanged = set(base) & set(different)
@@ -87,21 +88,22 @@ def test_keys_depend_on_device_versions_code_learning_rate_and_the_picture_itsel
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     experiment = small_experiment()
-    picture = select_for(experiment.federation).pictures[0]
-    base = {trial.key for trial in plan(experiment, [picture])}
+    picture, mate = select_for(experiment.federation).entries[:2]
+    base = {trial.key for trial in plan(experiment, [(picture,)])}
     changed = [
-        plan(small_experiment(device="cuda"), [picture]),
-        plan(small_experiment(server_learning_rate=0.1), [picture]),
-        plan(experiment, [replace(picture, image=picture.image.flip(0))]),
-        plan(experiment, [replace(picture, label=3)]),
-        plan(experiment, [replace(picture, name="other")]),
+        plan(small_experiment(device="cuda"), [(picture,)]),
+        plan(small_experiment(server_learning_rate=0.1), [(picture,)]),
+        plan(experiment, [(replace(picture, sha256="0"),)]),
+        plan(experiment, [(replace(picture, label=3),)]),
+        plan(experiment, [(replace(picture, name="other"),)]),
+        plan(experiment, [(picture, mate)]),
     ]
     monkeypatch.setattr("fedmjp.provenance.code_digest", lambda: "changed code")
-    changed.append(plan(experiment, [picture]))
+    changed.append(plan(experiment, [(picture,)]))
     monkeypatch.undo()
     versions = provenance.versions()
     monkeypatch.setattr("fedmjp.provenance.versions", lambda: {**versions, "torch": "0.0"})
-    changed.append(plan(experiment, [picture]))
+    changed.append(plan(experiment, [(picture,)]))
     for other in changed:
         assert base.isdisjoint(trial.key for trial in other)
 

@@ -12,8 +12,8 @@ from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
 from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, to_run_config
 from fedmjp.errors import FederationError, RecordError
-from fedmjp.private import PrivateBatch
-from fedmjp.records import Upload
+from fedmjp.records import load_fields
+from fedmjp.settings import Picture
 from server.uploads import UploadFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,13 +53,14 @@ class RunFolder:
         """The server's records of one arm."""
         return UploadFolder(self.uploads / arm.label)
 
-    def pairs(self, arm: ModelConfig) -> list[tuple[PrivateBatch, Upload]]:
-        """Every upload of an arm with the private batch behind it; without those that cannot be read."""
-        found = []
+    def index(self, arm: ModelConfig) -> dict[tuple[tuple[str, ...], Picture], Path]:
+        """Readable private records of an arm, by the pictures in them and the version in the gradient."""
+        found = {}
         for path in sorted((self.evaluator / arm.label).glob(RECORDS)):
             try:
-                found.append((PrivateBatch.load(path), Upload.load(self.uploads / arm.label / path.name)))
-            except RecordError:
+                fields = load_fields(path)
+                found[tuple(fields["pictures"]), Picture(fields["gradient_of"])] = path
+            except (RecordError, KeyError, ValueError):
                 continue
         return found
 

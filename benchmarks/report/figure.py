@@ -7,7 +7,6 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attacks import ATTACKS
 from benchmarks.campaign import Cell, PlannedTrial
 from benchmarks.pictures import PictureFolder, load_png
 from fedmjp.settings import Picture, Setting
@@ -16,6 +15,7 @@ from fedmjp.store import Trial
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45
 DOTS_PER_INCH = 100
+COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class _Row:
 def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder, path: Path) -> None:
     """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
 
-    Undefended models are shown in setting a, defended ones in b and c, which share one upload.
+    Only the first pictures are shown. Undefended models are shown in setting a, defended ones in b and c, which share one upload.
     Under each reconstruction stands its PSNR per setting.
     """
     one_each = {plan.picture.name: plan for plan in planned}
-    names = list(one_each)
+    names = list(one_each)[:COLUMNS]
     rows = [
         _Row("original x", {n: pictures.private(plan, Picture.CLEAN) for n, plan in one_each.items()}, {}),
         _Row("shuffled x~", {n: pictures.private(plan, Picture.SHUFFLED) for n, plan in one_each.items()}, {}),
@@ -58,7 +58,7 @@ def _reconstruction_rows(
     rows: dict[str, _Row] = {}
     for plan in planned:
         cell = plan.cell
-        if ATTACKS.get(cell.attack).floor or plan.key not in finished or not _is_shown(cell):
+        if cell.role == "floor" or plan.key not in finished or not _is_shown(cell):
             continue
         name = plan.picture.name
         row = rows.setdefault(_label(cell), _Row(_label(cell), {}, {}))

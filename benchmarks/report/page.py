@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from attacks import ATTACKS
 from benchmarks.output import write_text
 from benchmarks.report.tables import TEXT_COLUMNS, display
 
@@ -39,12 +38,12 @@ def write_page(
     )
     shown = display(board, metrics)
     page = environment.get_template("page.html.jinja").render(
-        title="One federated round, attacked and scored",
+        title="Uploads, attacked and scored",
         subtitle=_subtitle(manifest),
         threat=threat,
         columns=list(shown.columns),
         text_columns=TEXT_COLUMNS,
-        rows=_rows(shown),
+        rows=_rows(shown, list(board["role"])),
         notes=notes,
         figure=base64.b64encode(figure.read_bytes()).decode(),
         origin=_origin(manifest),
@@ -53,20 +52,20 @@ def write_page(
     write_text(path, page)
 
 
-def _rows(shown: pd.DataFrame) -> list[dict[str, object]]:
+def _rows(shown: pd.DataFrame, roles: Sequence[str]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     former: tuple[str, str] | None = None
-    for values in shown.to_dict("records"):
+    for values, role in zip(shown.to_dict("records"), roles, strict=True):
         group = (values["model"], values["defence"])
-        rows.append({"values": values, "starts_group": group != former, "floor": ATTACKS.get(values["attack"]).floor})
+        rows.append({"values": values, "starts_group": group != former, "dim": role != "attack"})
         former = group
     return rows
 
 
 def _subtitle(manifest: Mapping[str, Any]) -> str:
-    federation, trials = manifest["config"]["federation"], manifest["trials"]
+    trials = manifest["trials"]
     return (
-        f"{federation['clients']} Flower clients, {len(manifest['pictures'])} pictures, "
+        f"Uploads: {manifest['uploads']}; {len(manifest['pictures'])} pictures, "
         f"{trials['ok']} of {trials['planned']} trials finished, {trials['failed']} failed."
     )
 

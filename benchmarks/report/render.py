@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 from rich.console import Console
 
+from attacks import ATTACKS
 from benchmarks.campaign import Experiment, PlannedTrial
 from benchmarks.leaderboard import leaderboard
 from benchmarks.manifest import manifest
@@ -12,11 +13,16 @@ from benchmarks.output import OutputFolder, write_json
 from benchmarks.report import tables
 from benchmarks.report.figure import write_figure
 from benchmarks.report.page import write_page
+from fedmjp.models.build import build
 from fedmjp.store import Store, Trial
 
 SETTINGS_NOTE = (
     "Settings: (a) gradient of x, compared with x; (b) gradient of x~, compared with x~; (c) gradient of x~, compared "
     "with x. A defended model in (a) masks the position embeddings of x without shuffling it."
+)
+APRIL_NOTE = "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs."
+BOUND_NOTE = (
+    "Rows marked bound were given more than any server sees. They limit what attacks can reach and are not ranked."
 )
 STATISTICS_NOTE = (
     "95 % percentile bootstrap interval of the mean over pictures, too narrow where they are few or alike (the "
@@ -29,16 +35,30 @@ NAIVE_NOTE = (
 
 
 def render(
-    experiment: Experiment, planned: Sequence[PlannedTrial], store: Store, output: OutputFolder, console: Console
+    experiment: Experiment,
+    planned: Sequence[PlannedTrial],
+    store: Store,
+    output: OutputFolder,
+    console: Console,
+    *,
+    uploads: str,
 ) -> Sequence[Trial]:
     """Write leaderboard, figure, page and manifest into the output folder and print the table.
+
+    Args:
+        experiment: What was run.
+        planned: Its trials.
+        store: What came of them.
+        output: Where everything goes.
+        console: Where the table goes.
+        uploads: How the uploads came about, in words.
 
     Returns:
         The failed trials.
     """
     trials = store.trials([plan.key for plan in planned])
     board = leaderboard(planned, trials, experiment.metrics)
-    about = manifest(experiment, planned, trials)
+    about = manifest(experiment, planned, trials, uploads=uploads)
     threat = experiment.threat.sentence()
     comments = notes(experiment, board)
     with_threat = [f"Threat model: {threat}", *comments]
@@ -54,12 +74,25 @@ def render(
     return [trial for trial in trials if trial.status == "failed"]
 
 
+def caveats(experiment: Experiment) -> list[str]:
+    """What attacks say of their own scores under this threat model."""
+    found: dict[str, None] = {}
+    for arm in experiment.federation.arms:
+        for attack in experiment.attacks[arm.name]:
+            caveat = ATTACKS.get(attack.name)(attack.options).caveat(build(arm), experiment.threat)
+            if caveat:
+                found[f"{caveat[0].upper()}{caveat[1:]}."] = None
+    return list(found)
+
+
 def notes(experiment: Experiment, board: pd.DataFrame) -> list[str]:
     """What the table must not be read without."""
     found = [
         SETTINGS_NOTE,
-        NAIVE_NOTE,
-        "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs.",
+        *([NAIVE_NOTE] if "mjp" in experiment.federation.defences else []),
+        *([APRIL_NOTE] if any(name.endswith("_april") for name in experiment.federation.models) else []),
+        *([BOUND_NOTE] if (board["role"] == "bound").any() else []),
+        *caveats(experiment),
         "All weights are initial ones drawn from the seed (untrained).",
         f"Protocol: {experiment.protocol}, pictures in [0, 1]. {STATISTICS_NOTE}",
     ]

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from attacks import ATTACKS
+from attacks.base import Role
 from benchmarks.output import write_text
 from fedmjp.metrics import metric
 
@@ -39,7 +39,7 @@ def display(board: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
             "model": board["model"],
             "defence": board["defence"],
             "mask ratio": board["mask_ratio"].map("{:g}".format),
-            "attack": board["attack"],
+            "attack": [_marked(attack, role) for attack, role in zip(board["attack"], board["role"], strict=True)],
             "setting": board["setting"],
             "n": board["n"],
             "failed": board["failures"],
@@ -55,40 +55,46 @@ def display(board: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
 
 
 def print_table(board: pd.DataFrame, metrics: Sequence[str], console: Console) -> None:
-    """One table, the floor dimmed. A terminal that is too narrow gets fewer columns, and is told."""
+    """One table, floors and bounds dimmed. A terminal that is too narrow gets fewer columns, and is told."""
     shown = display(board, metrics)
     empty = [column for column in shown.columns if (shown[column] == "").all()]
     without_failures = ["failed"] if (board["failures"] == 0).all() else []
     shown = shown.drop(columns=empty + without_failures)
     left_out: list[str] = []
     unlimited = console.options.update(max_width=UNLIMITED)
-    table = _terminal_table(shown)
+    dimmed = [role != "attack" for role in board["role"]]
+    table = _terminal_table(shown, dimmed)
     for column in DISPENSABLE:
         if console.measure(table, options=unlimited).maximum <= console.width:
             break
         if column in shown.columns:
             left_out.append(column)
             shown = shown.drop(columns=column)
-            table = _terminal_table(shown)
+            table = _terminal_table(shown, dimmed)
     console.print(table)
     if left_out:
         console.print(f"Left out for want of width: {', '.join(left_out)}. The report has every column.\n")
 
 
-def _terminal_table(shown: pd.DataFrame) -> Table:
+def _terminal_table(shown: pd.DataFrame, dimmed: Sequence[bool]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Leakage, mean over pictures", title_justify="left")
     for column in shown.columns:
         table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right", no_wrap=True)
     former = ("", "")
-    for row in shown.to_dict("records"):
+    for row, dim in zip(shown.to_dict("records"), dimmed, strict=True):
         group = (row["model"], row["defence"])
         if group == former:
             row |= {"model": "", "defence": ""}
         elif table.row_count:
             table.add_section()
-        table.add_row(*map(str, row.values()), style="dim" if ATTACKS.get(row["attack"]).floor else "")
+        table.add_row(*map(str, row.values()), style="dim" if dim else "")
         former = group
     return table
+
+
+def _marked(attack: str, role: Role) -> str:
+    """What is no attack says so in its own row."""
+    return attack if role == "attack" else f"{attack} ({role})"
 
 
 def missing_metrics(metrics: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fedmjp.cli.attack import attack
 from fedmjp.cli.catalogue import catalogue
 from fedmjp.cli.doctor import doctor
 from fedmjp.cli.quickstart import quickstart
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(quickstart)
 app.command()(simulate)
+app.command()(attack)
 app.command("list")(catalogue)
 app.command()(doctor)
 

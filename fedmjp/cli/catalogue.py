@@ -1,8 +1,11 @@
 """`fedmjp list`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 def catalogue(
@@ -37,12 +40,20 @@ def _attacks() -> list[dict[str, str]]:
         {
             "name": a.name,
             "summary": a.summary,
+            "role": a.role,
             "requires": a.requires,
+            "exploits": a.exploits,
+            "options": _options(a.options_type),
             "paper": a.paper,
-            "floor": "yes" if a.floor else "no",
         }
         for a in found
     ]
+
+
+def _options(options_type: type["BaseModel"]) -> str:
+    """Name, default and meaning of each option."""
+    fields = options_type.model_fields.items()
+    return "; ".join(f"{name}={field.default} ({field.description})" for name, field in fields) or "none"
 
 
 def _models() -> list[dict[str, str]]:

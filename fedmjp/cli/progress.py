@@ -23,6 +23,7 @@ class TerminalProgress:
         columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task: TaskID | None = None
+        self._steps: TaskID | None = None
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -48,8 +49,17 @@ class TerminalProgress:
 
     def trials(self, done: int) -> None:
         """So many more trials are in the store."""
+        if self._steps is not None:
+            self._bars.remove_task(self._steps)
+            self._steps = None
         if self._task is not None:
             self._bars.advance(self._task, done)
+
+    def optimisation(self, done: int, total: int, loss: float) -> None:
+        """An attack that optimises has done so many of its steps."""
+        if self._steps is None:
+            self._steps = self._bars.add_task("", total=total)
+        self._bars.update(self._steps, completed=done, total=total, description=f"  optimising, loss {loss:.4g}")
 
     def _phase(self, description: str, total: int) -> None:
         self._task = self._bars.add_task(description, total=total)

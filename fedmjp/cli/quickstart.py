@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-FAILED = 1
-
 
 def quickstart(
     output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results/quickstart"),
@@ -19,7 +17,9 @@ def quickstart(
     from benchmarks.output import OutputFolder
     from benchmarks.quickstart import quickstart as experiment_of
     from benchmarks.report.render import render
+    from benchmarks.sources import FederatedUploads
     from fedmjp.cli.device import choose
+    from fedmjp.cli.outcome import tell_outcome
     from fedmjp.cli.progress import TerminalProgress, wide_console
     from fedmjp.data.selection import select_for
     from fedmjp.store import Store
@@ -27,16 +27,14 @@ def quickstart(
     console = wide_console()
     experiment = experiment_of(device=choose(device))
     folder = OutputFolder(output)
-    planned = plan(experiment, select_for(experiment.federation).pictures)
+    federation = experiment.federation
+    planned = plan(experiment, select_for(federation).batches(federation))
     folder.prepare(fresh=fresh)
     store = Store(folder.database)
     finished = len(store.finished([trial.key for trial in planned]))
     console.print(f"{finished} of {len(planned)} trials are finished; device {experiment.federation.device}.")
     with TerminalProgress(console) as progress:
-        Engine(experiment, folder, store, progress).run(planned)
-    failed = render(experiment, planned, store, folder, console)
-    files = "report.html, leaderboard.csv, leaderboard.md, reconstructions.png, manifest.json, trials.sqlite, pictures/"
-    console.print(f"\nWritten to {output}: {files}.", highlight=False, markup=False)
-    if failed:
-        console.print(f"{len(failed)} trials failed, first: {failed[0].error}", style="bold red", markup=False)
-        raise typer.Exit(FAILED)
+        source = FederatedUploads(experiment, folder.run, progress.round)
+        Engine(experiment, folder, store, progress, source).run(planned)
+    uploads = f"recorded from a federation of {experiment.federation.clients} Flower clients"
+    tell_outcome(render(experiment, planned, store, folder, console, uploads=uploads), output, console)

@@ -64,11 +64,11 @@ def simulate(
         "versions": provenance.versions(),
         "revision": provenance.revision(),
         "hardware": provenance.hardware(),
-        "pictures": {picture.name: picture.digest() for picture in selection.pictures},
+        "pictures": {entry.name: entry.sha256 for entry in selection.entries},
     }
     write_json(output / "manifest.json", about)
     for arm in config.arms:
-        console.print(f"{arm.label}: {len(folder.pairs(arm))} uploads in {folder.uploads / arm.label}", markup=False)
+        console.print(f"{arm.label}: {len(folder.index(arm))} uploads in {folder.uploads / arm.label}", markup=False)
     console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}", markup=False)
 
 

@@ -3,6 +3,7 @@
 The launcher, the clients and the evaluator each work it out for themselves and agree.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,15 +63,20 @@ def open_source(data: str, *, size: int, classes: int) -> PictureSource:
     return BundledPictures(size, classes) if data == "bundled" else FolderPictures(Path(data), size, classes)
 
 
-def select(source: PictureSource, count: int, *, seed: int) -> Selection:
+def _nothing(_name: str) -> bool:
+    return False
+
+
+def select(source: PictureSource, count: int, *, seed: int, leave_out: Callable[[str], bool] = _nothing) -> Selection:
     """Choose ``count`` readable pictures in an order drawn from ``seed``.
 
-    Damaged files are skipped and named. Only as many files as needed are read.
+    Damaged files are skipped and named. Only as many files as needed are read. Names for which
+    ``leave_out`` holds are passed over.
 
     Raises:
         DataError: If there are fewer readable pictures than asked for.
     """
-    names = source.names()
+    names = [name for name in source.names() if not leave_out(name)]
     order = torch.randperm(len(names), generator=torch_generator(seed, "selection"))
     chosen: list[PictureEntry] = []
     skipped: list[str] = []

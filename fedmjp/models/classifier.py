@@ -70,7 +70,8 @@ class VitClassifier(nn.Module):
             raise BadInputError("a mask was given to a model without an unknown position embedding")
         prefix = mask.new_zeros(mask.shape[0], self.prefix_tokens)
         masked_tokens = torch.cat([prefix, mask], dim=1)[:, :, None]
-        positions = self.get_parameter("backbone.pos_embed")
+        # Not get_parameter: under functional_call the weights are plain tensors.
+        positions: Tensor = self.backbone.pos_embed
         return torch.where(masked_tokens, self.unknown_embedding, positions)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,0 +1,188 @@
+"""`fedmjp attack`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.campaign import Experiment
+    from benchmarks.sources import UploadSource
+    from fedmjp.data.pictures import PictureEntry
+
+# What records of a run state themselves.
+RECORDED = (
+    "data", "limit", "mask_ratio", "batch_size", "local_steps", "local_learning_rate", "seed",
+    "image_size", "patch_size", "classes",
+)  # fmt: skip
+
+
+def attack(
+    context: typer.Context,
+    name: Annotated[str, typer.Option("--attack", help="See `fedmjp list attacks`.")],
+    model: Annotated[str, typer.Option(help="See `fedmjp list models`.")] = "deit_small",
+    defence: Annotated[str, typer.Option(help="none or mjp.")] = "none",
+    settings: Annotated[list[str], typer.Option("--setting", help="a, b or c; may be repeated.")] = ["a"],
+    data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
+    limit: Annotated[int, typer.Option(help="Number of pictures.")] = 8,
+    mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
+    batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
+    local_steps: Annotated[int | None, typer.Option(help="Attack the weight delta after so many SGD steps.")] = None,
+    local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
+    labels_known: Annotated[bool, typer.Option("--labels-known", help="The attacker is told the labels.")] = False,
+    options: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, an option of the attack.")] = [],
+    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
+    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
+    classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of weights, choice of pictures, jigsaws and attack.")] = 0,
+    uploads: Annotated[Path | None, typer.Option(help="Attack what `fedmjp simulate` recorded here.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results/attack"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
+) -> None:
+    """Attack uploads of one model and report: computed here without Flower, or recorded before."""
+    from benchmarks.campaign import plan
+    from benchmarks.engine import Engine
+    from benchmarks.output import OutputFolder
+    from benchmarks.recordings import Recording
+    from benchmarks.report.render import render
+    from fedmjp.cli.outcome import tell_outcome
+    from fedmjp.cli.progress import TerminalProgress, wide_console
+    from fedmjp.store import Store
+
+    console = wide_console()
+    given = {key: value for key, value in context.params.items() if _is_given(context, key)}
+    if uploads is None:
+        experiment, batches, source, origin = _direct(context.params, console)
+    else:
+        experiment, batches, source, origin = _recorded(uploads, given, context.params)
+    _refuse(experiment)
+    planned = plan(experiment, batches)
+    folder = OutputFolder(output)
+    folder.prepare(fresh=fresh)
+    store = Store(folder.database)
+    finished = len(store.finished([trial.key for trial in planned]))
+    console.print(f"{finished} of {len(planned)} trials are finished; device {experiment.federation.device}.")
+    with TerminalProgress(console) as progress:
+        Engine(experiment, folder, store, progress, source).run(planned)
+    failed = render(experiment, planned, store, folder, console, uploads=origin)
+    problems = [] if uploads is None else Recording.open(uploads).problems(experiment)
+    tell_outcome(failed, output, console, problems)
+
+
+def parse_options(options: list[str]) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping.
+
+    Raises:
+        BadInputError: If one has no ``=`` or no key.
+    """
+    from fedmjp.errors import BadInputError
+
+    found: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise BadInputError(f"--set {option!r} is not of the form KEY=VALUE")
+        found[key.replace("-", "_")] = value
+    return found
+
+
+def _is_given(context: typer.Context, key: str) -> bool:
+    return context.get_parameter_source(key) is ParameterSource.COMMANDLINE
+
+
+def _experiment(values: dict[str, Any], federation: Any) -> "Experiment":
+    from benchmarks.campaign import AttackConfig, Experiment
+
+    tried = AttackConfig.parse({"name": values["name"], "options": parse_options(values["options"])})
+    attacks = (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))
+    return Experiment.parse(
+        {
+            "federation": federation,
+            "attacks": dict.fromkeys(federation.models, attacks),
+            "settings": values["settings"],
+            "labels_known": values["labels_known"],
+        }
+    )
+
+
+def _direct(
+    values: dict[str, Any], console: "Console"
+) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
+    from attacks.natural_patches import measured_on
+    from benchmarks.sources import DirectUploads
+    from fedmjp.cli.device import choose
+    from fedmjp.config import FederationConfig
+    from fedmjp.data.selection import open_source, select
+    from fedmjp.models.build import architecture
+    from fedmjp.settings import Setting
+
+    architecture(values["model"])
+    shared = ("mask_ratio", "batch_size", "local_learning_rate", "image_size", "patch_size", "classes", "seed")
+    federation = FederationConfig.parse(
+        {
+            **{key: values[key] for key in shared},
+            "models": (values["model"],),
+            "defences": (values["defence"],),
+            "data": values["data"] if values["data"] == "bundled" else str(Path(values["data"]).resolve()),
+            "clients": 1,
+            "pictures_per_client": values["limit"],
+            "inputs": tuple({_setting(each, Setting).gradient_of: None for each in values["settings"]}),
+            "update": "gradient" if values["local_steps"] is None else "delta",
+            "local_steps": values["local_steps"] or 1,
+            "device": choose(values["device"]),
+        }
+    )
+    pictures = open_source(federation.data, size=federation.image_size, classes=federation.classes)
+    known = sum(measured_on(name) for name in pictures.names())
+    if known:
+        console.print(f"{known} pictures are left out: the prior of natural patches was measured on them.")
+    selection = select(pictures, values["limit"], seed=federation.seed, leave_out=measured_on)
+    for reason in selection.skipped:
+        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
+    experiment = _experiment(values, federation)
+    source = DirectUploads(experiment, selection)
+    return experiment, selection.batches(federation), source, "computed in process (direct mode)"
+
+
+def _recorded(
+    folder: Path, given: dict[str, Any], values: dict[str, Any]
+) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
+    from benchmarks.recordings import Recording
+    from benchmarks.sources import RecordedUploads
+    from fedmjp.cli.device import choose
+    from fedmjp.errors import BadInputError
+
+    for key in RECORDED:
+        if key in given:
+            option = f"--{key.replace('_', '-')}"
+            raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
+    recording = Recording.open(folder)
+    federation = recording.arms(given.get("model"), given.get("defence"), device=choose(values["device"]))
+    experiment = _experiment(values, federation)
+    return experiment, recording.batches(federation), RecordedUploads(experiment, recording.folder), "recorded before"
+
+
+def _setting(name: str, settings: Any) -> Any:
+    from fedmjp.errors import BadInputError
+
+    try:
+        return settings(name)
+    except ValueError:
+        raise BadInputError(f"--setting {name!r} is not one of {', '.join(settings)}") from None
+
+
+def _refuse(experiment: "Experiment") -> None:
+    """Tell before anything is computed that an attack does not apply."""
+    from attacks import ATTACKS
+    from fedmjp.errors import AttackNotApplicableError
+    from fedmjp.models.build import build
+
+    for arm in experiment.federation.arms:
+        for tried in experiment.attacks[arm.name]:
+            reason = ATTACKS.get(tried.name)(tried.options).refusal(build(arm), experiment.threat)
+            if reason:
+                raise AttackNotApplicableError(f"{tried.name} on {arm.name}: {reason}")
