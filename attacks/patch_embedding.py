@@ -19,8 +19,8 @@ from attacks.token_gradients import (
     required_tensors,
     token_gradients,
 )
-from fedmjp.errors import AttackNotApplicableError
 from fedmjp.config import Config
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload

@@ -18,7 +18,8 @@ def manifest(
 
     Returns:
         JSON-ready content. ``uploads`` says how they came about. ``weights`` maps model and defence
-        to the SHA-256 of the weights that the server had sent; ``pictures`` maps names to the SHA-256 of their float32 pixels.
+        to the SHA-256 of the weights that the server had sent; ``pictures`` maps names to the SHA-256
+        of their float32 pixels.
     """
     finished = [trial for trial in trials if trial.status == "ok"]
     times = [trial.recorded_at.replace(tzinfo=UTC).isoformat(timespec="seconds") for trial in trials]

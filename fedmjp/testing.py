@@ -36,6 +36,7 @@ from fedmjp.updates import local_update
 
 SEED = 0
 UPLOADS = 2
+SINGLE_GRADIENT = ThreatModel()
 
 
 class ConformanceError(AssertionError):
@@ -74,7 +75,7 @@ class Trial:
 
     attack: GradientInversion
     model: str
-    threat: ThreatModel = ThreatModel()
+    threat: ThreatModel = SINGLE_GRADIENT
     gain: float | None = 3.0
     tolerance: float = 1e-3
 

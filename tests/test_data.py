@@ -170,7 +170,7 @@ def test_a_picture_that_changed_is_not_taken_for_the_chosen_one(folder: Path) ->
     entry = next(entry for entry in selection.entries if entry.name == "dog/rgb.png")
     assert selection.load(entry).digest() == entry.sha256
     Image.new("RGB", (40, 40), "red").save(folder / "dog" / "rgb.png")
-    with pytest.raises(DataError, match="'dog/rgb.png' has changed"):
+    with pytest.raises(DataError, match=r"'dog/rgb\.png' has changed"):
         selection.load(entry)
 
 

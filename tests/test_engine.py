@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from attacks.patch_embedding import PatchEmbedding
@@ -87,7 +86,7 @@ def test_fresh_forgets_trials_and_pictures_and_keeps_what_others_put_there(tmp_p
 
 def test_a_failed_federation_becomes_rows_and_is_tried_again(tmp_path: Path) -> None:
     experiment, output = small_experiment(), OutputFolder(tmp_path)
-    store, planned = Store(output.database), planned_trials(experiment)
+    planned = planned_trials(experiment)
 
     def half(
         config: FederationConfig, folder: RunFolder, *, upload_tensors: Sequence[str], on_round: Callable[[], None]

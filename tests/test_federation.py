@@ -26,6 +26,7 @@ from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 from server.adversary import Adversary
 from tests.conftest import ROOT
+from tests.experiments import record_directly
 
 pytestmark = pytest.mark.slow
 

@@ -28,8 +28,8 @@ class _Row:
 def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder, path: Path) -> None:
     """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
 
-    Only the first pictures are shown. Undefended models are shown in setting a, defended ones in b and c, which share one upload.
-    Under each reconstruction stands its PSNR per setting.
+    Only the first pictures are shown. Undefended models are shown in setting a, defended ones in b
+    and c, which share one upload. Under each reconstruction stands its PSNR per setting.
     """
     one_each = {plan.picture.name: plan for plan in planned}
     names = list(one_each)[:COLUMNS]

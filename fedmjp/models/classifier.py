@@ -71,7 +71,7 @@ class VitClassifier(nn.Module):
         prefix = mask.new_zeros(mask.shape[0], self.prefix_tokens)
         masked_tokens = torch.cat([prefix, mask], dim=1)[:, :, None]
         # Not get_parameter: under functional_call the weights are plain tensors.
-        positions: Tensor = self.backbone.pos_embed
+        positions: Any = self.backbone.pos_embed
         return torch.where(masked_tokens, self.unknown_embedding, positions)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
