@@ -104,11 +104,10 @@ class GradientMatching(Attack):
     the weighted priors, minimised by Adam on the sign of its gradient (see ``attacks.matching_search``).
 
     Why the position embedding has a term of its own, and why the mean is taken away: row t of its
-    gradient is the gradient at token t. To first order all rows are the same vector, however different
-    the pictures; a token z_t shows only in how its row deviates, for the layer norms remove from the row
-    its component along z_t. That deviation is a few percent of the gradient, so that without the
-    mean's removal a nearly perfect cosine says next to nothing about the picture (measured by
-    ``benchmarks.performance.gradient_matching``).
+    gradient is the gradient at token t. In a model near its initial weights all rows are nearly the same
+    vector, whatever the picture; a token z_t shows in how its row deviates, for the layer norms remove
+    from the row its component along z_t. The deviation is a few percent of the gradient, so that a cosine
+    of 0.99 over all of it says next to nothing about the picture.
 
     A delta of one step is a gradient; of several, the steps are simulated and differentiated
     through. Of a batch, candidate i is given label i of the sorted labels; a reconstruction is
@@ -122,8 +121,8 @@ class GradientMatching(Attack):
 
     References:
         Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?",
-        NeurIPS 2020 (cosine, total variation, signed Adam); Lu et al., "APRIL", CVPR 2022, section 3.3
-        (the term of the position embedding, uncentred); Hatamizadeh et al., "GradViT", CVPR 2022
+        NeurIPS 2020 (cosine, total variation, signed Adam); Lu et al., "APRIL", CVPR 2022
+        (optimisation variant: the term of the position embedding, uncentred, class token included); Hatamizadeh et al., "GradViT", CVPR 2022
         (seams between patches).
     """
 
@@ -168,6 +167,8 @@ class GradientMatching(Attack):
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 return f"the model has no tensor {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        if not self._used(model, threat):
+            return "there is nothing to match: without a mask, no gradient reaches the unknown embedding"
         alien = unmatchable(model, self._matched(model))
         if alien:
             return f"tensors of this kind cannot be matched: {', '.join(alien)}"
@@ -186,14 +187,14 @@ class GradientMatching(Attack):
         return model.defended and self.options.mask == "read" and threat.batch_size == 1
 
     def _matched(self, model: VitClassifier) -> list[str]:
-        """Names as the options give them."""
+        """Names as the options give them; text 'all' stands for every parameter."""
         known = [name for name, _ in model.named_parameters()]
         return list(dict.fromkeys(n for given in self.options.tensors for n in (known if given == ALL else [given])))
 
     def _used(self, model: VitClassifier, threat: ThreatModel) -> list[str]:
-        """What is matched: without a mask nothing uses the unknown embedding, its gradient is zero."""
-        matched = self._matched(model)
-        return matched if self._reads_mask(model, threat) else [n for n in matched if n != names.UNKNOWN_EMBEDDING]
+        """Those that are matched: without a mask no gradient reaches the unknown embedding."""
+        idle = set() if self._reads_mask(model, threat) else {names.UNKNOWN_EMBEDDING}
+        return [name for name in self._matched(model) if name not in idle]
 
     def _reconstruct(
         self,
@@ -256,7 +257,7 @@ class GradientMatching(Attack):
         if self._first is None:
             return [(LEVEL + SPREAD * noise).clamp(0, 1) for noise in noises]
         own = torch_generator(generator.initial_seed(), "start")
-        first = self._first.reconstruct([upload], model, threat, generator=own)[0].images
+        first = self._first.reconstruct([upload], model, threat, generator=own)[0].images.cpu()
         return [first, *((first + RESTART_NOISE * noise).clamp(0, 1) for noise in noises[1:])]
 
     def _comparison(self, model: VitClassifier, threat: ThreatModel) -> Comparison:

@@ -38,7 +38,7 @@ def patch_seams(images: Tensor, patch_size: int) -> Tensor:
         (candidates,).
 
     References:
-        Hatamizadeh et al., "GradViT: Gradient Inversion of Vision Transformers", CVPR 2022, section 3.4
+        Hatamizadeh et al., "GradViT: Gradient Inversion of Vision Transformers", CVPR 2022
         (there the norm of every seam, here its mean square).
     """
     first = slice(patch_size, None, patch_size)

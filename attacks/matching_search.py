@@ -64,7 +64,7 @@ def search(
         on_step: Called after every iteration with their number and the lowest losses so far.
 
     References:
-        Geiping et al., "Inverting Gradients", NeurIPS 2020, section 4 (signed gradients, Adam, box); there
+        Geiping et al., "Inverting Gradients", NeurIPS 2020 (signed gradients, Adam, box); there
         the step size falls in three jumps.
     """
     images = start.clone()
