@@ -121,9 +121,9 @@ class GradientMatching(Attack):
 
     References:
         Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?",
-        NeurIPS 2020 (cosine, total variation, signed Adam); Lu et al., "APRIL", CVPR 2022
-        (optimisation variant: the term of the position embedding, uncentred, class token included); Hatamizadeh et al., "GradViT", CVPR 2022
-        (seams between patches).
+        NeurIPS 2020 (cosine, total variation, signed Adam); Lu et al., "APRIL", CVPR 2022 (optimisation
+        variant: the term of the position embedding, uncentred and with the class token's row);
+        Hatamizadeh et al., "GradViT", CVPR 2022 (seams between patches).
     """
 
     name = "gradient_matching"
