@@ -3,28 +3,20 @@
 import difflib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
-from attacks.matching_gradients import (
-    Agreement,
-    Candidates,
-    Comparison,
-    PerCandidateGradients,
-    SimulatedSteps,
-    unmatchable,
-)
-from attacks.matching_priors import PatchPrior, patch_seams, total_variation
+from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
+from attacks.matching_loss import Job, Loss
+from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
+from attacks.matching_priors import PatchPrior
 from attacks.matching_search import Budget, Found, search
 from attacks.natural_patches import prior_refusal
-from fedmjp.config import Config, Names
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -32,69 +24,10 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
-NOISE = "noise"
-ALL = "all"
 # Mean and standard deviation of the pixels of natural pictures, for a start from noise.
 LEVEL, SPREAD = 0.45, 0.225
 # What tells a restart from another where both start from the same picture.
 RESTART_NOISE = 0.02
-# Below the square of any rounding error of scaled gradients.
-TINY = 1e-30
-
-
-class GradientMatchingOptions(Config):
-    """Objective, priors, start and budget."""
-
-    objective: Literal["cosine", "l2"] = Field(
-        "cosine", description="distance of gradients: one minus the cosine, or the squared distance over the target's"
-    )
-    tensors: Names = Field(
-        (names.PATCH_WEIGHT,), min_length=1, description="whose gradients are matched: names, comma-separated, or 'all'"
-    )
-    position_weight: float = Field(
-        2.0, ge=0, allow_inf_nan=False, description="of a distance of its own between position-embedding gradients"
-    )
-    position_centred: bool = Field(
-        True, description="take their mean over the patches away first; without it, APRIL's variant"
-    )
-    total_variation: float = Field(0.2, ge=0, allow_inf_nan=False, description="weight of total variation")
-    seams: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of jumps where patches meet")
-    patch_prior: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of unlikeness to natural patches")
-    start: str = Field("grey", description="'noise', or the attack whose reconstruction is the start")
-    mask: Literal["read", "ignore"] = Field(
-        "read", description="of a defended model, one picture per update: read it from the upload, or do without"
-    )
-    iterations: int = Field(1000, ge=1, description="evaluations of the gradient per restart")
-    seconds: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="for a stack of uploads and all restarts, one iteration at least"
-    )
-    restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
-    step_size: float = Field(0.02, gt=0, le=1, description="first step of a pixel, in units of its range")
-    parallel: int = Field(4, ge=1, description="pictures at a time; bounds the memory")
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One search: an upload, prepared, and a start.
-
-    Attributes:
-        upload: Index of the upload.
-        start: (batch, 3, size, size) in [0, 1].
-        labels: (batch,) int64.
-        mask: (batch, patches) bool; None for no mask.
-        norm: (), of all matched gradients, float64.
-        targets: Name to gradient over that norm, float32.
-        positions: (tokens, dim) gradient of the position embedding over that norm, float32; zeros where
-            it is not used.
-    """
-
-    upload: int
-    start: Tensor
-    labels: Tensor
-    mask: Tensor | None
-    norm: Tensor
-    targets: Mapping[str, Tensor]
-    positions: Tensor
 
 
 class GradientMatching(Attack):
@@ -117,7 +50,8 @@ class GradientMatching(Attack):
     that are exactly zero, and the candidate is run with it. The picture that is searched is then the
     shuffled one. Masks of a batch cannot be told apart; its candidates are run without.
 
-    With ``seconds``, results depend on the machine's speed and on the stack; otherwise they do not.
+    With ``seconds``, a result depends on the machine's speed and on its neighbours in the stack. Without,
+    it does so only through rounding, which the sign of a gradient near zero can make visible.
 
     References:
         Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?",
@@ -207,8 +141,8 @@ class GradientMatching(Attack):
         started = time.monotonic()
         jobs = [
             job
-            for index, (upload, generator) in enumerate(zip(uploads, generators, strict=True))
-            for job in self._jobs(index, upload, model, threat, generator)
+            for upload, generator in zip(uploads, generators, strict=True)
+            for job in self._jobs(upload, model, threat, generator)
         ]
         at_once = max(1, self.options.parallel // threat.batch_size)
         chunks = [jobs[first : first + at_once] for first in range(0, len(jobs), at_once)]
@@ -218,8 +152,9 @@ class GradientMatching(Attack):
         for number, chunk in enumerate(chunks):
             left = None
             if self.options.seconds is not None:
-                left = (self.options.seconds - (time.monotonic() - started)) / (len(chunks) - number)
-            loss = _Loss(self.options, model, comparison, chunk, prior)
+                left = self.options.seconds * len(uploads) - (time.monotonic() - started)
+                left /= len(chunks) - number
+            loss = Loss(self.options, model, comparison, chunk, prior)
             result = self._search(chunk, loss, left, (number, len(chunks)))
             found.extend((result, place) for place in range(len(chunk)))
         seconds = time.monotonic() - started
@@ -229,9 +164,7 @@ class GradientMatching(Attack):
             for first in range(0, len(found), per_upload)
         ]
 
-    def _jobs(
-        self, index: int, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
-    ) -> list[_Job]:
+    def _jobs(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator) -> list[Job]:
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self._used(model, threat)}
         norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
         if norm == 0:
@@ -245,7 +178,7 @@ class GradientMatching(Attack):
         labels = torch.tensor(labels_of(upload, model, threat), device=model.mean.device)
         targets = {name: (gradient / norm).float() for name, gradient in gradients.items()}
         return [
-            _Job(index, start.to(model.mean), labels, mask, norm, targets, (positions / norm).float())
+            Job(start.to(model.mean), labels, mask, norm, targets, (positions / norm).float())
             for start in self._starts(upload, model, threat, generator)
         ]
 
@@ -266,7 +199,7 @@ class GradientMatching(Attack):
             return SimulatedSteps(model, used, steps=threat.local_steps, learning_rate=threat.local_learning_rate)
         return PerCandidateGradients(model, used)
 
-    def _search(self, chunk: Sequence[_Job], loss: "_Loss", seconds: float | None, part: tuple[int, int]) -> Found:
+    def _search(self, chunk: Sequence[Job], loss: Loss, seconds: float | None, part: tuple[int, int]) -> Found:
         number, parts = part
         iterations = self.options.iterations
 
@@ -295,71 +228,3 @@ class GradientMatching(Attack):
             "restarts": float(len(finite)),
         }
         return Reconstruction(found.images[place].cpu(), diagnostics)
-
-
-class _Loss:
-    """The loss of the candidates of some jobs, one value per candidate."""
-
-    def __init__(
-        self,
-        options: GradientMatchingOptions,
-        model: VitClassifier,
-        comparison: Comparison,
-        jobs: Sequence[_Job],
-        prior: PatchPrior | None,
-    ) -> None:
-        self._options = options
-        self._patch_size = model.patch_size
-        self._prefix = model.prefix_tokens
-        self._comparison = comparison
-        self._prior = prior
-        self._labels = torch.stack([job.labels for job in jobs])
-        self._norms = torch.stack([job.norm for job in jobs])
-        masks = [job.mask for job in jobs if job.mask is not None]
-        self._mask = torch.stack(masks) if masks else None
-        self._targets = {name: torch.stack([job.targets[name] for job in jobs]) for name in jobs[0].targets}
-        positions = torch.stack([job.positions for job in jobs])[:, self._prefix :]
-        self._visible = (positions != 0).any(dim=2, keepdim=True)
-        self._positions = self._informative(positions)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(candidates, batch, 3, size, size) to (candidates,)."""
-        agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask), self._targets)
-        return self._distances(agreement) + self._penalties(images)
-
-    def _distances(self, agreement: Agreement) -> Tensor:
-        # The targets were divided by their norm. In float64, as the ratio of two norms may be anything.
-        ratio = 1 / (agreement.scale.double() * self._norms)
-        products, squares = agreement.products.sum(dim=1), agreement.squares.sum(dim=1)
-        total = self._distance(products, squares, torch.ones_like(squares), ratio)
-        if self._options.position_weight:
-            rows = self._informative(agreement.positions[:, self._prefix :])
-            products, squares = (rows * self._positions).sum((1, 2)), rows.square().sum((1, 2))
-            targets = self._positions.square().sum((1, 2))
-            total = total + self._options.position_weight * self._distance(products, squares, targets, ratio)
-        return total.float()
-
-    def _informative(self, rows: Tensor) -> Tensor:
-        """Gradients at the patches (candidates, patches, dim): the visible ones, less their mean."""
-        rows = rows * self._visible
-        if not self._options.position_centred:
-            return rows
-        mean = rows.sum(dim=1, keepdim=True) / self._visible.sum(dim=1, keepdim=True).clamp(min=1)
-        return (rows - mean) * self._visible
-
-    def _distance(self, products: Tensor, squares: Tensor, targets: Tensor, ratio: Tensor) -> Tensor:
-        """Distance of ``ratio`` times some gradients from targets, from products and squared norms."""
-        products, squares, targets = products.double(), squares.double(), targets.double()
-        if self._options.objective == "cosine":
-            return 1 - products / (squares * targets).clamp(min=TINY).sqrt()
-        return (ratio.square() * squares - 2 * ratio * products + targets) / targets.clamp(min=TINY)
-
-    def _penalties(self, images: Tensor) -> Tensor:
-        total = images.new_zeros(len(images))
-        if self._options.total_variation:
-            total = total + self._options.total_variation * total_variation(images)
-        if self._options.seams:
-            total = total + self._options.seams * patch_seams(images, self._patch_size)
-        if self._prior is not None:
-            total = total + self._options.patch_prior * self._prior(images)
-        return total

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks import gradient_matching as subject
+from attacks import matching_loss
 from attacks.gradient_matching import GradientMatching
 from attacks.grey import LEVEL
 from attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
@@ -279,7 +280,7 @@ def test_search_drops_a_candidate_that_diverges_and_keeps_the_others() -> None:
 
 
 def test_all_restarts_diverging_is_a_failure(pictures: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "total_variation", lambda images: images.flatten(1).mean(1) * float("nan"))
+    monkeypatch.setattr(matching_loss, "total_variation", lambda images: images.flatten(1).mean(1) * float("nan"))
     with pytest.raises(AttackFailedError, match="every search diverged"):
         attacked(blocks(1), pictures[:1], {**FAST, "restarts": 2})
 
