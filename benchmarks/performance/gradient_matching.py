@@ -53,6 +53,7 @@ def main(
 ) -> None:
     """Attack the same pictures with both and compare them picture by picture."""
     torch.set_num_threads(threads)
+    environment = provenance.environment()
     model = build(MODEL)
     chosen = choose(pictures, n, seed)
     attacks: dict[str, Attack] = {
@@ -71,17 +72,18 @@ def main(
         typer.echo(f"{len(psnr['ours'])} of {n} pictures")
     figures = compare(psnr, {name: taken / n / iterations for name, taken in seconds.items()})
     figures["grey_psnr"] = round(float(np.mean([score(torch.full_like(p.image, LEVEL), p.image) for p in chosen])), 2)
+    source = "bundled" if pictures == "bundled" else "FOLDER"
     about = {
-        "command": "python -m benchmarks.performance.gradient_matching",
+        "command": f"python -m benchmarks.performance.gradient_matching --n {n} --iterations {iterations}"
+        f" --seed {seed} --threads {threads} --json {json} --pictures {source}",
         "model": MODEL.model_dump(mode="json"),
-        "source": "bundled" if pictures == "bundled" else "a folder of ImageNet validation pictures",
         "pictures": [picture.name for picture in chosen],
         "iterations": iterations,
         "seed": seed,
         "options": attacks["ours"].options.model_dump(mode="json"),
         "threads": threads,
     }
-    write_json(json, {**about, **figures, **provenance.environment()})
+    write_json(json, {**about, **figures, **environment})
     typer.echo(", ".join(f"{name} {value}" for name, value in figures.items()))
 
 
