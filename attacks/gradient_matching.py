@@ -67,6 +67,7 @@ class GradientMatching(Attack):
     exploits = "gradients of patch and position embedding, or any others; smoothness of pictures"
     options_type = GradientMatchingOptions
     stack = 4
+    optimises = True
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
