@@ -22,6 +22,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "breaching_seethroughgradients": "attacks.breaching_adapter:SeeThroughGradients",
         "breaching_tag": "attacks.breaching_adapter:Tag",
         "breaching_wei": "attacks.breaching_adapter:Wei",
+        "gradient_matching": "attacks.gradient_matching:GradientMatching",
         "grey": "attacks.grey:Grey",
         "oracle_april": "attacks.april:OracleApril",
         "oracle_patch_embedding": "attacks.patch_embedding:OraclePatchEmbedding",

@@ -56,6 +56,7 @@ class BreachingAttack(Attack):
     config_name: ClassVar[str]
     options_type: ClassVar[type[Config]] = OptimisationOptions
     stack = 1
+    optimises = True
     requires = "each client's own update; labels that are known, or recovered from the head's bias"
     exploits = "the gradient of every weight that an undefended model has, or their change"
 
@@ -327,6 +328,7 @@ class AprilAnalytic(BreachingAttack):
     requires = "an *_april model (first block without first norm and residuals); one picture's gradient"
     exploits = "gradients of the position embedding and the first attention"
     options_type = BreachingOptions
+    optimises = False
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture and the gradient of a single picture."""

@@ -27,7 +27,7 @@ from fedmjp.stacked import entrance_gradients
 from fedmjp.testing import CHECKS, Trial
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
-from tests.attacks import model_of
+from tests.attacks import QUICK, model_of
 from tests.conftest import batch_of, small_model, upload_of
 
 
@@ -66,7 +66,8 @@ def test_april_inverts_exactly_in_float64_where_the_embedding_is_square(
     assert METRICS["psnr"].function(made.images, batch.clean).item() > 60
 
 
-CLOSED_FORMS = [name for name in ATTACKS if ATTACKS.get(name).role == "attack" and not ATTACKS.get(name).optimises]
+OURS = [name for name in ATTACKS if ATTACKS.get(name).role == "attack" and not name.startswith("breaching_")]
+CLOSED_FORMS = [name for name in OURS if not ATTACKS.get(name).optimises]
 
 
 @pytest.mark.parametrize("name", [*CLOSED_FORMS, "grey"])
@@ -99,6 +100,14 @@ def test_patch_embedding_refuses_an_underdetermined_model(threat: ThreatModel, g
     model = build(ModelConfig(name="deit_tiny"))  # 196 patches, dim 192
     with pytest.raises(AttackNotApplicableError, match="196 patches are more unknowns than the 192"):
         ATTACKS.get("patch_embedding")().reconstruct([], model, threat, generator=generator)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_conformance_of_attacks_that_optimise(name: str) -> None:
+    trial = Trial(ATTACKS.get(name)(QUICK[name]), model_of(name), gain=None, tolerance=0.05)
+    for check in CHECKS:
+        check(trial)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -132,7 +132,7 @@ def _direct(
             "pictures_per_client": values["limit"],
             "inputs": tuple({_setting(each, Setting).gradient_of: None for each in values["settings"]}),
             "update": "gradient" if values["local_steps"] is None else "delta",
-            "local_steps": values["local_steps"] or 1,
+            "local_steps": 1 if values["local_steps"] is None else values["local_steps"],
             "device": choose(values["device"]),
         }
     )

@@ -1,0 +1,267 @@
+"""`fedmjp attack`: direct mode and recorded uploads, as a user meets them."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.federation.simulation import RunFolder
+from fedmjp.cli import main
+from fedmjp.config import FederationConfig
+from fedmjp.data.selection import select_for
+from fedmjp.models import names
+from fedmjp.records import Upload
+from fedmjp.settings import Picture
+from tests.experiments import record_directly
+
+SMALL = ("--model", "deit_tiny", "--image-size", "64", "--patch-size", "8", "--device", "cpu")
+BAD_INPUT = 2
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["fedmjp", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def attack(
+    monkeypatch: pytest.MonkeyPatch, output: Path, name: str, *arguments: str, small: Sequence[str] = SMALL
+) -> int:
+    return run(monkeypatch, "attack", "--attack", name, *small, "--output", str(output), *arguments)
+
+
+def board(output: Path) -> pd.DataFrame:
+    return pd.read_csv(output / "leaderboard.csv").set_index(["attack", "setting"])
+
+
+def test_one_cell_and_its_floor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "4") == 0
+    found = board(tmp_path)
+    assert found.loc[("patch_embedding", "a"), "psnr_mean"] > 60
+    assert found.loc[("grey", "a"), "role"] == "floor"
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "report.html", "leaderboard.md", "reconstructions.png", "manifest.json", "trials.sqlite", "pictures",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "manifest.json").read_text())["uploads"] == "computed in process (direct mode)"
+
+
+def test_a_second_run_finds_its_trials_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2") == 0
+    assert "4 of 4 trials are finished" in capsys.readouterr().out
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2", "--set", "reading=zeros") == 0
+    assert "2 of 4 trials are finished" in capsys.readouterr().out, "another option makes other trials"
+
+
+def test_batches_are_matched_and_the_caveat_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "4", "--batch-size", "2") == 0
+    assert board(tmp_path).loc[("patch_embedding", "a"), "n"] == 4
+    assert "2 pictures of 64 patches share 192 equations per pixel: underdetermined" in capsys.readouterr().out
+
+
+def test_weight_deltas_settings_and_defence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = (
+        "--limit",
+        "2",
+        "--local-steps",
+        "2",
+        "--local-learning-rate",
+        "0.1",
+        "--setting",
+        "b",
+        "--setting",
+        "c",
+    )
+    assert attack(monkeypatch, tmp_path / "none", "patch_embedding", *arguments) == 0
+    assert board(tmp_path / "none").loc[("patch_embedding", "b"), "psnr_mean"] > 35
+    assert attack(monkeypatch, tmp_path / "mjp", "patch_embedding", *arguments, "--defence", "mjp") == 0
+    assert board(tmp_path / "mjp").loc[("patch_embedding", "b"), "psnr_mean"] < 25
+    assert "weight delta after 2 SGD steps" in (tmp_path / "mjp" / "report.html").read_text()
+
+
+def test_bounds_are_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ("--limit", "2", "--defence", "mjp", "--setting", "b")
+    assert attack(monkeypatch, tmp_path, "oracle_patch_embedding", *arguments) == 0
+    assert board(tmp_path).loc[("oracle_patch_embedding", "b"), "role"] == "bound"
+    assert board(tmp_path).loc[("oracle_patch_embedding", "b"), "psnr_mean"] > 60
+    printed = capsys.readouterr().out
+    assert "oracle_patch_embedding (bound)" in printed
+    assert "given more than any server sees" in printed
+
+
+def test_labels_may_be_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = ("--limit", "1", "--set", "iterations=2", "--labels-known")
+    assert attack(monkeypatch, tmp_path, "gradient_matching", *arguments) == 0
+    assert "is told the labels but no masks" in (tmp_path / "leaderboard.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("patch_embeding", (), "Unknown attack 'patch_embeding'. Did you mean patch_embedding"),
+        ("april", (), "april on deit_tiny: needs a first block without first norm and residuals"),
+        ("patch_embedding", ("--set", "reading=none"), "reading = 'none'"),
+        ("patch_embedding", ("--set", "readin=zeros"), "unknown key 'readin', did you mean 'reading'?"),
+        ("patch_embedding", ("--set", "reading"), "--set 'reading' is not of the form KEY=VALUE"),
+        ("patch_embedding", ("--setting", "d"), "--setting 'd' is not one of a, b, c"),
+        ("patch_embedding", ("--mask-ratio", "1.5"), "mask-ratio = 1.5"),
+        ("patch_embedding", ("--limit", "3", "--batch-size", "2"), "batch-size 2 does not divide the 3 pictures"),
+        ("patch_embedding", ("--limit", "9"), "9 pictures were asked for, but only 8 can be read"),
+        ("patch_embedding", ("--local-steps", "0"), "local-steps = 0"),
+        ("patch_embedding", ("--image-size", "48"), ""),
+        ("patch_embedding_wiener", ("--image-size", "48"), "none for image size 48"),
+        ("patch_embedding", ("--model", "deit"), "Unknown model 'deit'"),
+        ("patch_embedding", ("--data", "nowhere"), "there is no folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    name: str,
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    code = attack(monkeypatch, tmp_path / "out", name, *arguments)
+    if not message:
+        assert code == 0
+        return
+    assert code == BAD_INPUT
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists(), "nothing is written before the input is known to be good"
+
+
+def test_pictures_that_the_prior_was_measured_on_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from attacks.natural_patches import PROVENANCE
+
+    known = json.loads(PROVENANCE.read_text())["pictures"][0]
+    folder = tmp_path / "data" / "class"
+    folder.mkdir(parents=True)
+    for name in (known, "other.png"):
+        pixels = np.random.RandomState(0).randint(0, 256, (64, 64, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / name, format="PNG")
+    data = ("--data", str(folder.parent))
+    assert attack(monkeypatch, tmp_path / "one", "patch_embedding", *data, "--limit", "1") == 0
+    assert "1 pictures are left out" in capsys.readouterr().out
+    assert attack(monkeypatch, tmp_path / "two", "patch_embedding", *data, "--limit", "2") == BAD_INPUT
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """What `fedmjp simulate` leaves behind, recorded without Flower."""
+    config = FederationConfig(
+        models=("deit_tiny",), defences=("none", "mjp"), clients=2, inputs=(Picture.CLEAN,), image_size=64, patch_size=8
+    )
+    folder = tmp_path / "recorded"
+    record_directly(config, RunFolder(folder))
+    pictures = {entry.name: entry.sha256 for entry in select_for(config).entries}
+    (folder / "manifest.json").write_text(json.dumps({"config": config.model_dump(mode="json"), "pictures": pictures}))
+    return folder
+
+
+def test_recorded_uploads_give_what_direct_mode_gives(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path, tmp_path: Path
+) -> None:
+    arguments = ("--uploads", str(recorded), "--defence", "none")
+    assert attack(monkeypatch, tmp_path / "recorded-out", "patch_embedding", *arguments, small=()) == 0
+    assert attack(monkeypatch, tmp_path / "direct-out", "patch_embedding", "--limit", "2") == 0
+    rows = [
+        sqlite3.connect(tmp_path / folder / "trials.sqlite")
+        .execute(
+            "select picture, json_extract(scores, '$.psnr') from trials where attack = 'patch_embedding' order by 1"
+        )
+        .fetchall()
+        for folder in ("recorded-out", "direct-out")
+    ]
+    assert [name for name, _ in rows[0]] == [name for name, _ in rows[1]]
+    assert all(min(one, other) > 60 for (_, one), (_, other) in zip(*rows, strict=True))
+
+
+def test_recorded_arms_are_attacked_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path, tmp_path: Path
+) -> None:
+    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", "--uploads", str(recorded), small=()) == 0
+    assert set(pd.read_csv(tmp_path / "out" / "leaderboard.csv")["defence"]) == {"none", "mjp"}
+
+
+def damage(upload: Path, how: str) -> None:
+    loaded = Upload.load(upload)
+    tensors = dict(loaded.tensors)
+    if how == "missing":
+        del tensors[names.PATCH_WEIGHT]
+    if how == "shape":
+        tensors[names.POSITION_EMBEDDING] = tensors[names.POSITION_EMBEDDING][:, :10]
+    if how == "nan":
+        tensors[names.PATCH_WEIGHT] = torch.full_like(tensors[names.PATCH_WEIGHT], torch.nan)
+    fields = {name: getattr(loaded, name) for name in ("kind", "num_examples", "server_round", "node", "weights")}
+    from fedmjp.records import save_tensors
+
+    save_tensors(upload, tensors, {"record": "Upload", **fields})
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("missing", "no tensor"), ("shape", "has shape (1, 10, 192)"), ("nan", "holds NaN or infinite values")],
+)
+def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
+    how: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    recorded: Path,
+    tmp_path: Path,
+) -> None:
+    bad = recorded / "uploads" / "deit_tiny-none" / "round-00001-node-0.safetensors"
+    damage(bad, how)
+    arguments = ("--uploads", str(recorded), "--defence", "none")
+    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == BAD_INPUT
+    printed = capsys.readouterr()
+    assert f"Unusable upload {bad}" in printed.out
+    assert reason in printed.out
+    assert "Traceback" not in printed.out + printed.err
+    assert board(tmp_path / "out").loc[("patch_embedding", "a"), "n"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "bundled"), "--data is what was recorded"),
+        (("--mask-ratio", "0.5"), "--mask-ratio is what was recorded"),
+        (("--model", "deit_small"), "model 'deit_small' was not recorded"),
+        (("--setting", "b"), "settings b need gradients that federation.inputs leaves out"),
+    ],
+)
+def test_what_records_do_not_hold_is_refused(
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    recorded: Path,
+    tmp_path: Path,
+) -> None:
+    given = ("--uploads", str(recorded), *arguments)
+    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *given, small=()) == BAD_INPUT
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_records_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ("--uploads", str(tmp_path))
+    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *given, small=()) == BAD_INPUT
+    assert "holds no records of `fedmjp simulate`" in capsys.readouterr().err
