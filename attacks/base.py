@@ -60,7 +60,7 @@ class Attack(ABC):
     exploits: ClassVar[str]
     role: ClassVar[Role] = "attack"
     options_type: ClassVar[type[Config]] = NoOptions
-    stack: ClassVar[int] = 8
+    stack: ClassVar[int] = 16
     optimises: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:

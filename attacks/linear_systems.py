@@ -89,9 +89,9 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     # The singular vectors of a tall matrix by way of its QR: a tenth of the time.
     orthogonal, triangular = torch.linalg.qr(rows.mT)
     left, singular, unknowns = torch.linalg.svd(triangular, full_matrices=False)
-    span = orthogonal @ left
-    seen = span.mT @ rotated
-    noise = _noise_variance(rotated, span @ seen, rank=singular.shape[-1], rounding=rounding)
+    inside = orthogonal.mT @ rotated
+    noise = _noise_variance(rotated, orthogonal @ inside, rank=singular.shape[-1], rounding=rounding)
+    seen = left.mT @ inside
     signal = singular[:, :, None]
     gain = signal * variances / (signal.square() * variances + noise[:, None])
     values = prior.mean + (unknowns.mT @ (gain * seen)) @ directions.mT

@@ -26,7 +26,7 @@ from fedmjp.settings import Picture, Setting
 from fedmjp.store import Store, Trial
 from server.adversary import Adversary
 
-CHUNK = 8  # uploads held at a time: memory does not grow with the number of pictures
+CHUNK = 16  # uploads held at a time: memory does not grow with the number of pictures
 
 
 class Progress(Protocol):

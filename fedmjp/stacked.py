@@ -6,6 +6,7 @@ enough. One forward pass and one backward pass through the activations serve a w
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -68,21 +69,39 @@ def _token_gradients(
     model: VitClassifier, normalised: Tensor, masks: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients at the tokens, and input and output gradient of the first qkv layer, picture by picture."""
-    with torch.enable_grad():
+    seen: dict[str, Tensor] = {}
+
+    def keep(_module: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.update(inputs=inputs[0].detach(), output=output)
+
+    # Detached weights: nothing of the backward pass is spent on them.
+    frozen = {name: weight.detach() for name, weight in model.backbone.named_parameters()}
+    with torch.enable_grad(), ExitStack() as hooks:
+        first_attention = model.get_submodule(names.FIRST_QKV_WEIGHT.removesuffix(".weight"))
+        hooks.callback(first_attention.register_forward_hook(keep).remove)
+        _shorten_last_block(model, hooks)
         positions = _positions(model, masks).detach().requires_grad_()
-        seen: dict[str, Tensor] = {}
-
-        def keep(_module: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen.update(inputs=inputs[0].detach(), output=output)
-
-        handle = model.get_submodule(names.FIRST_QKV_WEIGHT.removesuffix(".weight")).register_forward_hook(keep)
-        try:
-            logits = functional_call(model.backbone, {"pos_embed": positions}, (normalised,))
-        finally:
-            handle.remove()
+        logits = functional_call(model.backbone, {**frozen, "pos_embed": positions}, (normalised,))
         loss = F.cross_entropy(logits, labels, reduction="sum")
         at_tokens, at_output = torch.autograd.grad(loss, (positions, seen["output"]))
     return at_tokens, seen["inputs"], at_output
+
+
+def _shorten_last_block(model: VitClassifier, hooks: ExitStack) -> None:
+    """Where the classifier reads the first token alone, spare the last block's MLP the other tokens."""
+    if model.backbone.global_pool != "token":
+        return
+
+    def first(_module: object, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0][:, :1],)
+
+    def pad(_module: object, _inputs: object, output: Tensor) -> Tensor:
+        return F.pad(output, (0, 0, 0, tokens - 1))
+
+    tokens = model.get_parameter(names.POSITION_EMBEDDING).shape[1]
+    mlp = model.get_submodule(f"backbone.blocks.{len(model.backbone.blocks) - 1}.mlp")
+    hooks.callback(mlp.register_forward_pre_hook(first).remove)
+    hooks.callback(mlp.register_forward_hook(pad).remove)
 
 
 def _positions(model: VitClassifier, masks: Tensor) -> Tensor:

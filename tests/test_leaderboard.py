@@ -22,7 +22,7 @@ from fedmjp.store import Store, Trial
 from tests.experiments import planned_trials, run_small, small_experiment
 
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
-CELL = ["model", "defence", "mask_ratio", "attack", "setting", "protocol", "n", "failures"]
+CELL = ["model", "defence", "mask_ratio", "attack", "role", "setting", "protocol", "n", "failures"]
 
 
 def test_summary_agrees_with_statistics_by_hand() -> None:
@@ -153,7 +153,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[OutputFolder, st
         run_small(output.root)
         experiment = small_experiment()
         console = Console(width=200, record=True, file=(output.root / "terminal.txt").open("w"))
-        failed = render(experiment, planned_trials(experiment), Store(output.database), output, console)
+        failed = render(experiment, planned_trials(experiment), Store(output.database), output, console, uploads="here")
     assert failed == []
     return output, console.export_text()
 
@@ -163,7 +163,7 @@ def test_csv_has_the_promised_columns_and_one_row_per_cell(rendered: tuple[Outpu
     statistics = [f"{name}_{part}" for name in METRICS for part in ("mean", "median", "low", "high", "worst")]
     assert sorted(board.columns) == sorted(CELL + statistics)
     assert list(board.columns)[: len(CELL)] == CELL
-    assert len(board) == len(board[CELL[:6]].drop_duplicates()) == 24
+    assert len(board) == len(board[CELL[:7]].drop_duplicates()) == 24
     assert (board["n"] == 4).all()
     assert (board["psnr_low"] <= board["psnr_mean"]).all()
     assert (board["psnr_mean"] <= board["psnr_high"]).all()
