@@ -39,7 +39,10 @@ class Reading(StrEnum):
 class ReadingOptions(Config):
     """How an MJP upload is read; without effect on an undefended model."""
 
-    reading: Reading = Field(Reading.ONE_TOKEN, description="what the unknown embedding's gradient is taken for")
+    reading: Reading = Field(
+        Reading.ONE_TOKEN,
+        description="what the unknown embedding's gradient is taken for: one_token, copied, separate or zeros",
+    )
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ class PlannedTrial:
     """A trial that the experiment consists of.
 
     ``key`` is the digest of everything that determines the result; ``stem`` names the picture's
-    files, apart for pictures, seeds and mask ratios that differ. ``batch`` names the pictures behind
-    the same upload, in order, this one among them.
+    files, apart for pictures, batches, seeds, mask ratios and threat models that differ. ``batch``
+    names the pictures behind the same upload, in order, this one among them.
     """
 
     key: str
@@ -156,7 +156,7 @@ def _trial(
     }
     key = hashlib.sha256(json.dumps({**shared, **own}, sort_keys=True).encode()).hexdigest()
     names = tuple(mate.name for mate in batch)
-    return PlannedTrial(key, _stem(experiment, entry), cell, arm, attack, entry, names)
+    return PlannedTrial(key, _stem(experiment, entry, batch), cell, arm, attack, entry, names)
 
 
 def _mask_ratio(experiment: Experiment, arm: ModelConfig, setting: Setting) -> float:
@@ -180,7 +180,8 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _stem(experiment: Experiment, entry: PictureEntry) -> str:
+def _stem(experiment: Experiment, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> str:
     federation = experiment.federation
-    apart = f"{entry.name} {entry.sha256} {federation.seed} {federation.mask_ratio}"
+    mates = " ".join(mate.sha256 for mate in batch)
+    apart = f"{entry.name} {mates} {federation.seed} {federation.mask_ratio} {experiment.threat.digest()}"
     return f"{entry.name.replace('/', '_')}-{hashlib.sha256(apart.encode()).hexdigest()[:8]}"

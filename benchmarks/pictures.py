@@ -40,4 +40,5 @@ class PictureFolder:
     def reconstruction(self, trial: PlannedTrial) -> Path:
         """What the attack made of it; settings b and c share one upload, so they share this."""
         cell = trial.cell
-        return self.root / f"{cell.model}-{cell.defence}-{cell.attack}-{cell.setting.gradient_of}" / f"{trial.stem}.png"
+        attack = cell.attack.replace("/", "_")
+        return self.root / f"{cell.model}-{cell.defence}-{attack}-{cell.setting.gradient_of}" / f"{trial.stem}.png"

@@ -82,5 +82,5 @@ def test_settings_are_those_of_the_paper() -> None:
 
 def test_threat_model_says_what_the_server_is_told() -> None:
     assert "neither labels nor masks" in ThreatModel().sentence()
-    assert "is told labels," in ThreatModel(labels_known=True).sentence()
+    assert "is told the labels but no masks," in ThreatModel(labels_known=True).sentence()
     assert "only the sum" in ThreatModel(individual_updates=False).sentence()

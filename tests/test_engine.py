@@ -143,6 +143,45 @@ def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, mo
     assert len({trial.picture for trial in failed}) == 1
 
 
+def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve, calls = PatchEmbedding._reconstruct, []
+
+    def interrupted(self: PatchEmbedding, uploads: Sequence[Upload], *rest: Any, **named: Any) -> list[Reconstruction]:
+        calls.append(len(uploads))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return solve(self, uploads, *rest, **named)
+
+    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    planned = planned_trials(experiment)
+    with monkeypatch.context() as patch:
+        patch.setattr(PatchEmbedding, "_reconstruct", interrupted)
+        patch.setattr(PatchEmbedding, "stack", 1)  # as an optimisation that takes one upload at a time
+        with pytest.raises(KeyboardInterrupt):
+            engine_of(experiment, output).run(planned)
+    kept = {trial.key for trial in stored(output, experiment) if trial.status == "ok"}
+    assert len(kept) == 2, "one setting of the two uploads before"
+    engine_of(experiment, output).run(planned)
+    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+
+
+def test_memory_holds_a_few_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.engine.CHUNK", 2)
+    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    asked: list[int] = []
+    engine = engine_of(experiment, output)
+    uploads = type(engine.source).uploads
+
+    def counted(self: object, arm: object, gradient_of: object, batches: Sequence[object]) -> object:
+        asked.append(len(batches))
+        return uploads(self, arm, gradient_of, batches)
+
+    monkeypatch.setattr(type(engine.source), "uploads", counted)
+    engine.run(planned_trials(experiment))
+    assert asked == [2] * (4 // 2) * 2 * 4, "two chunks of two versions of four arms"
+    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+
+
 def test_damaged_records_are_rows_and_the_next_run_repairs_them(tmp_path: Path) -> None:
     experiment, output = small_experiment(), OutputFolder(tmp_path)
     planned = planned_trials(experiment)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from attacks.natural_patches import measured_on
 from benchmarks.campaign import Experiment, plan
@@ -23,7 +24,6 @@ from benchmarks.output import OutputFolder, write_json
 from benchmarks.report import tables
 from benchmarks.report.render import notes
 from benchmarks.sources import DirectUploads
-from fedmjp.cli.progress import TerminalProgress, wide_console
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import open_source, select
 from fedmjp.settings import Picture
@@ -31,6 +31,26 @@ from fedmjp.store import Store
 
 MASK_RATIO = 0.27
 SEED = 0
+WIDTH = 140
+
+
+class _Silent:
+    """Progress of a run that nobody watches."""
+
+    def federation(self, rounds: int) -> None:
+        """Nothing."""
+
+    def round(self) -> None:
+        """Nothing."""
+
+    def attacks(self, trials: int) -> None:
+        """Nothing."""
+
+    def trials(self, done: int) -> None:
+        """Nothing."""
+
+    def optimisation(self, done: int, total: int, loss: float) -> None:
+        """Nothing."""
 
 
 def main(
@@ -44,12 +64,11 @@ def main(
     source = open_source(federation.data, size=federation.image_size, classes=federation.classes)
     selection = select(source, n, seed=SEED, leave_out=measured_on)
     planned = plan(experiment, selection.batches(federation))
-    console = wide_console()
+    console = Console(width=WIDTH)
     with tempfile.TemporaryDirectory() as scratch:
         folder, began = OutputFolder(Path(scratch)), time.perf_counter()
         store = Store(folder.database)
-        with TerminalProgress(console) as progress:
-            Engine(experiment, folder, store, progress, DirectUploads(experiment, selection)).run(planned)
+        Engine(experiment, folder, store, _Silent(), DirectUploads(experiment, selection)).run(planned)
         trials = store.trials([trial.key for trial in planned])
         store.close()
     about = manifest(experiment, planned, trials, uploads="computed in process (direct mode)")

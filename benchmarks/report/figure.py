@@ -1,6 +1,8 @@
 """The figure of reconstructions: what the attacker got, beside what the client had."""
 
+import textwrap
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from fedmjp.store import Trial
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45
+LABEL_LETTERS = 26
 DOTS_PER_INCH = 100
 COLUMNS = 8
 
@@ -29,7 +32,8 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
 
     Only the first pictures are shown. Undefended models are shown in setting a, defended ones in b
-    and c, which share one upload. Under each reconstruction stands its PSNR per setting.
+    and c, which share one upload, unless only others were run. Under each reconstruction stands its
+    PSNR per setting.
     """
     one_each = {plan.picture.name: plan for plan in planned}
     names = list(one_each)[:COLUMNS]
@@ -55,10 +59,11 @@ def _reconstruction_rows(
     planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder
 ) -> list[_Row]:
     finished = {trial.key: trial for trial in trials if trial.status == "ok"}
+    present = {plan.cell.setting for plan in planned}
     rows: dict[str, _Row] = {}
     for plan in planned:
         cell = plan.cell
-        if cell.role == "floor" or plan.key not in finished or not _is_shown(cell):
+        if cell.role == "floor" or plan.key not in finished or not _is_shown(cell, present):
             continue
         name = plan.picture.name
         row = rows.setdefault(_label(cell), _Row(_label(cell), {}, {}))
@@ -69,14 +74,16 @@ def _reconstruction_rows(
     return list(rows.values())
 
 
-def _is_shown(cell: Cell) -> bool:
-    return (cell.setting is Setting.A) == (cell.defence == "none")
+def _is_shown(cell: Cell, present: AbstractSet[Setting]) -> bool:
+    usual = {Setting.A} if cell.defence == "none" else {Setting.B, Setting.C}
+    return cell.setting in (usual & present or present)
 
 
 def _label(cell: Cell) -> str:
     defence = "no defence" if cell.defence == "none" else f"{cell.defence.upper()}, mask ratio {cell.mask_ratio:g}"
     settings = "a" if cell.setting is Setting.A else "b | c"
-    return f"{cell.attack}\n{cell.model}\n{defence}\nPSNR (dB) in {settings}"
+    attack = textwrap.fill(cell.attack, LABEL_LETTERS)
+    return f"{attack}\n{cell.model}\n{defence}\nPSNR (dB) in {settings}"
 
 
 def _show(axes: Axes, row: _Row, name: str) -> None:

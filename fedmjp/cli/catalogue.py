@@ -52,8 +52,13 @@ def _attacks() -> list[dict[str, str]]:
 
 def _options(options_type: type["BaseModel"]) -> str:
     """Name, default and meaning of each option."""
-    fields = options_type.model_fields.items()
-    return "; ".join(f"{name}={field.default} ({field.description})" for name, field in fields) or "none"
+    found = [
+        f"{name}={'none' if field.default is None else field.default} ({field.description})"
+        for name, field in options_type.model_fields.items()
+    ]
+    if options_type.model_config.get("extra") == "allow":
+        found.append("any other key is an override of the configuration that the attack wraps")
+    return "; ".join(found) or "none"
 
 
 def _models() -> list[dict[str, str]]:
