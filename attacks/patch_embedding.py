@@ -158,12 +158,16 @@ class PatchEmbeddingWiener(PatchEmbedding):
         ]
 
 
-class OraclePatchEmbedding(PatchEmbedding):
-    """Bound: ``patch_embedding`` if a server saw every token's gradient, masked or not. None does."""
+class OraclePatchEmbedding(PatchEmbeddingWiener):
+    """Bound: ``patch_embedding_wiener`` if a server saw every token's gradient, masked or not. None does.
+
+    Without positions, equal patches are equal tokens with equal gradients: the equations are then
+    dependent, and what tells them apart is nothing. The prior gives them the same values, which is right.
+    """
 
     name = "oracle_patch_embedding"
-    summary = "bound: patch_embedding given the gradient at every token, which no upload holds"
-    requires = "direct mode, which adds the tokens' gradients to the upload; one picture per update"
+    summary = "bound: patch_embedding_wiener given the gradient at every token, which no upload holds"
+    requires = "direct mode, which adds the tokens' gradients to the upload; an image size that the prior knows"
     exploits = "more than any server sees"
     role = "bound"
     options_type = NoOptions

@@ -17,9 +17,12 @@ from attacks import ATTACKS
 from benchmarks.federation.simulation import RunFolder
 from clients.app import train
 from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
+from fedmjp.data.batches import batch_of_round
+from fedmjp.data.selection import select_for
 from fedmjp.models.build import build
 from fedmjp.private import PrivateBatch
 from fedmjp.threat import ThreatModel
+from fedmjp.updates import delta
 from server.adversary import Adversary
 from server.strategy import OneStep
 from server.tap import UploadTap
@@ -147,7 +150,7 @@ def test_fedsgd_without_learning_rate_keeps_the_weights() -> None:
 CONFIG = FederationConfig(models=("deit_tiny",), clients=2, image_size=64, patch_size=8)
 
 
-def client_message(partitions: int = 2) -> tuple[Message, Any]:
+def client_message(partitions: int = 2, config: FederationConfig = CONFIG) -> tuple[Message, Any]:
     model = build(CONFIG.arms[0])
     content = RecordDict(
         {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord({"server-round": 1, "arm": 0})}
@@ -155,7 +158,7 @@ def client_message(partitions: int = 2) -> tuple[Message, Any]:
     message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=1)
     message.metadata.__dict__["_message_id"] = "message"
     context = SimpleNamespace(
-        run_config=to_run_config(CONFIG, RecordingConfig()),
+        run_config=to_run_config(config, RecordingConfig()),
         node_config={"partition-id": 0, "num-partitions": partitions},
         node_id=1,
     )
@@ -170,6 +173,35 @@ def test_a_clients_reply_holds_gradients_and_a_count_and_nothing_else() -> None:
     gradients = content["arrays"].to_torch_state_dict()
     shapes = {name: parameter.shape for name, parameter in build(CONFIG.arms[0]).named_parameters()}
     assert {name: tensor.shape for name, tensor in gradients.items()} == shapes
+
+
+def test_a_client_sends_the_weight_delta_of_a_batch_where_it_is_asked_to() -> None:
+    asked = {"pictures_per_client": 2, "batch_size": 2, "update": "delta", "local_steps": 2, "local_learning_rate": 0.1}
+    config = CONFIG.model_copy(update=asked)
+    message, context = client_message(config=config)
+    content = train(message, context).content
+    assert dict(content["metrics"]) == {"num-examples": 2}
+    batch = batch_of_round(config, select_for(config), client=0, server_round=1)
+    expected = delta(build(CONFIG.arms[0]), batch, steps=2, learning_rate=0.1)
+    sent = content["arrays"].to_torch_state_dict()
+    assert all(torch.allclose(sent[name], tensor, atol=1e-7) for name, tensor in expected.items())
+
+
+def test_deltas_are_added_and_recorded_as_such(tmp_path: Path) -> None:
+    strategy = OneStep(update="delta", learning_rate=1.0, clients=2)
+    strategy.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), SimpleNamespace(get_node_ids=lambda: [1, 2]))  # type: ignore[arg-type]
+    arrays, _ = strategy.aggregate_train(1, [answer(training(1), 2.0)])
+    gradients = OneStep(update="gradient", learning_rate=1.0, clients=2)
+    gradients.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), SimpleNamespace(get_node_ids=lambda: [1, 2]))  # type: ignore[arg-type]
+    other, _ = gradients.aggregate_train(1, [answer(training(1), 2.0)])
+    assert arrays is not None
+    assert other is not None
+    up, down = (each.to_torch_state_dict()["w"] for each in (arrays, other))
+    assert torch.allclose(up - WEIGHTS["w"], WEIGHTS["w"] - down)
+    assert not torch.equal(up, WEIGHTS["w"])
+    folder = UploadFolder(tmp_path)
+    UploadTap(Clients(), folder, "delta").send_and_receive([training(1)])  # type: ignore[arg-type]
+    assert {upload.kind for upload in folder.uploads()} == {"delta"}
 
 
 def test_a_client_refuses_a_federation_of_another_size() -> None:

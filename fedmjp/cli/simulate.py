@@ -21,7 +21,10 @@ def simulate(
     mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
     data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 2,
-    pictures_per_client: Annotated[int, typer.Option(help="One round each.")] = 1,
+    pictures_per_client: Annotated[int, typer.Option(help="One round each, or per batch.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
+    local_steps: Annotated[int | None, typer.Option(help="Upload the weight delta after so many SGD steps.")] = None,
+    local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
     inputs: Annotated[list[str], typer.Option("--gradient-of", help="clean or shuffled picture; may be repeated.")] = [
         "shuffled"
     ],
@@ -47,6 +50,10 @@ def simulate(
 
     console = wide_console()
     values = {key: value for key, value in context.params.items() if key in FederationConfig.model_fields}
+    values |= {
+        "update": "gradient" if local_steps is None else "delta",
+        "local_steps": 1 if local_steps is None else local_steps,
+    }
     values |= {"device": choose(device), "data": data if data == "bundled" else str(Path(data).resolve())}
     config = FederationConfig.parse(values)
     for name in config.models:
