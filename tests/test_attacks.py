@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -207,6 +208,19 @@ def test_bounds_see_through_the_mask_and_are_no_attacks(
     assert METRICS["psnr"].function(made.images, batch.shuffled).item() > least
     with pytest.raises(AttackNotApplicableError, match=r"no tensor 'oracle\.token_gradients'"):
         attack.reconstruct([upload_of(model, batch)], model, threat, generator=generator)
+
+
+def test_the_bound_takes_equal_patches_under_one_embedding(
+    pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    model, whole = small_model("deit_tiny", "mjp"), batch_of(pictures, Picture.SHUFFLED, mask_ratio=0.5)
+    image = whole.clean.clone()
+    image[..., :, 32:] = 0.8  # the right half is one colour: equal patches, told apart by positions alone
+    batch = replace(whole, clean=image, gradient_of=Picture.CLEAN)
+    attack = ATTACKS.get("oracle_patch_embedding")()
+    tensors = entrance_gradients(model, [batch], attack.tensors(model))[0]
+    made = attack.reconstruct([Upload(tensors, "gradient", 1, 1, 0, "w")], model, threat, generator=generator)[0]
+    assert METRICS["psnr"].function(made.images, image).item() > 50
 
 
 def test_aprils_prior_is_worth_ten_decibels_where_the_embedding_loses_half(pictures: Selection) -> None:

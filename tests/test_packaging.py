@@ -59,9 +59,10 @@ def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(t
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_all_packages_and_the_page_template(wheel: Path) -> None:
+def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if name.endswith(".py")}
     assert packages == {*PACKAGES, "benchmarks"}
     assert "benchmarks/report/page.html.jinja" in names
+    assert {"attacks/natural_patches.safetensors", "attacks/natural_patches.json"} <= set(names)
     assert not any(name.startswith(("tests", "results")) for name in names)
