@@ -1,6 +1,6 @@
 """What closed forms recover, with and without MJP, in all settings, on many pictures.
 
-``python -m benchmarks.performance.closed_form_strength --pictures FOLDER --n 200 --output DIR``
+``python -m benchmarks.performance.closed_form_strength --model deit_small --pictures FOLDER --n 200 --output DIR``
 
 Writes leaderboard.csv, leaderboard.md and manifest.json; the manifest holds seconds and peak memory
 too. Pictures that the prior was measured on are left out. No picture is kept.
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
@@ -29,6 +30,10 @@ from fedmjp.data.selection import open_source, select
 from fedmjp.settings import Picture
 from fedmjp.store import Store
 
+ATTACKS_OF = {
+    "deit_small": ("patch_embedding", "patch_embedding_wiener", "oracle_patch_embedding", "grey"),
+    "deit_small_april": ("april", "april_min_norm", "oracle_april", "grey"),
+}
 MASK_RATIO = 0.27
 SEED = 0
 WIDTH = 140
@@ -54,12 +59,13 @@ class _Silent:
 
 
 def main(
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(ATTACKS_OF)}.")],
     pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")],
     output: Annotated[Path, typer.Option(help="Folder for the tables.")],
     n: Annotated[int, typer.Option(help="Number of pictures.")] = 200,
 ) -> None:
     """Run and write."""
-    experiment = _experiment(pictures, n)
+    experiment = _experiment(model, pictures, n)
     federation = experiment.federation
     source = open_source(federation.data, size=federation.image_size, classes=federation.classes)
     selection = select(source, n, seed=SEED, leave_out=measured_on)
@@ -73,7 +79,9 @@ def main(
         store.close()
     about = manifest(experiment, planned, trials, uploads="computed in process (direct mode)")
     about["config"]["federation"]["data"] = "FOLDER"
-    about["command"] = f"python -m benchmarks.performance.closed_form_strength --pictures FOLDER --n {n} --output DIR"
+    module = "python -m benchmarks.performance.closed_form_strength"
+    about["command"] = f"{module} --model {model} --pictures FOLDER --n {n} --output DIR"
+    about["threads"] = torch.get_num_threads()
     about["seconds"] = round(time.perf_counter() - began, 1)
     about["peak_memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)
     board = leaderboard(planned, trials, experiment.metrics)
@@ -86,10 +94,10 @@ def main(
     console.print(f"{about['seconds']} s, peak memory {about['peak_memory_gb']} GB")
 
 
-def _experiment(pictures: Path, n: int) -> Experiment:
+def _experiment(model: str, pictures: Path, n: int) -> Experiment:
     return Experiment(
         federation=FederationConfig(
-            models=("deit_small", "deit_small_april"),
+            models=(model,),
             defences=("none", "mjp"),
             mask_ratio=MASK_RATIO,
             data=str(pictures.resolve()),
@@ -98,10 +106,7 @@ def _experiment(pictures: Path, n: int) -> Experiment:
             inputs=tuple(Picture),
             seed=SEED,
         ),
-        attacks={
-            "deit_small": ("patch_embedding", "patch_embedding_wiener", "oracle_patch_embedding", "grey"),
-            "deit_small_april": ("april", "april_min_norm", "oracle_april", "grey"),
-        },
+        attacks={model: ATTACKS_OF[model]},
         metrics=("mse", "psnr", "ssim", "fft2d"),
     )
 
