@@ -157,9 +157,7 @@ class April(AprilMinNorm):
         back = _regression(patch.covariance @ embedding.T, embedded.covariance)
         found = []
         for system, values, noise in zip(systems, estimate.values, estimate.noise, strict=True):
-            visible = len(system.seen.patches)
-            everywhere = system.seen.spread(values[:visible], values[visible:], embedded.mean)
-            patches = patch.mean + (everywhere - embedded.mean) @ back.T
+            patches = patch.mean + (values[: len(system.seen.mask)] - embedded.mean) @ back.T
             found.append(_reconstruction(system, patches, model, {"relative_noise": float(noise)}))
         return found
 
@@ -191,13 +189,6 @@ def _stacked(systems: Sequence[_System]) -> tuple[Tensor, Tensor]:
     return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
 
 
-def _unknown_position(system: _System, model: VitClassifier) -> Tensor:
-    """(0 or 1, dim): the unknown embedding, where the system has a token for it."""
-    if not len(system.seen.unknown):
-        return system.seen.unknown
-    return _weight(model, names.UNKNOWN_EMBEDDING)[None]
-
-
 def _positions(system: _System, model: VitClassifier) -> Tensor:
     """(patches, dim): what was added to each patch's token."""
     own = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
@@ -209,17 +200,19 @@ def _positions(system: _System, model: VitClassifier) -> Tensor:
 def _embedded(system: _System, tokens: Tensor, model: VitClassifier) -> Tensor:
     """(patches, dim): tokens without position embedding and bias, in place."""
     prefix, visible = len(system.seen.prefix), len(system.seen.patches)
-    nothing = tokens.new_zeros(tokens.shape[-1])
-    everywhere = system.seen.spread(tokens[prefix : prefix + visible], tokens[prefix + visible :], nothing)
+    everywhere = system.seen.spread(tokens[prefix : prefix + visible], tokens[prefix + visible :])
     return everywhere - _positions(system, model) - _weight(model, names.PATCH_BIAS)
 
 
 def _without_known(system: _System, bias: Tensor, model: VitClassifier) -> _System:
     """The system of the embedded patches alone: class token, positions and bias moved to the right."""
     prefix = _weight(model, names.CLASS_TOKEN)[0] + _weight(model, names.POSITION_EMBEDDING)[0, : model.prefix_tokens]
-    own = _positions(system, model)[~system.seen.mask]
-    known = torch.cat([prefix, own + bias, _unknown_position(system, model) + bias])
-    return _System(system.seen, system.rows[len(prefix) :], system.right - system.rows.T @ known)
+    known = _positions(system, model) + bias
+    rows = system.seen.in_place()
+    if len(rows) > len(known):  # the separate token carries the unknown embedding
+        known = torch.cat([known, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
+    right = system.right - system.seen.prefix.T @ prefix - rows.T @ known
+    return _System(system.seen, rows, right)
 
 
 def _regression(cross: Tensor, covariance: Tensor) -> Tensor:

@@ -106,7 +106,10 @@ class PatchEmbedding(Attack):
     def _system(self, upload: Upload, model: VitClassifier) -> _System:
         seen = self._seen(upload, model)
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
-        return _System(seen, torch.cat([seen.patches, seen.unknown]), right)
+        return _System(seen, self._rows(seen), right)
+
+    def _rows(self, seen: TokenGradients) -> Tensor:
+        return torch.cat([seen.patches, seen.unknown])
 
     def _solve(
         self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
@@ -117,11 +120,12 @@ class PatchEmbedding(Attack):
             raise AttackNotApplicableError(
                 f"{self.name}: the token gradients are linearly dependent; patch_embedding_wiener can use them"
             ) from None
-        nothing = solved.new_zeros(solved.shape[-1])
-        return [
-            _reconstruction(system, values, nothing, model, upload.num_examples, {})
-            for system, values, upload in zip(systems, solved, uploads, strict=True)
-        ]
+        found = []
+        for system, values, upload in zip(systems, solved, uploads, strict=True):
+            visible = len(system.seen.patches)
+            patches = system.seen.spread(values[:visible], values[visible:])
+            found.append(_reconstruction(system, patches, model, upload.num_examples, {}))
+        return found
 
 
 class PatchEmbeddingWiener(PatchEmbedding):
@@ -153,9 +157,14 @@ class PatchEmbeddingWiener(PatchEmbedding):
         prior = NaturalPatches.for_model(model).normalised(model)
         estimate: Estimate = posterior_mean(*_stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT))
         return [
-            _reconstruction(system, values, prior.mean, model, upload.num_examples, {"relative_noise": float(noise)})
+            _reconstruction(
+                system, values[: len(system.seen.mask)], model, upload.num_examples, {"relative_noise": float(noise)}
+            )
             for system, values, noise, upload in zip(systems, estimate.values, estimate.noise, uploads, strict=True)
         ]
+
+    def _rows(self, seen: TokenGradients) -> Tensor:
+        return seen.in_place()
 
 
 class OraclePatchEmbedding(PatchEmbeddingWiener):
@@ -193,15 +202,8 @@ def _stacked(systems: Sequence[_System]) -> tuple[Tensor, Tensor]:
 
 
 def _reconstruction(
-    system: _System,
-    values: Tensor,
-    elsewhere: Tensor,
-    model: VitClassifier,
-    pictures: int,
-    diagnostics: dict[str, float],
+    system: _System, patches: Tensor, model: VitClassifier, pictures: int, diagnostics: dict[str, float]
 ) -> Reconstruction:
-    visible = len(system.seen.patches)
-    patches = system.seen.spread(values[:visible], values[visible:], elsewhere)
     unknowns = pictures * len(system.seen.mask)
     return Reconstruction(
         images=picture(patches, model).expand(pictures, -1, -1, -1).contiguous(),

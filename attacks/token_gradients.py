@@ -67,24 +67,38 @@ class TokenGradients:
     unknown: Tensor
     reading: Reading
 
-    def spread(self, visible: Tensor, unknown: Tensor, elsewhere: Tensor) -> Tensor:
-        """Put a value per patch in place: its own where visible, what the reading says where masked.
+    def spread(self, visible: Tensor, unknown: Tensor) -> Tensor:
+        """Minimum-norm value per patch: its own where visible, what the reading says where masked.
 
         Args:
             visible: (visible patches, values).
-            unknown: (0 or 1, values), the unknown token's.
-            elsewhere: (values,), what stands for "nothing is known": 0 for a solution of minimum
-                norm, the mean of the prior for one with a prior.
+            unknown: (0 or 1, values), the value of one token with the unknown embedding's gradient.
 
         Returns:
             (patches, values).
         """
-        everywhere = elsewhere.repeat(len(self.mask), 1)
+        everywhere = visible.new_zeros(len(self.mask), visible.shape[1])
         everywhere[~self.mask] = visible
         if len(unknown) and self.reading is not Reading.SEPARATE:
             share = 1 / int(self.mask.sum()) if self.reading is Reading.COPIED else 1.0
-            everywhere[self.mask] = elsewhere + share * (unknown - elsewhere)
+            everywhere[self.mask] = share * unknown
         return everywhere
+
+    def in_place(self) -> Tensor:
+        """One row per patch as the reading has it, in place, and the separate token's last if there is one.
+
+        With a prior every place counts, known or not, so that the system is written out in full.
+
+        Returns:
+            (patches or patches + 1, dim).
+        """
+        rows = self.patches.new_zeros(len(self.mask), self.patches.shape[1])
+        rows[~self.mask] = self.patches
+        if len(self.unknown) and self.reading is Reading.SEPARATE:
+            return torch.cat([rows, self.unknown])
+        if len(self.unknown):
+            rows[self.mask] = self.unknown / (1 if self.reading is Reading.COPIED else int(self.mask.sum()))
+        return rows
 
 
 def required_tensors(model: VitClassifier) -> list[str]:

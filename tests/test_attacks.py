@@ -12,6 +12,7 @@ import torch
 from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.grey import Grey
+from attacks.natural_patches import NaturalPatches
 from attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
@@ -191,6 +192,34 @@ def test_each_reading_is_the_minimum_norm_solution_of_its_own_system(
     patches = torch.linalg.pinv(rows.T, rtol=1e-10) @ right
     expected = defended.denormalise(from_patches(patches[None, :64], 64, 8)).float()
     made = ATTACKS.get("patch_embedding")({"reading": reading}).reconstruct(
+        [upload], defended, threat, generator=generator
+    )[0]
+    assert torch.allclose(made.images, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("reading", list(Reading))
+def test_the_wiener_variant_solves_the_written_out_system_of_each_reading(
+    reading: Reading, defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    upload = upload_of(defended, batch_of(pictures, Picture.SHUFFLED))
+    rows = upload.tensors[names.POSITION_EMBEDDING].double()[0, 1:].clone()
+    mask = (rows == 0).all(dim=1)
+    unknown = upload.tensors[names.UNKNOWN_EMBEDDING].double()
+    rows[mask] = {Reading.ONE_TOKEN: unknown / mask.sum(), Reading.COPIED: unknown}.get(reading, unknown * 0)
+    if reading is Reading.SEPARATE:
+        rows = torch.cat([rows, unknown[None]])
+    prior = NaturalPatches.for_model(defended).normalised(defended)
+    right = upload.tensors[names.PATCH_WEIGHT].double().flatten(1) - rows.sum(0)[:, None] * prior.mean
+    variances, directions = torch.linalg.eigh(prior.covariance)
+    rotated, basis = right @ directions, torch.linalg.qr(rows.T)[0]
+    noise = (rotated - basis @ (basis.T @ rotated)).square().sum(0) / (192 - len(rows))
+    gains = [
+        variance * rows @ torch.linalg.solve(variance * rows.T @ rows + level * torch.eye(192), column)
+        for variance, level, column in zip(variances, noise, rotated.T, strict=True)
+    ]
+    patches = prior.mean + torch.stack(gains, dim=1) @ directions.T
+    expected = defended.denormalise(from_patches(patches[None, :64], 64, 8)).float()
+    made = ATTACKS.get("patch_embedding_wiener")({"reading": reading}).reconstruct(
         [upload], defended, threat, generator=generator
     )[0]
     assert torch.allclose(made.images, expected, atol=1e-4)
