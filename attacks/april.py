@@ -172,6 +172,12 @@ class OracleApril(April):
     role = "bound"
     options_type = NoOptions
 
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs the gradient of a single picture, besides what the attack itself needs."""
+        if threat.update != "gradient" or threat.batch_size != 1:
+            return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
+        return super().refusal(model, threat)
+
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """All tokens' gradients, position-embedding gradient (for the mask), first qkv weight gradient."""
         del model

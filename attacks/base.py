@@ -5,13 +5,14 @@ An attack sees what the server sees. There is no parameter through which private
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedmjp.config import Config
-from fedmjp.errors import AttackNotApplicableError
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload, weights_digest
@@ -86,15 +87,19 @@ class Attack(ABC):
         Raises:
             AttackNotApplicableError: If the model, the threat model or an upload does not meet
                 ``requires``; the message says which requirement fails. It is never run regardless.
+            AttackFailedError: If it broke down, or gave something else than such reconstructions.
         """
         refusal = self.refusal(model, threat)
         if refusal:
             raise AttackNotApplicableError(f"{self.name}: {refusal}")
+        self._check_declaration(model)
         for upload in uploads:
             self._check_upload(upload, threat)
             self._check_tensors(upload, model)
-        generators = [self._generator_for(upload, model, generator) for upload in uploads]
-        return self._reconstruct(uploads, model, threat, generators=generators)
+        declared = [self._declared(upload, model) for upload in uploads]
+        generators = [self._generator_for(upload, model, generator) for upload in declared]
+        made = self._reconstruct(declared, model, threat, generators=generators)
+        return self._checked(made, uploads, model)
 
     @abstractmethod
     def tensors(self, model: VitClassifier) -> Sequence[str]:
@@ -125,9 +130,39 @@ class Attack(ABC):
     ) -> list[Reconstruction]:
         """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
 
+    def _check_declaration(self, model: VitClassifier) -> None:
+        if self.role != "bound" and names.ORACLE_TOKEN_GRADIENTS in self.tensors(model):
+            raise AttackNotApplicableError(
+                f"{self.name}: reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
+            )
+
+    def _declared(self, upload: Upload, model: VitClassifier) -> Upload:
+        """The upload with what the attack declares to read, and nothing else."""
+        read = self.tensors(model)
+        return replace(upload, tensors={name: upload.tensors[name] for name in read}) if read else upload
+
     def _generator_for(self, upload: Upload, model: VitClassifier, generator: torch.Generator) -> torch.Generator:
         content = weights_digest({name: upload.tensors[name] for name in self.tensors(model)})
         return torch_generator(generator.initial_seed(), "upload", content)
+
+    def _checked(
+        self, made: Sequence[Reconstruction], uploads: Sequence[Upload], model: VitClassifier
+    ) -> list[Reconstruction]:
+        """What the attack gave, on the CPU, if it is what the contract asks for."""
+        if len(made) != len(uploads):
+            raise AttackFailedError(f"{self.name}: {len(made)} reconstructions for {len(uploads)} uploads")
+        for each, upload in zip(made, uploads, strict=True):
+            if not isinstance(each, Reconstruction):
+                raise AttackFailedError(f"{self.name}: gave a {type(each).__name__} instead of a Reconstruction")
+            expected = (upload.num_examples, 3, model.image_size, model.image_size)
+            if tuple(each.images.shape) != expected:
+                raise AttackFailedError(
+                    f"{self.name}: gave pictures of shape {tuple(each.images.shape)} instead of {expected}"
+                )
+        return [
+            Reconstruction(each.images.cpu(), {name: float(value) for name, value in each.diagnostics.items()})
+            for each in made
+        ]
 
     def _check_upload(self, upload: Upload, threat: ThreatModel) -> None:
         if upload.kind != threat.update:

@@ -10,17 +10,19 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
+CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero may be noise
+
 
 def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
     """The labels behind an upload: those that the attacker was told, else recovered ones.
 
     With mean cross-entropy the gradient of the head's bias at class c is p_c - n_c / B, where p_c is
-    the mean predicted probability and n_c the number of pictures of class c. Every negative entry
-    is therefore a label that occurs. What is left of the batch goes, one picture at a time, to the
-    class with the lowest remainder after adding 1 / B per label already given. For one picture this
-    is the only negative entry and certain. For a batch it is exact while the predictions are far
-    from certain: a repeated label hides where its p_c comes near n_c / B. With label smoothing the
-    lowest entry is still the best guess and no longer certain.
+    the mean predicted probability and n_c the number of pictures of class c. Every entry that is
+    negative beyond noise is therefore a label that occurs. What is left of the batch goes, one
+    picture at a time, to the class with the lowest remainder after adding 1 / B per label already
+    given. For one picture this is the only negative entry and certain. For a batch it is exact while
+    the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
+    With label smoothing the lowest entry is still the best guess and no longer certain.
 
     A delta of several SGD steps is the sum of their gradients times the learning rate; the same
     reading applies to its mean.
@@ -55,7 +57,7 @@ def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: Threa
 def _count(bias_gradient: Tensor, pictures: int) -> tuple[int, ...]:
     remainder = bias_gradient.clone()
     found: list[int] = []
-    negative = (remainder < 0).nonzero().flatten()
+    negative = (remainder < -CERTAIN / pictures).nonzero().flatten()
     certain = negative[remainder[negative].argsort()][:pictures].tolist()
     for label in certain:
         found.append(label)

@@ -88,7 +88,7 @@ def search(
         images.grad = torch.where(_like(finite, slopes), slopes, 0).sign()
         optimiser.step()
         images.clamp_(0, 1)
-    return Found(best, lowest.masked_fill(~alive, math.inf), done)
+    return Found(best, lowest, done)  # infinite only where no finite loss ever came
 
 
 def _evaluate(images: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
 
 TABLE = Path(__file__).with_name("natural_patches.safetensors")
+DIGITS = 16  # of a SHA-256, enough to tell pictures apart
 PROVENANCE = TABLE.with_suffix(".json")
 # Pictures of 8 bits carry at least the variance of rounding to them, in every direction.
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
@@ -71,14 +72,23 @@ def prior_refusal(model: VitClassifier) -> str | None:
     return None
 
 
-def measured_on(picture: str) -> bool:
-    """Whether the picture (its name in its source) is one that the table was measured on."""
-    return Path(picture).name in _measured_pictures()
+def measured_on(picture: str, sha256: str = "") -> bool:
+    """Whether a picture is one that the table was measured on.
+
+    Args:
+        picture: Its name in its source; only the file's name without its ending counts.
+        sha256: Of its float32 pixels as the model sees them, which tells a renamed one at the image
+            sizes of the table.
+    """
+    names, digests = _measured_pictures()
+    return Path(picture).stem in names or sha256[:DIGITS] in digests
 
 
 @lru_cache(maxsize=1)
-def _measured_pictures() -> frozenset[str]:
-    return frozenset(json.loads(PROVENANCE.read_text(encoding="utf-8"))["pictures"])
+def _measured_pictures() -> tuple[frozenset[str], frozenset[str]]:
+    about = json.loads(PROVENANCE.read_text(encoding="utf-8"))
+    names = frozenset(Path(name).stem for name in about["pictures"])
+    return names, frozenset(digest for of_size in about["sha256"].values() for digest in of_size)
 
 
 @lru_cache(maxsize=1)

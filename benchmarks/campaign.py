@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_validator
@@ -19,7 +20,10 @@ from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 # Packages whose release can change a trial's numbers; our own code counts by its content.
-DECISIVE = ("torch", "torchvision", "timm", "breaching", "lpips", "scikit-image", "pillow")
+DECISIVE = (
+    "torch", "torchvision", "timm", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy", "pillow",
+)  # fmt: skip
+SMALLEST = 11  # pixels per side of SSIM's window
 Scalar = str | int | float | bool | None
 
 
@@ -68,6 +72,15 @@ class Experiment(Config):
         without = [model for model in self.federation.models if not self.attacks.get(model)]
         if without:
             raise ValueError(f"attacks names none for {', '.join(without)}")
+        for name, values in (("settings", self.settings), ("metrics", self.metrics)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must each be named once, got {', '.join(values)}")
+        for attacks in self.attacks.values():
+            labels = [attack.label for attack in attacks]
+            if len(set(labels)) < len(labels):
+                raise ValueError(f"attacks must each be named once, got {', '.join(labels)}")
+        if self.federation.image_size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
+            raise ValueError(f"image-size {self.federation.image_size} is less than SSIM's window of {SMALLEST}")
         missing = [str(s) for s in self.settings if s.gradient_of not in self.federation.inputs]
         if missing:
             raise ValueError(f"settings {', '.join(missing)} need gradients that federation.inputs leaves out")
@@ -116,9 +129,15 @@ class PlannedTrial:
     batch: tuple[str, ...]
 
 
-def plan(experiment: Experiment, batches: Sequence[tuple[PictureEntry, ...]]) -> list[PlannedTrial]:
-    """Every trial of the experiment; ``batches`` are the pictures behind each upload of an arm and version."""
-    shared = _shared(experiment)
+def plan(experiment: Experiment, batches: Sequence[tuple[PictureEntry, ...]], *, uploads: str) -> list[PlannedTrial]:
+    """Every trial of the experiment.
+
+    Args:
+        experiment: What to run.
+        batches: The pictures behind each upload of an arm and version.
+        uploads: Where they come from: "federated", "direct", or the digest of what was recorded.
+    """
+    shared = _shared(experiment) | {"uploads": uploads}
     return [
         _trial(experiment, shared, arm, attack, setting, entry, batch)
         for arm in experiment.federation.arms
@@ -149,7 +168,7 @@ def _trial(
     )
     own = {
         "cell": asdict(cell),
-        "attack": attack.digest(),
+        "attack": [attack.digest(), _code(attack.name)],
         "model": arm.digest(),
         "picture": asdict(entry),
         "batch": [mate.sha256 for mate in batch],
@@ -157,6 +176,13 @@ def _trial(
     key = hashlib.sha256(json.dumps({**shared, **own}, sort_keys=True).encode()).hexdigest()
     names = tuple(mate.name for mate in batch)
     return PlannedTrial(key, _stem(experiment, entry, batch), cell, arm, attack, entry, names)
+
+
+@lru_cache
+def _code(attack: str) -> str:
+    """Digest of another package's attack; ours are in the digest of our own code."""
+    module = ATTACKS.get(attack).__module__
+    return "" if module.partition(".")[0] in provenance.CODE else provenance.package_digest(module)
 
 
 def _mask_ratio(experiment: Experiment, arm: ModelConfig, setting: Setting) -> float:

@@ -26,7 +26,10 @@ from fedmjp.settings import Picture, Setting
 from fedmjp.store import Store, Trial
 from server.adversary import Adversary
 
-CHUNK = 16  # uploads held at a time: memory does not grow with the number of pictures
+# Uploads held at a time: memory does not grow with the number of pictures. Those of attacks that
+# optimise hold whole gradients.
+CHUNK = 16
+CHUNK_OF_OPTIMISERS = 4
 
 
 class Progress(Protocol):
@@ -137,7 +140,7 @@ class Engine:
     ) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
         if ATTACKS.get(attack.name)(attack.options).uses_natural_patches:
-            _refuse_known(stack)
+            _refuse_known([each.private for each in stack.values()])
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(arm, weights)
         adversary = Adversary(model, self.experiment.threat, self.experiment.federation.seed)
@@ -240,9 +243,14 @@ def _described(error: Exception) -> str:
     return str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
 
 
-def _refuse_known(batches: Iterable[Batch]) -> None:
+def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
     """Nothing is measured on pictures that an attack's prior was made of."""
-    known = [name for batch in batches for name in batch if measured_on(name)]
+    known = [
+        name
+        for private in batches
+        for place, name in enumerate(private.pictures)
+        if measured_on(name, private.sha256(place))
+    ]
     if known:
         raise RecordError(f"the prior of natural patches was measured on {known[0]!r}: attack other pictures")
 
@@ -254,7 +262,8 @@ def _chunks(trials: _Trials) -> Iterator[tuple[ModelConfig, Picture, list[Planne
     for trial in trials:
         groups[trial.arm, trial.cell.setting.gradient_of][trial.batch].append(trial)
     for (arm, gradient_of), by_batch in groups.items():
-        for chunk in _in_chunks(list(by_batch.values()), CHUNK):
+        optimises = any(ATTACKS.get(trial.attack.name).optimises for own in by_batch.values() for trial in own)
+        for chunk in _in_chunks(list(by_batch.values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
             yield arm, gradient_of, [trial for own in chunk for trial in own]
 
 

@@ -15,7 +15,7 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attacks.natural_patches import PROVENANCE, TABLE
+from attacks.natural_patches import DIGITS, PROVENANCE, TABLE
 from fedmjp import provenance
 from fedmjp.data.folder import FolderPictures
 
@@ -29,10 +29,13 @@ def main(pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")]) 
     """Measure and write the table and its provenance."""
     table: dict[str, Tensor] = {}
     names: list[str] = []
+    digests: dict[int, list[str]] = {}
     for size in IMAGE_SIZES:
         source = FolderPictures(pictures, size, CLASSES)
         names = [name for rank, name in enumerate(source.names()) if rank % OF < USED]
-        images = torch.stack([source.load(name).image for name in names]).double()
+        loaded = [source.load(name) for name in names]
+        digests[size] = sorted(picture.digest()[:DIGITS] for picture in loaded)
+        images = torch.stack([picture.image for picture in loaded]).double()
         table[f"{size}.mean"] = images.mean(dim=(0, 2, 3)).float()
         table[f"{size}.autocovariance"] = autocovariance(images, LARGEST_LAG).float()
     save_file(table, TABLE)
@@ -45,6 +48,7 @@ def main(pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")]) 
         "image_sizes": IMAGE_SIZES,
         "versions": {name: versions[name] for name in ("torch", "torchvision", "pillow")},
         "pictures": sorted(Path(name).name for name in names),
+        "sha256": digests,
     }
     PROVENANCE.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     typer.echo(f"{len(names)} pictures, {TABLE.stat().st_size / 1000:.0f} kB")

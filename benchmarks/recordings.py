@@ -1,12 +1,13 @@
 """What `fedmjp simulate` left in a folder, opened to be attacked."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.campaign import Experiment
-from benchmarks.federation.simulation import RunFolder
+from benchmarks.federation.simulation import RECORDS, RunFolder
 from benchmarks.sources import tensors_read
 from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.data.pictures import PictureEntry
@@ -54,20 +55,39 @@ class Recording:
         return FederationConfig.parse(self.config.model_dump() | reduced)
 
     def batches(self, federation: FederationConfig) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload, from the evaluator's records."""
+        """The pictures behind each upload, from the evaluator's records of all arms.
+
+        Raises:
+            BadInputError: If there is no readable one.
+        """
         found: dict[tuple[str, ...], tuple[PictureEntry, ...]] = {}
-        for (names, _), path in self.folder.index(federation.arms[0]).items():
-            if names not in found:
-                labels = PrivateBatch.load(path).labels.tolist()
-                found[names] = tuple(
-                    PictureEntry(name, label, self.sha256[name]) for name, label in zip(names, labels, strict=True)
-                )
+        for arm in federation.arms:
+            for (names, _), path in self.folder.index(arm).items():
+                if names not in found and all(name in self.sha256 for name in names):
+                    found |= self._entries(names, path)
         if not found:
-            raise BadInputError(f"{self.folder.evaluator} holds no readable record of the clients' pictures")
+            raise BadInputError(f"{self.folder.evaluator} holds no readable record of pictures that the manifest names")
         return list(found.values())
 
+    def _entries(self, names: tuple[str, ...], path: Path) -> dict[tuple[str, ...], tuple[PictureEntry, ...]]:
+        try:
+            labels = PrivateBatch.load(path).labels.tolist()
+        except FedmjpError:
+            return {}  # told as a problem
+        pairs = zip(names, labels, strict=True)
+        return {names: tuple(PictureEntry(name, label, self.sha256[name]) for name, label in pairs)}
+
+    def digest(self) -> str:
+        """SHA-256 over all records: changed records make new trials."""
+        digest = hashlib.sha256()
+        for path in sorted(self.folder.root.glob("*/*/*.safetensors")):
+            with path.open("rb") as file:
+                digest.update(str(path.relative_to(self.folder.root)).encode())
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
     def problems(self, experiment: Experiment) -> list[str]:
-        """Each upload that cannot be attacked: its file, and what is wrong with it."""
+        """Each record that cannot be used: its file, and what is wrong with it."""
         return [
             f"{path}: {problem}"
             for arm in experiment.federation.arms
@@ -77,20 +97,44 @@ class Recording:
     def _problems(self, experiment: Experiment, arm: ModelConfig) -> list[tuple[Path, str]]:
         model = build(arm)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        read = tensors_read(experiment, arm, model)
+        read = {name: shapes[name] for name in tensors_read(experiment, arm, model) if name in shapes}
+        uploads, private = self.folder.uploads / arm.label, self.folder.evaluator / arm.label
+        names = sorted({path.name for folder in (uploads, private) for path in folder.glob(RECORDS)})
+        sent: set[str] = set()
         found = []
-        for path in self.folder.index(arm).values():
-            upload = self.folder.uploads / arm.label / path.name
+        for name in names:
             try:
-                problem = _problem(Upload.load(upload), {name: shapes[name] for name in read if name in shapes})
+                batch = PrivateBatch.load(private / name)
+            except FedmjpError as error:
+                found.append((private / name, str(error)))
+                continue
+            try:
+                upload = Upload.load(uploads / name)
+                problem = _problem(upload, read, experiment, len(batch.pictures))
+                sent.add(upload.weights)
             except FedmjpError as error:
                 problem = str(error)
             if problem:
-                found.append((upload, problem))
+                found.append((uploads / name, problem))
+        return found + self._weights_problems(arm, sent)
+
+    def _weights_problems(self, arm: ModelConfig, sent: set[str]) -> list[tuple[Path, str]]:
+        found = []
+        for digest in sorted(sent):
+            try:
+                self.folder.upload_folder(arm).weights(digest)
+            except FedmjpError as error:
+                found.append((self.folder.uploads / arm.label, f"the weights that had been sent: {error}"))
         return found
 
 
-def _problem(upload: Upload, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _problem(
+    upload: Upload, shapes: Mapping[str, tuple[int, ...]], experiment: Experiment, pictures: int
+) -> str | None:
+    if upload.kind != experiment.federation.update:
+        return f"a {upload.kind}, but the run was of {experiment.federation.update}s"
+    if upload.num_examples != pictures:
+        return f"reports {upload.num_examples} pictures, the client had {pictures}"
     for name, shape in shapes.items():
         if name not in upload.tensors:
             return f"no tensor {name!r}"

@@ -3,11 +3,12 @@
 Both give the same tensors for the same seed; a test holds them together.
 """
 
+import copy
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from fedmjp.stacked import ENTRANCE, entrance_gradients
 from fedmjp.updates import local_update
 
 COMPLETED = "completed.json"
+PICTURES_PER_PASS = 16
 Batch = tuple[str, ...]
 
 
@@ -107,13 +109,16 @@ class DirectUploads:
         updates = self._updates(arm, [made for made, _, _ in private.values()])
         kind, digest = self.experiment.federation.update, _initial_digest(arm)
         for (batch, (made, client, server_round)), tensors in zip(private.items(), updates, strict=True):
-            found[batch] = Recorded(made, Upload(tensors, kind, len(batch), server_round, client, digest))
+            try:
+                found[batch] = Recorded(made, Upload(tensors, kind, len(batch), server_round, client, digest))
+            except FedmjpError as error:
+                found[batch] = f"the client's update of {', '.join(batch)} failed: {error}"
         return found
 
     def model(self, arm: ModelConfig, weights: str) -> VitClassifier:
-        """The initial model."""
+        """The initial model: a copy, so that nothing an attack does to it reaches the clients."""
         del weights
-        return _initial_model(arm, self.experiment.federation.device)
+        return _attackers_model(arm, self.experiment.federation.device)
 
     def stale(self) -> None:
         """Nothing is kept."""
@@ -124,9 +129,13 @@ class DirectUploads:
     def _turn(self, batch: Batch, gradient_of: Picture) -> tuple[int, int]:
         """Client and round of a batch, as in a federated run."""
         federation = self.experiment.federation
-        order = [tuple(entry.name for entry in entries) for entries in self.selection.batches(federation)]
-        client, turn = divmod(order.index(batch), federation.batches_per_client)
+        client, turn = divmod(self._places[batch], federation.batches_per_client)
         return client, federation.inputs.index(gradient_of) * federation.batches_per_client + turn + 1
+
+    @cached_property
+    def _places(self) -> dict[Batch, int]:
+        batches = self.selection.batches(self.experiment.federation)
+        return {tuple(entry.name for entry in batch): place for place, batch in enumerate(batches)}
 
     def _updates(self, arm: ModelConfig, private: list[PrivateBatch]) -> list[dict[str, torch.Tensor]]:
         federation = self.experiment.federation
@@ -135,7 +144,9 @@ class DirectUploads:
         if not private:
             return []
         if federation.update == "gradient" and names and names <= ENTRANCE:
-            return entrance_gradients(model, private, names)
+            step = max(1, PICTURES_PER_PASS // federation.batch_size)
+            stacks = [private[start : start + step] for start in range(0, len(private), step)]
+            return [each for stack in stacks for each in entrance_gradients(model, stack, names)]
         # A floor reads nothing, but an upload is never empty.
         whole = (local_update(model, batch, federation) for batch in private)
         return [{name: tensor for name, tensor in each.items() if name in names or not names} for each in whole]
@@ -269,6 +280,11 @@ def read_recorded(
 @lru_cache(maxsize=1)
 def _initial_model(arm: ModelConfig, device: str) -> VitClassifier:
     return build(arm).to(device)
+
+
+@lru_cache(maxsize=1)
+def _attackers_model(arm: ModelConfig, device: str) -> VitClassifier:
+    return copy.deepcopy(_initial_model(arm, device))
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fedmjp.errors import RecordError
 from fedmjp.records import load_record, require, require_images, save_tensors
 from fedmjp.settings import Picture
 
@@ -66,5 +67,8 @@ class PrivateBatch:
     def load(cls, path: Path) -> Self:
         """Read from ``path``; RecordError if it is not a private batch."""
         tensors, fields = load_record(cls, path)
-        pictures, gradient_of = tuple(fields["pictures"]), Picture(fields["gradient_of"])
-        return cls(pictures=pictures, gradient_of=gradient_of, **tensors)
+        try:
+            pictures, gradient_of = tuple(fields["pictures"]), Picture(fields["gradient_of"])
+            return cls(pictures=pictures, gradient_of=gradient_of, **tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"{path} is not a whole private batch: {error}") from error

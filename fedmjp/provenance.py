@@ -1,6 +1,8 @@
 """Where numbers come from: versions, hardware, revision."""
 
 import hashlib
+import importlib
+import inspect
 import os
 import platform
 import subprocess
@@ -20,6 +22,7 @@ PACKAGES = (
     "flwr",
     "ray",
     "breaching",
+    "hydra-core",
     "lpips",
     "scikit-image",
     "scipy",
@@ -58,7 +61,9 @@ class Environment(TypedDict):
 
 
 # Packages whose code, and data that ships with it, determine a trial's numbers.
-CODE = ("attacks", "clients", "fedmjp", "server")
+CODE = ("attacks", "benchmarks", "clients", "fedmjp", "server")
+# What only shows numbers.
+SHOWS = ("cli", "performance", "report")
 
 
 def environment() -> Environment:
@@ -71,10 +76,26 @@ def code_digest() -> str:
     root = Path(fedmjp.__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for package in CODE:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".safetensors") and path.parent.name != "cli":
-                digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+        _add_source(digest, root / package, root)
     return digest.hexdigest()
+
+
+def package_digest(module: str) -> str:
+    """The same over the top-level package (or single file) that a module belongs to."""
+    top = module.partition(".")[0]
+    origin = Path(inspect.getfile(importlib.import_module(top))).resolve()
+    digest = hashlib.sha256()
+    if origin.name == "__init__.py":
+        _add_source(digest, origin.parent, origin.parent)
+    else:
+        digest.update(origin.read_bytes())
+    return digest.hexdigest()
+
+
+def _add_source(digest: "hashlib._Hash", folder: Path, root: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".py", ".json", ".safetensors") and path.parent.name not in SHOWS:
+            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
 
 
 def versions() -> dict[str, str]:

@@ -68,10 +68,17 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         content = path.read_bytes()
         header_size = int.from_bytes(content[:8], "little")
-        fields = json.loads(json.loads(content[8 : 8 + header_size])["__metadata__"]["fields"])
+        fields = _fields(content[8 : 8 + header_size])
         return load(content), fields
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
+
+
+def _fields(header: bytes) -> dict[str, Any]:
+    fields = json.loads(json.loads(header)["__metadata__"]["fields"])
+    if not isinstance(fields, dict):
+        raise ValueError("its fields are no mapping")
+    return fields
 
 
 def load_fields(path: Path) -> dict[str, Any]:
@@ -83,10 +90,13 @@ def load_fields(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
-        fields: dict[str, Any] = json.loads(json.loads(header)["__metadata__"]["fields"])
-    except (OSError, KeyError, ValueError, MemoryError, OverflowError) as error:
+        return _fields(header)
+    except (OSError, KeyError, TypeError, ValueError, MemoryError, OverflowError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
-    return fields
+
+
+# What an upload's file states beside its tensors; labels are never among it.
+UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
 
 @dataclass(frozen=True)
@@ -115,18 +125,20 @@ class Upload:
     def __post_init__(self) -> None:
         require(len(self.tensors) > 0, "an upload without tensors")
         for name, tensor in self.tensors.items():
+            require(tensor.is_floating_point(), f"upload tensor {name!r} holds {tensor.dtype}, no real numbers")
             require(bool(torch.isfinite(tensor).all()), f"upload tensor {name!r} holds NaN or infinite values")
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
 
     def save(self, path: Path) -> None:
         """Write to ``path``."""
-        names = ("kind", "num_examples", "server_round", "node", "weights")
-        save_tensors(path, self.tensors, {"record": "Upload", **{name: getattr(self, name) for name in names}})
+        stated = {name: getattr(self, name) for name in UPLOAD_FIELDS}
+        save_tensors(path, self.tensors, {"record": "Upload", **stated})
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read from ``path``; RecordError if it is not an upload."""
         tensors, fields = load_record(cls, path)
+        require(fields.keys() == set(UPLOAD_FIELDS), f"{path} states {sorted(fields)}, not {sorted(UPLOAD_FIELDS)}")
         return cls(tensors=tensors, **fields)
 
 

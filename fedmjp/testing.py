@@ -26,6 +26,7 @@ from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
+from fedmjp.models import names
 from fedmjp.models.build import build
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
@@ -80,16 +81,17 @@ class Trial:
     tolerance: float = 1e-3
 
     def network(self, *, defence: str = "none") -> VitClassifier:
-        """The small model."""
-        return _network(self.model, defence)
+        """The small model, anew each time."""
+        return copy.deepcopy(_network(self.model, defence))
 
     def batches(self) -> list[PrivateBatch]:
         """What clients hold."""
         return _batches(self.threat.batch_size)
 
     def uploads(self, model: VitClassifier) -> list[Upload]:
-        """What the clients send, with labels where the threat model grants them."""
-        return _uploads(model, self.threat)
+        """What the clients send, with labels where the threat model grants them, anew each time."""
+        made = _uploads(self.model, "mjp" if model.defended else "none", self.threat)
+        return [_replaced(upload, tensors=copy.deepcopy(dict(upload.tensors))) for upload in made]
 
     def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Reconstruction]:
         """Attack with a generator of the suite's seed."""
@@ -115,7 +117,8 @@ def _batches(size: int) -> list[PrivateBatch]:
 
 
 @lru_cache(maxsize=8)
-def _uploads(model: VitClassifier, threat: ThreatModel) -> list[Upload]:
+def _uploads(name: str, defence: str, threat: ThreatModel) -> list[Upload]:
+    model = _network(name, defence)
     return [
         Upload(
             tensors=local_update(model, batch, threat),
@@ -164,6 +167,10 @@ def changes_nothing(trial: Trial) -> None:
     for name, tensor in weights.items():
         _require(torch.equal(after[name], tensor), f"changes the model's {name}")
     _require(model.training == mode, "leaves the model in another mode")
+    for module in model.modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+        _require(not any(hooks), "leaves hooks on the model")
+    _require(all(parameter.requires_grad for parameter in model.parameters()), "leaves parameters frozen")
     _require(torch.equal(torch.random.get_rng_state(), state), "draws from torch's global generator")
 
 
@@ -196,8 +203,12 @@ def reads_what_it_declares(trial: Trial) -> None:
     if not declared:
         return
     reduced = _with_tensors(upload, declared)
-    same = torch.equal(trial.run([upload], model)[0].images, trial.run([reduced], model)[0].images)
+    try:
+        same = torch.equal(trial.run([upload], model)[0].images, trial.run([reduced], model)[0].images)
+    except KeyError as error:
+        raise ConformanceError(f"reads the tensor {error}, which it does not declare") from error
     _require(same, "reads tensors that it does not declare")
+    _require(names.ORACLE_TOKEN_GRADIENTS not in declared, "reads the gradients of all tokens, which no upload holds")
     if len(declared) > 1:
         _expect_refusal(trial, [_with_tensors(upload, declared[1:])], model, f"an upload without {declared[0]}")
 
@@ -242,8 +253,8 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
 )
 
 
-def _with_tensors(upload: Upload, names: Sequence[str]) -> Upload:
-    return _replaced(upload, tensors={name: upload.tensors[name] for name in names})
+def _with_tensors(upload: Upload, kept: Sequence[str]) -> Upload:
+    return _replaced(upload, tensors={name: upload.tensors[name] for name in kept})
 
 
 def _replaced(upload: Upload, **fields: Any) -> Upload:

@@ -48,7 +48,7 @@ class Printed:
 
 
 def planned_trials(experiment: Experiment) -> list[PlannedTrial]:
-    return plan(experiment, select_for(experiment.federation).batches(experiment.federation))
+    return plan(experiment, select_for(experiment.federation).batches(experiment.federation), uploads="federated")
 
 
 def record_directly(

@@ -16,7 +16,7 @@ from fedmjp.cli import main
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
 from fedmjp.models import names
-from fedmjp.records import Upload
+from fedmjp.records import UPLOAD_FIELDS, Upload, save_tensors
 from fedmjp.settings import Picture
 from tests.experiments import record_directly
 
@@ -100,6 +100,15 @@ def test_bounds_are_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "given more than any server sees" in printed
 
 
+def test_a_client_that_diverges_is_a_failed_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("--limit", "1", "--local-steps", "3", "--local-learning-rate", "1e30")
+    assert attack(monkeypatch, tmp_path, "patch_embedding", *arguments) == 1
+    assert "the client's update of" in capsys.readouterr().out
+    assert board(tmp_path).loc[("patch_embedding", "a"), "failures"] == 1
+
+
 def test_labels_may_be_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments = ("--limit", "1", "--set", "iterations=2", "--labels-known")
     assert attack(monkeypatch, tmp_path, "gradient_matching", *arguments) == 0
@@ -123,6 +132,12 @@ def test_labels_may_be_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ("patch_embedding_wiener", ("--image-size", "48"), "none for image size 48"),
         ("patch_embedding", ("--model", "deit"), "Unknown model 'deit'"),
         ("patch_embedding", ("--data", "nowhere"), "there is no folder"),
+        ("patch_embedding", ("--setting", "a", "--setting", "a"), "settings must each be named once, got a, a"),
+        ("patch_embedding", ("--image-size", "8"), "less than SSIM's window of 11"),
+        ("patch_embedding", ("--local-learning-rate", "0.1"), "give both or neither"),
+        ("patch_embedding", ("--set", "reading=zeros", "--set", "reading=copied"), "--set reading is given twice"),
+        ("oracle_patch_embedding", ("--batch-size", "2"), "needs the gradient of a single picture"),
+        ("oracle_patch_embedding", ("--local-steps", "2"), "needs the gradient of a single picture"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -192,6 +207,50 @@ def test_recorded_uploads_give_what_direct_mode_gives(
     assert all(min(one, other) > 60 for (_, one), (_, other) in zip(*rows, strict=True))
 
 
+def test_changed_records_make_new_trials(monkeypatch: pytest.MonkeyPatch, recorded: Path, tmp_path: Path) -> None:
+    arguments = ("--uploads", str(recorded), "--defence", "none")
+    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == 0
+    before = board(tmp_path / "out").loc[("patch_embedding", "a"), "psnr_mean"]
+    for path in (recorded / "uploads" / "deit_tiny-none").glob("round-*"):
+        damage(path, "noise")
+    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == 0
+    assert board(tmp_path / "out").loc[("patch_embedding", "a"), "psnr_mean"] < before - 20
+
+
+def test_a_recording_is_never_written_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorded: Path
+) -> None:
+    for output in (recorded, recorded / "out"):
+        code = attack(monkeypatch, output, "patch_embedding", "--uploads", str(recorded), small=())
+        assert code == BAD_INPUT
+        assert "lies in the recording" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["cut private record", "no private record", "no weights", "no upload", "manifest"])
+def test_records_that_are_not_whole_are_named(
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path
+) -> None:
+    name = "round-00001-node-0.safetensors"
+    private, uploads = (recorded / folder / "deit_tiny-none" for folder in ("evaluator", "uploads"))
+    if how == "cut private record":
+        (private / name).write_bytes((private / name).read_bytes()[:40])
+    if how == "no private record":
+        (private / name).unlink()
+    if how == "no weights":
+        next(uploads.glob("weights-*")).unlink()
+    if how == "no upload":
+        (uploads / name).unlink()
+    if how == "manifest":
+        about = json.loads((recorded / "manifest.json").read_text())
+        (recorded / "manifest.json").write_text(json.dumps(about | {"pictures": {}}))
+    arguments = ("--uploads", str(recorded), "--defence", "none")
+    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == BAD_INPUT
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.out + printed.err
+    told = printed.err if how == "manifest" else printed.out
+    assert {"no weights": "weights", "manifest": "pictures that the manifest names"}.get(how, name) in told
+
+
 def test_recorded_arms_are_attacked_unless_one_is_named(
     monkeypatch: pytest.MonkeyPatch, recorded: Path, tmp_path: Path
 ) -> None:
@@ -206,17 +265,33 @@ def damage(upload: Path, how: str) -> None:
         del tensors[names.PATCH_WEIGHT]
     if how == "shape":
         tensors[names.POSITION_EMBEDDING] = tensors[names.POSITION_EMBEDDING][:, :10]
+    if how == "noise":
+        generator = torch.Generator().manual_seed(0)
+        tensors = {key: value + torch.randn(value.shape, generator=generator) for key, value in tensors.items()}
+    if how == "integers":
+        tensors[names.PATCH_WEIGHT] = tensors[names.PATCH_WEIGHT].int()
     if how == "nan":
         tensors[names.PATCH_WEIGHT] = torch.full_like(tensors[names.PATCH_WEIGHT], torch.nan)
-    fields = {name: getattr(loaded, name) for name in ("kind", "num_examples", "server_round", "node", "weights")}
-    from fedmjp.records import save_tensors
-
+    fields = {name: getattr(loaded, name) for name in UPLOAD_FIELDS}
+    fields |= {"kind": "delta"} if how == "kind" else {"num_examples": 3} if how == "count" else {}
+    fields |= {"labels": [1]} if how == "labels" else {}
+    if how == "fields":
+        del fields["node"]
     save_tensors(upload, tensors, {"record": "Upload", **fields})
 
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("missing", "no tensor"), ("shape", "has shape (1, 10, 192)"), ("nan", "holds NaN or infinite values")],
+    [
+        ("missing", "no tensor"),
+        ("shape", "has shape (1, 10, 192)"),
+        ("nan", "holds NaN or infinite values"),
+        ("integers", "holds torch.int32, no real numbers"),
+        ("kind", "a delta, but the run was of gradients"),
+        ("count", "reports 3 pictures, the client had 1"),
+        ("labels", "states ["),
+        ("fields", "states ["),
+    ],
 )
 def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
     how: str,
@@ -243,6 +318,7 @@ def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
         (("--data", "bundled"), "--data is what was recorded"),
         (("--mask-ratio", "0.5"), "--mask-ratio is what was recorded"),
         (("--model", "deit_small"), "model 'deit_small' was not recorded"),
+        (("--attack", "oracle_patch_embedding"), "is a bound: no recorded upload holds"),
         (("--setting", "b"), "settings b need gradients that federation.inputs leaves out"),
     ],
 )
@@ -262,6 +338,6 @@ def test_what_records_do_not_hold_is_refused(
 def test_a_folder_without_records_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    given = ("--uploads", str(tmp_path))
+    given = ("--uploads", str(tmp_path / "elsewhere"))
     assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *given, small=()) == BAD_INPUT
     assert "holds no records of `fedmjp simulate`" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.grey import Grey
 from attacks.natural_patches import NaturalPatches
+from attacks.patch_embedding import PatchEmbedding
 from attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
-from fedmjp.errors import AttackNotApplicableError, RecordError, UnknownNameError
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError, RecordError, UnknownNameError
 from fedmjp.metrics import METRICS
 from fedmjp.models import names
 from fedmjp.models.build import build
@@ -26,7 +28,7 @@ from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
-from fedmjp.testing import CHECKS, Trial
+from fedmjp.testing import CHECKS, ConformanceError, Trial
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from tests.attacks import QUICK, model_of
@@ -321,6 +323,99 @@ def test_attacks_with_a_prior_refuse_sizes_that_it_does_not_know(threat: ThreatM
     for name, size in (("patch_embedding_wiener", 48), ("april", 48)):
         model = build(ModelConfig(name=model_of(name), image_size=size, patch_size=8))
         assert "no prior" in (ATTACKS.get(name)().refusal(model, threat) or "none").replace("there is none", "no prior")
+
+
+class Greedy(PatchEmbedding):
+    """Declares to read what no upload holds."""
+
+    def tensors(self, model: VitClassifier) -> list[str]:
+        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
+
+
+def test_only_bounds_may_read_what_no_upload_holds(
+    undefended: VitClassifier, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    with pytest.raises(AttackNotApplicableError, match="only a bound may"):
+        Greedy().reconstruct([], undefended, threat, generator=generator)
+
+
+class Wrong(Grey):
+    """Gives what it is told to give."""
+
+    given: ClassVar[object] = None
+
+    def _reconstruct(self, uploads: Sequence[Upload], *_: object, **__: object) -> list[Reconstruction]:
+        return [self.given for _ in uploads]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (torch.zeros(1, 3, 64, 64), "a Tensor instead of a Reconstruction"),
+        (Reconstruction(torch.zeros(1, 3, 32, 32)), r"shape \(1, 3, 32, 32\) instead of \(1, 3, 64, 64\)"),
+        (Reconstruction(torch.zeros(2, 3, 64, 64)), r"shape \(2, 3, 64, 64\)"),
+    ],
+)
+def test_what_is_no_reconstruction_of_the_upload_is_a_failure(
+    given: object,
+    reason: str,
+    undefended: VitClassifier,
+    pictures: Selection,
+    threat: ThreatModel,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Wrong, "given", given)
+    upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
+    with pytest.raises(AttackFailedError, match=reason):
+        Wrong().reconstruct([upload], undefended, threat, generator=generator)
+
+
+class Vandal(PatchEmbedding):
+    """Breaks the contract in the way that it is told to."""
+
+    way: ClassVar[str] = ""
+
+    def _reconstruct(
+        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, **named: Any
+    ) -> list[Reconstruction]:
+        if self.way == "upload":
+            uploads[0].tensors[names.PATCH_WEIGHT].clamp_(min=0)
+        if self.way == "model":
+            model.get_parameter(names.PATCH_BIAS).data.add_(1)
+        if self.way == "hook":
+            model.register_forward_hook(lambda *_: None)
+        if self.way == "random":
+            torch.rand(1)
+        if self.way == "undeclared":
+            _ = uploads[0].tensors[names.HEAD_BIAS]
+        made = super()._reconstruct(uploads, model, threat, **named)
+        if self.way == "chance":
+            return [Reconstruction((each.images + 1e-3 * torch.rand(1)).clamp(0, 1)) for each in made]
+        if self.way == "neighbours":
+            return [Reconstruction(sum(other.images for other in made) / len(made)) for _ in made]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("way", "check"),
+    [
+        ("upload", "changes_nothing"),
+        ("model", "changes_nothing"),
+        ("hook", "changes_nothing"),
+        ("random", "changes_nothing"),
+        ("undeclared", "reads_what_it_declares"),
+        ("chance", "is_deterministic"),
+        ("neighbours", "treats_uploads_independently"),
+    ],
+)
+def test_the_conformance_suite_catches(way: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(Vandal(), "deit_tiny")
+    checks = {each.__name__: each for each in CHECKS}
+    checks[check](trial)
+    monkeypatch.setattr(Vandal, "way", way)
+    with pytest.raises((ConformanceError, KeyError)):
+        checks[check](trial)
 
 
 class Dice(Grey):

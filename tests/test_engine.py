@@ -16,15 +16,18 @@ from PIL import Image
 
 from attacks.patch_embedding import PatchEmbedding
 from benchmarks.campaign import AttackConfig, Experiment
+from benchmarks.engine import Engine
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
+from benchmarks.sources import DirectUploads
 from fedmjp.config import FederationConfig
+from fedmjp.data.selection import select_for
 from fedmjp.errors import FederationError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.store import Store, Trial
 from fedmjp.threat import ThreatModel
-from tests.experiments import engine_of, planned_trials, record_directly, run_small, small_experiment
+from tests.experiments import Printed, engine_of, planned_trials, record_directly, run_small, small_experiment
 
 ROOT = Path(__file__).parents[1]
 TRIALS = 96  # 2 models x 2 defences x 2 attacks x 3 settings x 4 pictures
@@ -163,6 +166,32 @@ def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypat
     assert len(kept) == 2, "one setting of the two uploads before"
     engine_of(experiment, output).run(planned)
     assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+
+
+def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.engine.CHUNK", 1)
+    solve, seen = PatchEmbedding._reconstruct, []
+
+    def spying(self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any) -> Any:
+        model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        made = solve(self, uploads, model, *rest, **named)
+        model.backbone.patch_embed.proj.weight.data.zero_()
+        return made
+
+    monkeypatch.setattr(PatchEmbedding, "_reconstruct", spying)
+    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    output.prepare(fresh=False)
+    source = DirectUploads(experiment, select_for(experiment.federation))
+    Engine(experiment, output, Store(output.database), Printed(), source).run(planned_trials(experiment))
+    assert seen == [], "no picture of a client passes through the attacker's model"
+    psnr = [
+        t.scores["psnr"]
+        for t in stored(output, experiment)
+        if (t.attack, t.defence, t.setting) == ("patch_embedding", "none", "a")
+    ]
+    assert min(psnr) > 60, "the clients' weights are as they were"
 
 
 def test_memory_holds_a_few_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

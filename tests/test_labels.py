@@ -46,6 +46,16 @@ def test_labels_of_a_delta_are_found(undefended: VitClassifier, pictures: Select
     assert labels_of(upload, undefended, threat) == tuple(batch.labels.tolist())
 
 
+def test_noise_is_not_taken_for_a_label() -> None:
+    upload = upload_of_logits(torch.zeros(2, 1000), [5, 5])
+    noisy = upload.tensors[names.HEAD_BIAS].clone()
+    noisy[7] -= 1e-2
+    found = labels_of(
+        Upload({names.HEAD_BIAS: noisy}, "gradient", 2, 1, 0, "w"), small_model(), ThreatModel(batch_size=2)
+    )
+    assert found == (5, 5)
+
+
 def test_labels_that_were_told_are_taken() -> None:
     upload = Upload({"any": torch.ones(1)}, "gradient", 3, 1, 0, "w", labels=(5, 1, 5))
     assert labels_of(upload, small_model(), ThreatModel(batch_size=3, labels_known=True)) == (1, 5, 5)

@@ -62,12 +62,14 @@ def test_cells_name_the_ratio_that_went_into_the_gradient() -> None:
 def test_keys_are_unique_stable_and_depend_on_what_determines_the_trial() -> None:
     experiment = small_experiment()
     pictures = select_for(experiment.federation).batches(experiment.federation)
-    base = [trial.key for trial in plan(experiment, pictures)]
+    base = [trial.key for trial in plan(experiment, pictures, uploads="direct")]
     assert len(set(base)) == len(base) == 96
-    assert [trial.key for trial in plan(small_experiment(), pictures)] == base
+    assert [trial.key for trial in plan(small_experiment(), pictures, uploads="direct")] == base
     read = AttackConfig(name="patch_embedding", options={"reading": "zeros"})
     attacks = {"deit_tiny": (read, AttackConfig(name="grey")), "deit_tiny_april": experiment.attacks["deit_tiny_april"]}
-    other_option = [trial.key for trial in plan(experiment.model_copy(update={"attacks": attacks}), pictures)]
+    other_option = [
+        trial.key for trial in plan(experiment.model_copy(update={"attacks": attacks}), pictures, uploads="direct")
+    ]
     assert len(set(base) & set(other_option)) == 96 - 24
     for changed in (
         small_experiment(mask_ratio=0.5),
@@ -78,7 +80,7 @@ def test_keys_are_unique_stable_and_depend_on_what_determines_the_trial() -> Non
         experiment.model_copy(update={"labels_known": True}),
         small_experiment(update="delta", local_steps=2),
     ):
-        different = [trial.key for trial in plan(changed, pictures)]
+        different = [trial.key for trial in plan(changed, pictures, uploads="direct")]
         unchanged = set(base) & set(different)
         # An undefended clean picture does not depend on the mask ratio.
         assert len(unchanged) == (16 if changed.federation.mask_ratio == 0.5 else 0)
@@ -89,21 +91,22 @@ def test_keys_depend_on_device_versions_code_learning_rate_and_the_picture_itsel
 ) -> None:
     experiment = small_experiment()
     picture, mate = select_for(experiment.federation).entries[:2]
-    base = {trial.key for trial in plan(experiment, [(picture,)])}
+    base = {trial.key for trial in plan(experiment, [(picture,)], uploads="direct")}
     changed = [
-        plan(small_experiment(device="cuda"), [(picture,)]),
-        plan(small_experiment(server_learning_rate=0.1), [(picture,)]),
-        plan(experiment, [(replace(picture, sha256="0"),)]),
-        plan(experiment, [(replace(picture, label=3),)]),
-        plan(experiment, [(replace(picture, name="other"),)]),
-        plan(experiment, [(picture, mate)]),
+        plan(small_experiment(device="cuda"), [(picture,)], uploads="direct"),
+        plan(small_experiment(server_learning_rate=0.1), [(picture,)], uploads="direct"),
+        plan(experiment, [(replace(picture, sha256="0"),)], uploads="direct"),
+        plan(experiment, [(replace(picture, label=3),)], uploads="direct"),
+        plan(experiment, [(replace(picture, name="other"),)], uploads="direct"),
+        plan(experiment, [(picture, mate)], uploads="direct"),
+        plan(experiment, [(picture,)], uploads="federated"),
     ]
     monkeypatch.setattr("fedmjp.provenance.code_digest", lambda: "changed code")
-    changed.append(plan(experiment, [(picture,)]))
+    changed.append(plan(experiment, [(picture,)], uploads="direct"))
     monkeypatch.undo()
     versions = provenance.versions()
     monkeypatch.setattr("fedmjp.provenance.versions", lambda: {**versions, "torch": "0.0"})
-    changed.append(plan(experiment, [(picture,)]))
+    changed.append(plan(experiment, [(picture,)], uploads="direct"))
     for other in changed:
         assert base.isdisjoint(trial.key for trial in other)
 

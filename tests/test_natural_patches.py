@@ -61,7 +61,10 @@ def test_provenance_names_the_pictures_and_none_of_them_may_be_attacked() -> Non
     about = json.loads(PROVENANCE.read_text())
     assert len(about["pictures"]) == len(set(about["pictures"])) == 300
     assert measured_on(f"val/some-class/{about['pictures'][0]}")
+    assert measured_on(f"renamed/{about['pictures'][0].rpartition('.')[0]}.png")
     assert not measured_on("cat")
+    assert not measured_on("cat", "0" * 64)
+    assert measured_on("cat", about["sha256"]["64"][0] + "0" * 48)
     assert TABLE.stat().st_size < 200_000
 
 

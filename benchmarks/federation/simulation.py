@@ -60,7 +60,7 @@ class RunFolder:
             try:
                 fields = load_fields(path)
                 found[tuple(fields["pictures"]), Picture(fields["gradient_of"])] = path
-            except (RecordError, KeyError, ValueError):
+            except (RecordError, KeyError, TypeError, ValueError):
                 continue
         return found
 

@@ -131,7 +131,7 @@ def _figures(
     return {
         "seconds per picture": round(seconds, 4),
         # Matrix products of the network and of setting up; LAPACK's solvers are not counted.
-        "network gflop per picture": round(counter.get_total_flops() / STACK / 1e9, 2),
+        "network gflop per picture": round(counter.get_total_flops() / len(batches[:STACK]) / 1e9, 2),
         "psnr mean": round(float(metric("psnr").function(images, private).mean()), 2),
         "relative difference to the peer": float(f"{float((images - peer).norm() / peer.norm()):.1e}"),
     }

@@ -69,7 +69,7 @@ def main(
     federation = experiment.federation
     source = open_source(federation.data, size=federation.image_size, classes=federation.classes)
     selection = select(source, n, seed=SEED, leave_out=measured_on)
-    planned = plan(experiment, selection.batches(federation))
+    planned = plan(experiment, selection.batches(federation), uploads="direct")
     console = Console(width=WIDTH)
     with tempfile.TemporaryDirectory() as scratch:
         folder, began = OutputFolder(Path(scratch)), time.perf_counter()

@@ -45,7 +45,8 @@ Degrade = Callable[[Tensor, torch.Generator], Tensor]
 def _noise(level: float) -> Degrade:
     def add(tensor: Tensor, generator: torch.Generator) -> Tensor:
         scale = level * tensor.square().mean().sqrt()
-        return tensor + scale * torch.randn(tensor.shape, generator=generator)
+        noisy: Tensor = tensor + scale * torch.randn(tensor.shape, generator=generator)
+        return noisy
 
     return add
 
@@ -53,7 +54,8 @@ def _noise(level: float) -> Degrade:
 def _steps(bits: int) -> Degrade:
     def quantise(tensor: Tensor, _generator: torch.Generator) -> Tensor:
         step = tensor.abs().max() / (2 ** (bits - 1) - 1)
-        return (tensor / step).round() * step
+        rounded: Tensor = (tensor / step).round() * step
+        return rounded
 
     return quantise
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from attacks.base import Role
@@ -87,7 +88,7 @@ def _terminal_table(shown: pd.DataFrame, dimmed: Sequence[bool]) -> Table:
             row |= {"model": "", "defence": ""}
         elif table.row_count:
             table.add_section()
-        table.add_row(*map(str, row.values()), style="dim" if dim else "")
+        table.add_row(*(escape(str(value)) for value in row.values()), style="dim" if dim else "")
         former = group
     return table
 

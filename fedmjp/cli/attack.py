@@ -55,12 +55,15 @@ def attack(
 
     console = wide_console()
     given = {key: value for key, value in context.params.items() if _is_given(context, key)}
+    _refuse_contradictions(given, uploads, output)
     if uploads is None:
         experiment, batches, source, origin = _direct(context.params, console)
     else:
         experiment, batches, source, origin = _recorded(uploads, given, context.params)
-    _refuse(experiment)
-    planned = plan(experiment, batches)
+    _refuse(experiment, recorded=uploads is not None)
+    recording = None if uploads is None else Recording.open(uploads)
+    planned = plan(experiment, batches, uploads="direct" if recording is None else recording.digest())
+    problems = [] if recording is None else recording.problems(experiment)
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
     store = Store(folder.database)
@@ -69,8 +72,16 @@ def attack(
     with TerminalProgress(console) as progress:
         Engine(experiment, folder, store, progress, source).run(planned)
     failed = render(experiment, planned, store, folder, console, uploads=origin)
-    problems = [] if uploads is None else Recording.open(uploads).problems(experiment)
     tell_outcome(failed, output, console, problems)
+
+
+def _refuse_contradictions(given: dict[str, Any], uploads: Path | None, output: Path) -> None:
+    from fedmjp.errors import BadInputError, OutputError
+
+    if uploads is not None and output.resolve().is_relative_to(uploads.resolve()):
+        raise OutputError(f"--output {output} lies in the recording {uploads}; name another folder")
+    if "local_learning_rate" in given and "local_steps" not in given and uploads is None:
+        raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
 
 
 def parse_options(options: list[str]) -> dict[str, str]:
@@ -86,7 +97,10 @@ def parse_options(options: list[str]) -> dict[str, str]:
         key, equals, value = option.partition("=")
         if not equals or not key:
             raise BadInputError(f"--set {option!r} is not of the form KEY=VALUE")
-        found[key.replace("-", "_")] = value
+        key = key.replace("-", "_")
+        if key in found:
+            raise BadInputError(f"--set {key} is given twice")
+        found[key] = value
     return found
 
 
@@ -175,7 +189,7 @@ def _setting(name: str, settings: Any) -> Any:
         raise BadInputError(f"--setting {name!r} is not one of {', '.join(settings)}") from None
 
 
-def _refuse(experiment: "Experiment") -> None:
+def _refuse(experiment: "Experiment", *, recorded: bool) -> None:
     """Tell before anything is computed that an attack does not apply."""
     from attacks import ATTACKS
     from fedmjp.errors import AttackNotApplicableError
@@ -184,5 +198,7 @@ def _refuse(experiment: "Experiment") -> None:
     for arm in experiment.federation.arms:
         for tried in experiment.attacks[arm.name]:
             reason = ATTACKS.get(tried.name)(tried.options).refusal(build(arm), experiment.threat)
+            if ATTACKS.get(tried.name).role == "bound" and recorded:
+                reason = "is a bound: no recorded upload holds the gradients at all tokens"
             if reason:
                 raise AttackNotApplicableError(f"{tried.name} on {arm.name}: {reason}")

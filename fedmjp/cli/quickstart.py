@@ -28,7 +28,7 @@ def quickstart(
     experiment = experiment_of(device=choose(device))
     folder = OutputFolder(output)
     federation = experiment.federation
-    planned = plan(experiment, select_for(federation).batches(federation))
+    planned = plan(experiment, select_for(federation).batches(federation), uploads="federated")
     folder.prepare(fresh=fresh)
     store = Store(folder.database)
     finished = len(store.finished([trial.key for trial in planned]))
