@@ -44,6 +44,7 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 ATTACK_TYPES = ("optimization", "joint-optimization")
+COUNTS = ("optim.max_iterations", "restarts.num_trials")
 
 
 class BreachingAttack(Attack):
@@ -170,7 +171,8 @@ def configuration(name: str, overrides: Mapping[str, Any], own: Sequence[str] = 
     Raises:
         ConfigError: On a key that the configuration does not have, or a value that Hydra cannot read.
     """
-    known = _keys(_compose(name, []))
+    default = _compose(name, [])
+    known = _keys(default)
     for key in overrides:
         if key not in known:
             near = difflib.get_close_matches(key, [*own, *known], n=1)
@@ -179,7 +181,24 @@ def configuration(name: str, overrides: Mapping[str, Any], own: Sequence[str] = 
     config = _compose(name, [f"{key}={value}" for key, value in zip(overrides, values, strict=True)])
     if "optim" in known and config.attack_type not in ATTACK_TYPES:
         raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
+    for key in overrides:
+        _check_kind(key, before=_value(default, key), after=_value(config, key))
     return config
+
+
+def _value(config: Any, key: str) -> Any:
+    return functools.reduce(lambda node, part: node[part], key.split("."), config)
+
+
+def _check_kind(key: str, *, before: Any, after: Any) -> None:
+    """What breaching has as a group of keys or a number has to stay one: it would fail from deep inside."""
+    if hasattr(before, "items") and after is not None and not hasattr(after, "items"):
+        raise ConfigError(f"{key} = {after!r}: is a group of keys; set {', '.join(f'{key}.{each}' for each in before)}")
+    if isinstance(before, int | float) and not isinstance(before, bool):
+        if not isinstance(after, int | float) or not math.isfinite(after):
+            raise ConfigError(f"{key} = {after!r}: must be a finite number")
+        if key in COUNTS and after < 1:
+            raise ConfigError(f"{key} = {after!r}: must be at least 1")
 
 
 def _keys(node: Any, prefix: str = "") -> list[str]:

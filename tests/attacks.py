@@ -5,8 +5,8 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel
 
 QUICK: dict[str, dict[str, object]] = {
-    "gradient_matching": {"iterations": 3},
-    **{name: {"iterations": 2} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},
+    "gradient_matching": {"iterations": 2},
+    **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},
 }
 
 

@@ -107,9 +107,9 @@ def test_patch_embedding_refuses_an_underdetermined_model(threat: ThreatModel, g
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(QUICK))
-def test_conformance_of_attacks_that_optimise(name: str) -> None:
-    trial = Trial(ATTACKS.get(name)(QUICK[name]), model_of(name), gain=None, tolerance=0.05)
+@pytest.mark.parametrize("name", ["gradient_matching", "breaching_april", "breaching_invertinggradients"])
+def test_conformance_of_breaching_and_of_what_optimises(name: str) -> None:
+    trial = Trial(ATTACKS.get(name)(QUICK.get(name, {})), model_of(name), gain=None, tolerance=0.05)
     for check in CHECKS:
         check(trial)
 

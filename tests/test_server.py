@@ -233,10 +233,10 @@ def test_the_adversary_never_touches_the_evaluators_folder(tmp_path: Path) -> No
             uploads = folder.upload_folder(arm).uploads()
             model = build(arm)
             model.load_state_dict(folder.upload_folder(arm).weights(uploads[0].weights))
-            for attack in [name for name in ATTACKS if applies(name, model)]:
+            for attack in [name for name in ATTACKS if name not in tried and applies(name, model)]:
                 adversary = Adversary(model, ThreatModel(), seed=0)
-                made = adversary.reconstruct(attack, uploads, QUICK.get(attack, {}), on_progress=lambda *_: None)
-                assert len(made) == 2
+                made = adversary.reconstruct(attack, uploads[:1], QUICK.get(attack, {}), on_progress=lambda *_: None)
+                assert len(made) == 1
                 tried.add(attack)
         assert SEEN == []
         PrivateBatch.load(next(folder.evaluator.rglob("round-*")))
