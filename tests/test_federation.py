@@ -147,7 +147,7 @@ def test_direct_and_federated_give_the_same_scores(
         for setting in (s for s in Setting if s.gradient_of is key[1]):
             found = [
                 score(
-                    adversary.reconstruct("patch_embedding", [each])[0],
+                    adversary.reconstruct("patch_embedding", [each], {}, on_progress=lambda *_: None)[0],
                     batch,
                     setting,
                     metrics=("mse", "psnr", "ssim", "fft2d"),
@@ -185,6 +185,14 @@ def test_a_failing_client_fails_the_run_with_the_clients_error(tmp_path: Path) -
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: signal.Signals) -> None:
     environment = {**os.environ, "FEDMJP_TEST": str(tmp_path)}
     arguments = ["simulate", "--model", "deit_tiny", "--image-size", "64", "--patch-size", "8"]
+    arguments += [
+        "--pictures-per-client",
+        "4",
+        "--gradient-of",
+        "clean",
+        "--gradient-of",
+        "shuffled",
+    ]  # not over too soon
     started = time.time()
     process = subprocess.Popen(
         [*FEDMJP, *arguments, "--output", tmp_path / "output"],

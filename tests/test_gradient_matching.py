@@ -266,7 +266,7 @@ def test_search_returns_the_best_iterate_it_visited() -> None:
     assert found.images.max() <= 1
 
 
-def test_search_drops_a_candidate_that_diverges_and_keeps_the_others() -> None:
+def test_search_keeps_the_best_of_a_candidate_that_diverges_and_the_others() -> None:
     calls: list[int] = []
 
     def breaks(images: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def test_search_drops_a_candidate_that_diverges_and_keeps_the_others() -> None:
         return (images.flatten(1) - 0.5).square().sum(1) * bad
 
     found = search(torch.zeros(2, 1, 1, 1, 1), breaks, budget=Budget(40), step_size=0.1, on_step=lambda *_: None)
-    assert found.losses[0] == float("inf")
+    assert 0.05 < found.losses[0] < 0.25, "lower than at the start, and not what came later"
     assert found.losses[1] < 0.01
 
 

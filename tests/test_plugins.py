@@ -92,15 +92,13 @@ def test_an_attack_of_another_package_is_listed_run_and_tested(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_broken_plug_in_is_named_and_does_not_stop_ours(tmp_path: Path) -> None:
+def test_a_broken_plug_in_is_named(tmp_path: Path) -> None:
     site = install(tmp_path, name="broken", attribute="Missing")
     small = ("--model", "deit_tiny", "--image-size", "64", "--patch-size", "8", "--limit", "1")
     tried = command(site, "attack", "--attack", "broken", *small, cwd=tmp_path)
     assert tried.returncode == 1
     assert "attack 'broken' (third_party_attack:Missing) cannot be loaded: AttributeError" in tried.stderr
     assert "Traceback" not in tried.stderr
-    ours = command(site, "attack", "--attack", "patch_embedding", *small, "--output", "out", cwd=tmp_path)
-    assert ours.returncode == 0, ours.stderr
 
 
 def test_a_plug_in_cannot_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:

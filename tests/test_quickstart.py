@@ -81,8 +81,8 @@ def test_patch_embedding_leaks_undefended_and_fails_naively_on_masked_uploads(bo
 def test_april_recovers_more_than_the_floor_only_without_mjp(board: pd.DataFrame) -> None:
     psnr = board["psnr_mean"]
     grey = psnr["deit_small_april", "none", "grey", "a"]
-    assert psnr["deit_small_april", "none", "april", "a"] > grey
-    assert psnr["deit_small_april", "mjp", "april", "a"] < grey
+    assert psnr["deit_small_april", "none", "april", "a"] > grey + 10
+    assert psnr["deit_small_april", "mjp", "april", "a"] < grey + 2
 
 
 def test_the_manifest_tells_where_the_numbers_come_from(first: Run) -> None:

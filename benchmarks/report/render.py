@@ -78,8 +78,9 @@ def caveats(experiment: Experiment) -> list[str]:
     """What attacks say of their own scores under this threat model."""
     found: dict[str, None] = {}
     for arm in experiment.federation.arms:
+        model = build(arm)
         for attack in experiment.attacks[arm.name]:
-            caveat = ATTACKS.get(attack.name)(attack.options).caveat(build(arm), experiment.threat)
+            caveat = ATTACKS.get(attack.name)(attack.options).caveat(model, experiment.threat)
             if caveat:
                 found[f"{caveat[0].upper()}{caveat[1:]}."] = None
     return list(found)

@@ -196,8 +196,9 @@ def _refuse(experiment: "Experiment", *, recorded: bool) -> None:
     from fedmjp.models.build import build
 
     for arm in experiment.federation.arms:
+        model = build(arm)
         for tried in experiment.attacks[arm.name]:
-            reason = ATTACKS.get(tried.name)(tried.options).refusal(build(arm), experiment.threat)
+            reason = ATTACKS.get(tried.name)(tried.options).refusal(model, experiment.threat)
             if ATTACKS.get(tried.name).role == "bound" and recorded:
                 reason = "is a bound: no recorded upload holds the gradients at all tokens"
             if reason:
