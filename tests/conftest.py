@@ -22,6 +22,9 @@ SMALL = {"image_size": 64, "patch_size": 8}  # 64 patches, dim 192
 MASK_RATIO = 0.27
 ROOT = Path(__file__).parents[1]
 
+# Small models gain nothing from threads that wait for each other, least of all beside Flower's processes.
+torch.set_num_threads(1)
+
 
 @pytest.fixture
 def generator() -> torch.Generator:

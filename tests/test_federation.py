@@ -181,6 +181,11 @@ def test_a_failing_client_fails_the_run_with_the_clients_error(tmp_path: Path) -
         simulate(config, RunFolder(tmp_path / "run"))
 
 
+def _heed_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("strike", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: signal.Signals) -> None:
     environment = {**os.environ, "FEDMJP_TEST": str(tmp_path)}
@@ -201,6 +206,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: sig
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_interrupts,
     )
     wait_until(lambda: any("ray::" in command for command in family(str(tmp_path), started)), seconds=120)
     process.send_signal(strike)
