@@ -152,84 +152,6 @@ class DirectUploads:
         return [{name: tensor for name, tensor in each.items() if name in names or not names} for each in whole]
 
 
-class Recorder(Protocol):
-    """Has the uploads of a federated run recorded, as ``simulate`` does through Flower."""
-
-    def __call__(
-        self,
-        config: FederationConfig,
-        folder: RunFolder,
-        *,
-        upload_tensors: Sequence[str],
-        on_round: Callable[[], None],
-    ) -> None:
-        """Record into ``folder``; FedmjpError if that failed."""
-
-
-@dataclass(frozen=True)
-class FederatedUploads:
-    """Records a federated run once, and reads its uploads from disk.
-
-    Attributes:
-        experiment: What to run.
-        folder: Where the records go; removed when every trial is done.
-        on_round: Called at the start of every round.
-        record: How uploads come about.
-    """
-
-    experiment: Experiment
-    folder: RunFolder
-    on_round: Callable[[], None]
-    record: Recorder = simulate
-
-    def prepare(self, planned: Sequence[PlannedTrial], on_rounds: Callable[[int], None]) -> str | None:
-        """Run the federation, unless the records of these very trials are there."""
-        federation = self.experiment.federation
-        # Keys cover configuration, pictures, code and versions: records of anything else are stale.
-        keys = json.dumps(sorted(trial.key for trial in planned))
-        if self._marker.exists() and self._marker.read_text() == keys:
-            return None
-        if self.folder.root.exists():
-            shutil.rmtree(self.folder.root)
-        on_rounds(federation.rounds * len(federation.arms))
-        try:
-            self.record(federation, self.folder, upload_tensors=self._tensors(), on_round=self.on_round)
-        except FedmjpError as error:
-            return str(error)
-        absent = federation.clients * federation.rounds * len(federation.arms) - self.folder.count()
-        if absent:
-            return f"the federated run completed, but {absent} uploads are missing"
-        write_text(self._marker, keys)
-        return None
-
-    def uploads(
-        self, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch]
-    ) -> Mapping[Batch, Recorded | str]:
-        """Read them."""
-        return read_recorded(self.folder, arm, gradient_of, batches)
-
-    def model(self, arm: ModelConfig, weights: str) -> VitClassifier:
-        """The model with the weights that were recorded."""
-        return sent_model(self.folder, arm, weights, self.experiment.federation.device)
-
-    def stale(self) -> None:
-        """The next run records anew."""
-        self._marker.unlink(missing_ok=True)
-
-    def finish(self) -> None:
-        """Remove the records."""
-        if self.folder.root.exists():
-            shutil.rmtree(self.folder.root)
-
-    @property
-    def _marker(self) -> Path:
-        return self.folder.root / COMPLETED
-
-    def _tensors(self) -> list[str]:
-        arms = self.experiment.federation.arms
-        return sorted(frozenset().union(*(tensors_read(self.experiment, arm, build(arm)) for arm in arms)))
-
-
 @dataclass(frozen=True)
 class RecordedUploads:
     """Reads what `fedmjp simulate` recorded, and leaves it as it is."""
@@ -257,6 +179,72 @@ class RecordedUploads:
 
     def finish(self) -> None:
         """The records are the user's."""
+
+
+class Recorder(Protocol):
+    """Has the uploads of a federated run recorded, as ``simulate`` does through Flower."""
+
+    def __call__(
+        self,
+        config: FederationConfig,
+        folder: RunFolder,
+        *,
+        upload_tensors: Sequence[str],
+        on_round: Callable[[], None],
+    ) -> None:
+        """Record into ``folder``; FedmjpError if that failed."""
+
+
+@dataclass(frozen=True)
+class FederatedUploads(RecordedUploads):
+    """Records a federated run once, and reads its uploads from disk.
+
+    Attributes:
+        experiment: What to run.
+        folder: Where the records go; removed when every trial is done.
+        on_round: Called at the start of every round.
+        record: How uploads come about.
+    """
+
+    on_round: Callable[[], None]
+    record: Recorder = simulate
+
+    def prepare(self, planned: Sequence[PlannedTrial], on_rounds: Callable[[int], None]) -> str | None:
+        """Run the federation, unless the records of these very trials are there."""
+        federation = self.experiment.federation
+        # Keys cover configuration, pictures, code and versions: records of anything else are stale.
+        keys = json.dumps(sorted(trial.key for trial in planned))
+        if self._marker.exists() and self._marker.read_text() == keys:
+            return None
+        if self.folder.root.exists():
+            shutil.rmtree(self.folder.root)
+        on_rounds(federation.rounds * len(federation.arms))
+        try:
+            self.record(federation, self.folder, upload_tensors=self._tensors(), on_round=self.on_round)
+        except FedmjpError as error:
+            return str(error)
+        absent = federation.clients * federation.rounds * len(federation.arms) - self.folder.count()
+        if absent:
+            return f"the federated run completed, but {absent} uploads are missing"
+        write_text(self._marker, keys)
+        return None
+
+    def stale(self) -> None:
+        """The next run records anew."""
+        self._marker.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Remove the records."""
+        if self.folder.root.exists():
+            shutil.rmtree(self.folder.root)
+
+    @property
+    def _marker(self) -> Path:
+        return self.folder.root / COMPLETED
+
+    def _tensors(self) -> list[str]:
+        arms = self.experiment.federation.arms
+        return sorted(frozenset().union(*(tensors_read(self.experiment, arm, build(arm)) for arm in arms)))
 
 
 def read_recorded(

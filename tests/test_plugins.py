@@ -25,7 +25,7 @@ version = "0.1"
 packages = ["third_party_attack"]
 """
 ATTACK = '''
-"""Answers with the mean of the patches, from patch-embedding and position-embedding gradients."""
+"""What another package may add: one of ours under another name."""
 
 from attacks.patch_embedding import PatchEmbedding
 

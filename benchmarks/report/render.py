@@ -29,7 +29,7 @@ STATISTICS_NOTE = (
     "bundled ones are two crops each of four photographs); worst is the most revealing picture."
 )
 NAIVE_NOTE = (
-    "The attacks here do not know MJP. A low score against MJP is their failure, not yet its protection; nothing "
+    "No attack here is adapted to MJP. A low score against MJP is their failure, not yet its protection; nothing "
     "below the grey row says anything about privacy."
 )
 
