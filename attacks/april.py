@@ -1,26 +1,16 @@
 """The closed form of APRIL, on the architecture that it needs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, NoOptions, on_device
+from attacks.base import NoOptions, on_device
+from attacks.closed_form import ClosedForm, System, individual_refusal, rounding_of, stacked
 from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from attacks.patch_embedding import individual_refusal
 from attacks.pictures import picture
-from attacks.stacks import in_stacks, rounding_of
-from attacks.token_gradients import (
-    ReadingOptions,
-    TokenGradients,
-    oracle_token_gradients,
-    required_tensors,
-    token_gradients,
-)
-from fedmjp.config import Config
+from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
@@ -32,16 +22,7 @@ _REQUIRES = "an *_april model (first block without first norm and residuals); on
 _EXPLOITS = "the position embedding's gradient shows the gradient at every token, which the first attention read"
 
 
-@dataclass(frozen=True)
-class _System:
-    """``rows^T Z = right`` of one upload: rows (tokens, dim), right (dim, dim)."""
-
-    seen: TokenGradients
-    rows: Tensor
-    right: Tensor
-
-
-class AprilMinNorm(Attack):
+class AprilMinNorm(ClosedForm):
     """Solve A^T Z = W_q^T dW_q + W_k^T dW_k + W_v^T dW_v for the tokens Z, then invert the embedding.
 
     A (tokens, dim) is the gradient of the position embedding. It holds for a first block without
@@ -66,7 +47,6 @@ class AprilMinNorm(Attack):
     summary = "APRIL's closed form as published: minimum-norm solutions, equal to breaching's april_analytic"
     requires = _REQUIRES
     exploits = _EXPLOITS
-    options_type: ClassVar[type[Config]] = ReadingOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, first qkv weight gradient."""
@@ -82,36 +62,17 @@ class AprilMinNorm(Attack):
             return "needs the update of a single picture: tokens of several only show their sum"
         return individual_refusal(threat)
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
-        return token_gradients(upload, model, self.options.reading)
-
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        del threat, generators  # closed form
-        systems = [self._system(upload, model) for upload in uploads]
-        return in_stacks(
-            systems,
-            lambda stack: self._solve([systems[i] for i in stack], [uploads[i] for i in stack], model),
-            size=lambda system: len(system.rows),
-        )
-
-    def _system(self, upload: Upload, model: VitClassifier) -> _System:
+    def _system(self, upload: Upload, model: VitClassifier) -> System:
         seen = self._seen(upload, model)
         # Query, key and value weights are stacked, so that one product is the sum of the three.
         right = _weight(model, names.FIRST_QKV_WEIGHT).T @ on_device(upload, names.FIRST_QKV_WEIGHT, model)
-        return _System(seen, torch.cat([seen.prefix, seen.patches, seen.unknown]), right)
+        return System(seen, torch.cat([seen.prefix, seen.patches, seen.unknown]), right)
 
     def _solve(
-        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
     ) -> list[Reconstruction]:
         del uploads
-        tokens = minimum_norm(*_stacked(systems))
+        tokens = minimum_norm(*stacked(systems))
         embedding = _weight(model, names.PATCH_WEIGHT).flatten(1)
         embedded = torch.stack([_embedded(system, each, model) for system, each in zip(systems, tokens, strict=True)])
         patches = minimum_norm(embedding.T[None], embedded.flatten(0, 1).T[None])[0].T
@@ -147,12 +108,12 @@ class April(AprilMinNorm):
         return super().refusal(model, threat) or prior_refusal(model)
 
     def _solve(
-        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
     ) -> list[Reconstruction]:
         patch = NaturalPatches.for_model(model).normalised(model)
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
-        rows, right = _stacked([_without_known(system, bias, model) for system in systems])
+        rows, right = stacked([_without_known(system, bias, model) for system in systems])
         estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, names.FIRST_QKV_WEIGHT))
         back = _regression(patch.covariance @ embedding.T, embedded.covariance)
         found = []
@@ -191,11 +152,7 @@ def _weight(model: VitClassifier, name: str) -> Tensor:
     return model.get_parameter(name).detach().double()
 
 
-def _stacked(systems: Sequence[_System]) -> tuple[Tensor, Tensor]:
-    return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
-
-
-def _positions(system: _System, model: VitClassifier) -> Tensor:
+def _positions(system: System, model: VitClassifier) -> Tensor:
     """(patches, dim): what was added to each patch's token."""
     own = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
     if not model.defended:
@@ -203,14 +160,14 @@ def _positions(system: _System, model: VitClassifier) -> Tensor:
     return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), own)
 
 
-def _embedded(system: _System, tokens: Tensor, model: VitClassifier) -> Tensor:
+def _embedded(system: System, tokens: Tensor, model: VitClassifier) -> Tensor:
     """(patches, dim): tokens without position embedding and bias, in place."""
     prefix, visible = len(system.seen.prefix), len(system.seen.patches)
     everywhere = system.seen.spread(tokens[prefix : prefix + visible], tokens[prefix + visible :])
     return everywhere - _positions(system, model) - _weight(model, names.PATCH_BIAS)
 
 
-def _without_known(system: _System, bias: Tensor, model: VitClassifier) -> _System:
+def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System:
     """The system of the embedded patches alone: class token, positions and bias moved to the right."""
     prefix = _weight(model, names.CLASS_TOKEN)[0] + _weight(model, names.POSITION_EMBEDDING)[0, : model.prefix_tokens]
     known = _positions(system, model) + bias
@@ -218,7 +175,7 @@ def _without_known(system: _System, bias: Tensor, model: VitClassifier) -> _Syst
     if len(rows) > len(known):  # the separate token carries the unknown embedding
         known = torch.cat([known, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
     right = system.right - system.seen.prefix.T @ prefix - rows.T @ known
-    return _System(system.seen, rows, right)
+    return System(system.seen, rows, right)
 
 
 def _regression(cross: Tensor, covariance: Tensor) -> Tensor:
@@ -228,7 +185,7 @@ def _regression(cross: Tensor, covariance: Tensor) -> Tensor:
 
 
 def _reconstruction(
-    system: _System, patches: Tensor, model: VitClassifier, diagnostics: dict[str, float]
+    system: System, patches: Tensor, model: VitClassifier, diagnostics: dict[str, float]
 ) -> Reconstruction:
     return Reconstruction(
         images=picture(patches, model), diagnostics={"masked_patches": float(system.seen.mask.sum()), **diagnostics}

@@ -1,25 +1,16 @@
 """Least squares on the patch-embedding gradient: no surgery on the model, exact for one picture."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, NoOptions, on_device
+from attacks.base import NoOptions, on_device
+from attacks.closed_form import ClosedForm, System, individual_refusal, rounding_of, stacked
 from attacks.linear_systems import Estimate, RankError, least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
-from attacks.stacks import in_stacks, rounding_of
-from attacks.token_gradients import (
-    ReadingOptions,
-    TokenGradients,
-    oracle_token_gradients,
-    required_tensors,
-    token_gradients,
-)
-from fedmjp.config import Config
+from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -29,16 +20,7 @@ from fedmjp.threat import ThreatModel
 _EXPLOITS = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
 
 
-@dataclass(frozen=True)
-class _System:
-    """``rows^T X = right`` of one upload: rows (tokens, dim), right (dim, 3 * patch_size ** 2)."""
-
-    seen: TokenGradients
-    rows: Tensor
-    right: Tensor
-
-
-class PatchEmbedding(Attack):
+class PatchEmbedding(ClosedForm):
     """Solve G_E = D^T X for the patches X.
 
     The patch embedding is linear, so its gradient is G_E = D^T X, with D (patches, dim) the gradient
@@ -61,7 +43,6 @@ class PatchEmbedding(Attack):
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
     requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
     exploits = _EXPLOITS
-    options_type: ClassVar[type[Config]] = ReadingOptions
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, patch-embedding weight gradient."""
@@ -84,38 +65,19 @@ class PatchEmbedding(Attack):
             "equations per pixel: underdetermined; what it gives is a mixture, repeated for every picture"
         )
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
-        return token_gradients(upload, model, self.options.reading)
-
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        del threat, generators  # closed form
-        systems = [self._system(upload, model) for upload in uploads]
-        return in_stacks(
-            systems,
-            lambda stack: self._solve([systems[i] for i in stack], [uploads[i] for i in stack], model),
-            size=lambda system: len(system.rows),
-        )
-
-    def _system(self, upload: Upload, model: VitClassifier) -> _System:
+    def _system(self, upload: Upload, model: VitClassifier) -> System:
         seen = self._seen(upload, model)
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
-        return _System(seen, self._rows(seen), right)
+        return System(seen, self._rows(seen), right)
 
     def _rows(self, seen: TokenGradients) -> Tensor:
         return torch.cat([seen.patches, seen.unknown])
 
     def _solve(
-        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
     ) -> list[Reconstruction]:
         try:
-            solved = least_squares(*_stacked(systems))
+            solved = least_squares(*stacked(systems))
         except RankError:
             raise AttackNotApplicableError(
                 f"{self.name}: the token gradients are linearly dependent; patch_embedding_wiener can use them"
@@ -152,10 +114,10 @@ class PatchEmbeddingWiener(PatchEmbedding):
         return prior_refusal(model) or individual_refusal(threat)
 
     def _solve(
-        self, systems: Sequence[_System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
     ) -> list[Reconstruction]:
         prior = NaturalPatches.for_model(model).normalised(model)
-        estimate: Estimate = posterior_mean(*_stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT))
+        estimate: Estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT))
         return [
             _reconstruction(
                 system, values[: len(system.seen.mask)], model, upload.num_examples, {"relative_noise": float(noise)}
@@ -196,19 +158,8 @@ class OraclePatchEmbedding(PatchEmbeddingWiener):
         return oracle_token_gradients(upload, model)
 
 
-def individual_refusal(threat: ThreatModel) -> str | None:
-    """The requirement to see one client's update."""
-    if not threat.individual_updates:
-        return "needs each client's own update: a sum over clients only shows the sum of their tokens"
-    return None
-
-
-def _stacked(systems: Sequence[_System]) -> tuple[Tensor, Tensor]:
-    return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
-
-
 def _reconstruction(
-    system: _System, patches: Tensor, model: VitClassifier, pictures: int, diagnostics: dict[str, float]
+    system: System, patches: Tensor, model: VitClassifier, pictures: int, diagnostics: dict[str, float]
 ) -> Reconstruction:
     unknowns = pictures * len(system.seen.mask)
     return Reconstruction(

@@ -1,0 +1,87 @@
+"""What closed forms share: one linear system per upload, solved together where systems have the same size."""
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.base import Attack
+from attacks.token_gradients import ReadingOptions, TokenGradients, token_gradients
+from fedmjp.config import Config
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class System:
+    """``rows^T X = right`` of one upload.
+
+    Attributes:
+        seen: What the upload shows of the tokens.
+        rows: (unknown tokens, dim).
+        right: (dim, values).
+    """
+
+    seen: TokenGradients
+    rows: Tensor
+    right: Tensor
+
+
+class ClosedForm(Attack):
+    """An attack that solves a linear system in the gradients at the tokens."""
+
+    options_type: ClassVar[type[Config]] = ReadingOptions
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        del threat, generators  # nothing is drawn
+        systems = [self._system(upload, model) for upload in uploads]
+        groups: defaultdict[int, list[int]] = defaultdict(list)  # masks of different size make different systems
+        for index, system in enumerate(systems):
+            groups[len(system.rows)].append(index)
+        found: dict[int, Reconstruction] = {}
+        for group in groups.values():
+            made = self._solve([systems[index] for index in group], [uploads[index] for index in group], model)
+            found |= dict(zip(group, made, strict=True))
+        return [found[index] for index in range(len(uploads))]
+
+    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
+        return token_gradients(upload, model, self.options.reading)
+
+    @abstractmethod
+    def _system(self, upload: Upload, model: VitClassifier) -> System:
+        """The system of one upload."""
+
+    @abstractmethod
+    def _solve(
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
+    ) -> list[Reconstruction]:
+        """Solve systems of one size."""
+
+
+def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:
+    """Rows (stack, unknown tokens, dim) and right-hand sides (stack, dim, values)."""
+    return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
+
+
+def individual_refusal(threat: ThreatModel) -> str | None:
+    """The requirement to see one client's update."""
+    if not threat.individual_updates:
+        return "needs each client's own update: a sum over clients only shows the sum of their tokens"
+    return None
+
+
+def rounding_of(uploads: Sequence[Upload], name: str) -> float:
+    """Relative rounding error of the number format that a tensor arrived in, the coarsest of the stack."""
+    return max(torch.finfo(upload.tensors[name].dtype).eps / 2 for upload in uploads)
