@@ -13,7 +13,7 @@ from torch import Tensor
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
 from benchmarks import evaluator
-from benchmarks.campaign import AttackConfig, Experiment, PlannedTrial
+from benchmarks.experiment import AttackConfig, Experiment, PlannedTrial
 from benchmarks.output import OutputFolder
 from benchmarks.pictures import save_png
 from benchmarks.sources import Batch, Recorded, UploadSource

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from benchmarks.campaign import Cell, PlannedTrial
+from benchmarks.experiment import Cell, PlannedTrial
 from fedmjp.metrics import metric
 from fedmjp.seeds import numpy_generator
 from fedmjp.store import Trial

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks.campaign import Experiment, PlannedTrial
+from benchmarks.experiment import Experiment, PlannedTrial
 from fedmjp.store import Trial
 
 SCHEMA_VERSION = 1

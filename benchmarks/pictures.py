@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.campaign import PlannedTrial
+from benchmarks.experiment import PlannedTrial
 from fedmjp.settings import Picture
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from benchmarks.campaign import Experiment
+from benchmarks.experiment import Experiment
 from fedmjp.config import FederationConfig
 from fedmjp.settings import Picture
 

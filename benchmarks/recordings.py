@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.campaign import Experiment
+from benchmarks.experiment import Experiment
 from benchmarks.federation.simulation import RECORDS, RunFolder
 from benchmarks.sources import tensors_read
 from fedmjp.config import FederationConfig, ModelConfig

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from attacks import ATTACKS
-from benchmarks.campaign import Experiment, PlannedTrial
+from benchmarks.experiment import Experiment, PlannedTrial
 from benchmarks.federation.simulation import RunFolder, simulate
 from benchmarks.output import write_text
 from fedmjp.config import FederationConfig, ModelConfig

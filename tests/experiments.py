@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.campaign import Experiment, PlannedTrial, plan
 from benchmarks.engine import Engine
+from benchmarks.experiment import Experiment, PlannedTrial, plan
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
 from benchmarks.sources import DirectUploads, FederatedUploads, Recorded, Recorder

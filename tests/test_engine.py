@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from attacks.patch_embedding import PatchEmbedding
-from benchmarks.campaign import AttackConfig, Experiment
 from benchmarks.engine import Engine
+from benchmarks.experiment import AttackConfig, Experiment
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
 from benchmarks.sources import DirectUploads

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.campaign import AttackConfig, Cell, Experiment, plan
+from benchmarks.experiment import AttackConfig, Cell, Experiment, plan
 from benchmarks.leaderboard import leaderboard, summary
 from benchmarks.output import OutputFolder
 from benchmarks.report import tables

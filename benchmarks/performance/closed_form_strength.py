@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 
 from attacks.natural_patches import measured_on
-from benchmarks.campaign import Experiment, plan
 from benchmarks.engine import Engine
+from benchmarks.experiment import Experiment, plan
 from benchmarks.leaderboard import leaderboard
 from benchmarks.manifest import manifest
 from benchmarks.output import OutputFolder, write_json

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.campaign import Cell, PlannedTrial
+from benchmarks.experiment import Cell, PlannedTrial
 from benchmarks.pictures import PictureFolder, load_png
 from fedmjp.settings import Picture, Setting
 from fedmjp.store import Trial

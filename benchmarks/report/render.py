@@ -6,7 +6,7 @@ import pandas as pd
 from rich.console import Console
 
 from attacks import ATTACKS
-from benchmarks.campaign import Experiment, PlannedTrial
+from benchmarks.experiment import Experiment, PlannedTrial
 from benchmarks.leaderboard import leaderboard
 from benchmarks.manifest import manifest
 from benchmarks.output import OutputFolder, write_json

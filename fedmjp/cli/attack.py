@@ -9,7 +9,7 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.campaign import Experiment
+    from benchmarks.experiment import Experiment
     from benchmarks.sources import UploadSource
     from fedmjp.data.pictures import PictureEntry
 
@@ -44,8 +44,8 @@ def attack(
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
 ) -> None:
     """Attack uploads of one model and report: computed here without Flower, or recorded before."""
-    from benchmarks.campaign import plan
     from benchmarks.engine import Engine
+    from benchmarks.experiment import plan
     from benchmarks.output import OutputFolder
     from benchmarks.recordings import Recording
     from benchmarks.report.render import render
@@ -109,7 +109,7 @@ def _is_given(context: typer.Context, key: str) -> bool:
 
 
 def _experiment(values: dict[str, Any], federation: Any) -> "Experiment":
-    from benchmarks.campaign import AttackConfig, Experiment
+    from benchmarks.experiment import AttackConfig, Experiment
 
     tried = AttackConfig.parse({"name": values["name"], "options": parse_options(values["options"])})
     attacks = (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))

@@ -12,8 +12,8 @@ def quickstart(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
-    from benchmarks.campaign import plan
     from benchmarks.engine import Engine
+    from benchmarks.experiment import plan
     from benchmarks.output import OutputFolder
     from benchmarks.quickstart import quickstart as experiment_of
     from benchmarks.report.render import render
