@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attacks.base import NoOptions, on_device
-from attacks.closed_form import ClosedForm, System, individual_refusal, rounding_of, stacked
+from attacks.closed_form import ClosedForm, System, rounding_of, stacked
 from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
@@ -53,14 +53,17 @@ class AprilMinNorm(ClosedForm):
         return [*required_tensors(model), names.FIRST_QKV_WEIGHT]
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the APRIL architecture and one gradient of a single picture."""
+        """Needs the APRIL architecture and one gradient of a single picture, besides what every closed form needs."""
+        general = super().refusal(model, threat)
+        if general:
+            return general
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"
         if threat.local_steps > 1:
             return f"needs one gradient step: the weights in its equation change over {threat.local_steps} steps"
         if threat.batch_size != 1:
             return "needs the update of a single picture: tokens of several only show their sum"
-        return individual_refusal(threat)
+        return None
 
     def _system(self, upload: Upload, model: VitClassifier) -> System:
         seen = self._seen(upload, model)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmjp.config import Config
+from fedmjp.config import Config, Defence
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -115,6 +115,11 @@ class Attack(ABC):
         return None
 
     @property
+    def adapted_to(self) -> frozenset[Defence]:
+        """The defences that it takes into account. Other attacks' failures say nothing for these."""
+        return frozenset()
+
+    @property
     def uses_natural_patches(self) -> bool:
         """Whether it uses the prior of ``attacks.natural_patches``, whose pictures must not be attacked."""
         return False
@@ -181,8 +186,11 @@ class Attack(ABC):
 
     def _check_tensors(self, upload: Upload, model: VitClassifier) -> None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        shapes[names.ORACLE_TOKEN_GRADIENTS] = model.get_parameter(names.POSITION_EMBEDDING).shape
+        if model.has_positions:
+            shapes[names.ORACLE_TOKEN_GRADIENTS] = shapes[names.POSITION_EMBEDDING]
         for name in self.tensors(model):
+            if name not in shapes:
+                raise AttackNotApplicableError(f"{self.name}: the model has no tensor {name!r}")
             if name not in upload.tensors:
                 raise AttackNotApplicableError(f"{self.name}: the upload has no tensor {name!r}")
             if upload.tensors[name].shape != shapes[name]:

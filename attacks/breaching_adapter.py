@@ -36,6 +36,7 @@ from attacks.breaching_case import PREFIX, Case, case_of
 from attacks.breaching_options import BreachingOptions, OptimisationOptions
 from attacks.breaching_watch import CarriedError, Messages, Watch, listening
 from attacks.labels import labels_of
+from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, ConfigError
 from fedmjp.models.april import AprilBlock
@@ -350,7 +351,10 @@ class AprilAnalytic(BreachingAttack):
     optimises = False
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the APRIL architecture and the gradient of a single picture."""
+        """Needs a position embedding, the APRIL architecture and the gradient of a single picture."""
+        unseen = positions_refusal(model)
+        if unseen:
+            return unseen
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"
         if model.backbone.num_prefix_tokens != 1:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.base import Attack
-from attacks.token_gradients import ReadingOptions, TokenGradients, token_gradients
+from attacks.token_gradients import ReadingOptions, TokenGradients, positions_refusal, token_gradients
 from fedmjp.config import Config
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -36,6 +36,12 @@ class ClosedForm(Attack):
     """An attack that solves a linear system in the gradients at the tokens."""
 
     options_type: ClassVar[type[Config]] = ReadingOptions
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs the gradients at the tokens, and the update of a single client."""
+        if not threat.individual_updates:
+            return "needs each client's own update: a sum over clients only shows the sum of their tokens"
+        return positions_refusal(model)
 
     def _reconstruct(
         self,
@@ -73,13 +79,6 @@ class ClosedForm(Attack):
 def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:
     """Rows (stack, unknown tokens, dim) and right-hand sides (stack, dim, values)."""
     return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
-
-
-def individual_refusal(threat: ThreatModel) -> str | None:
-    """The requirement to see one client's update."""
-    if not threat.individual_updates:
-        return "needs each client's own update: a sum over clients only shows the sum of their tokens"
-    return None
 
 
 def rounding_of(uploads: Sequence[Upload], name: str) -> float:

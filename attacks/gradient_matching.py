@@ -17,6 +17,8 @@ from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
 from attacks.matching_priors import PatchPrior
 from attacks.matching_search import Budget, Found, search
 from attacks.natural_patches import prior_refusal
+from attacks.token_gradients import positions_refusal
+from fedmjp.config import Defence
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -80,6 +82,11 @@ class GradientMatching(Attack):
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
 
     @property
+    def adapted_to(self) -> frozenset[Defence]:
+        """MJP, where it reads the mask off the upload and runs the network with it."""
+        return frozenset({"mjp"}) if self.options.mask == "read" else frozenset()
+
+    @property
     def uses_natural_patches(self) -> bool:
         """With the patch prior, or a start that uses it."""
         return self.options.patch_prior > 0 or (self._first is not None and self._first.uses_natural_patches)
@@ -97,6 +104,8 @@ class GradientMatching(Attack):
         """Needs single updates, tensors that the model has, and whatever its start and prior need."""
         if not threat.individual_updates:
             return "needs each client's own update, not their sum"
+        if not model.has_positions:
+            return positions_refusal(model)
         known = dict(model.named_parameters())
         for name in self._matched(model):
             if name not in known:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attacks.base import NoOptions, on_device
-from attacks.closed_form import ClosedForm, System, individual_refusal, rounding_of, stacked
+from attacks.closed_form import ClosedForm, System, rounding_of, stacked
 from attacks.linear_systems import Estimate, RankError, least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
@@ -49,11 +49,14 @@ class PatchEmbedding(ClosedForm):
         return [*required_tensors(model), names.PATCH_WEIGHT]
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs patches <= dim and the update of a single client."""
+        """Needs a model of a size that it can solve, besides what every closed form needs."""
+        return super().refusal(model, threat) or self._size_refusal(model)
+
+    def _size_refusal(self, model: VitClassifier) -> str | None:
         patches, dim = (model.image_size // model.patch_size) ** 2, model.backbone.embed_dim
         if patches > dim:
             return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
-        return individual_refusal(threat)
+        return None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Batches are underdetermined."""
@@ -109,9 +112,8 @@ class PatchEmbeddingWiener(PatchEmbedding):
         """Always."""
         return True
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs a prior and the update of a single client."""
-        return prior_refusal(model) or individual_refusal(threat)
+    def _size_refusal(self, model: VitClassifier) -> str | None:
+        return prior_refusal(model)
 
     def _solve(
         self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier

@@ -101,6 +101,13 @@ class TokenGradients:
         return rows
 
 
+def positions_refusal(model: VitClassifier) -> str | None:
+    """The requirement of a position embedding."""
+    if not model.has_positions:
+        return "the model has no position embedding, so that no upload shows the gradients at the tokens"
+    return None
+
+
 def required_tensors(model: VitClassifier) -> list[str]:
     """Names of the tensors that ``token_gradients`` reads."""
     return [names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] if model.defended else [])]

@@ -1,28 +1,19 @@
-"""From an experiment's configuration to its cells and trials. Pure: nothing is run here."""
+"""An experiment's configuration, and the cells and trials that it consists of."""
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Self
 
 from pydantic import BeforeValidator, model_validator
 
 from attacks import ATTACKS
 from attacks.base import Role
-from fedmjp import provenance
-from fedmjp.config import Config, FederationConfig, ModelConfig
+from fedmjp.config import Checkpoint, Config, Defence, FederationConfig, ModelConfig
 from fedmjp.data.pictures import PictureEntry
-from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
-# Packages whose release can change a trial's numbers; our own code counts by its content.
-DECISIVE = (
-    "torch", "torchvision", "timm", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy", "pillow",
-)  # fmt: skip
 SMALLEST = 11  # pixels per side of SSIM's window
 Scalar = str | int | float | bool | None
 
@@ -57,7 +48,8 @@ class Experiment(Config):
     """A federation, what attacks it, and how the result is scored.
 
     ``attacks`` gives the attacks per model name, each by name or with options: the closed form of
-    APRIL, for one, applies to a modified architecture only.
+    APRIL, for one, applies to a modified architecture only. ``checkpoints`` gives the weights per arm
+    (``deit_small-mjp``); arms without one start from weights drawn from the seed.
     """
 
     federation: FederationConfig
@@ -66,6 +58,7 @@ class Experiment(Config):
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
     labels_known: bool = False
+    checkpoints: Mapping[str, Checkpoint] = {}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -87,6 +80,13 @@ class Experiment(Config):
         return self
 
     @property
+    def arms(self) -> list[ModelConfig]:
+        """What is attacked, with the weights that it has."""
+        return [
+            arm.model_copy(update={"weights": self.checkpoints.get(arm.label)}) for arm in self.federation.arms
+        ]
+
+    @property
     def threat(self) -> ThreatModel:
         """What the server sees of this federation, and knows."""
         shared = ("update", "batch_size", "local_steps", "local_learning_rate")
@@ -98,17 +98,38 @@ class Cell:
     """What one row of the leaderboard stands for.
 
     ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the
-    gradient: 0 for an undefended model that sees the clean picture (setting a). ``attack`` is the
-    label, options included; ``role`` says whether it is an attack, a floor or a bound.
+    gradient: 0 where a model without the unknown embedding sees the clean picture (setting a).
+    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options
+    included; ``role`` says whether it is an attack, a floor or a bound.
     """
 
     model: str
-    defence: str
+    weights: str
+    defence: Defence
     mask_ratio: float
     attack: str
     role: Role
     setting: Setting
     protocol: Protocol
+    threat: ThreatModel
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell, and what is known of it before anything is run.
+
+    ``refusal`` says why the attack does not apply: such a cell has no trials and stays in every table.
+    ``left_out`` counts pictures that are not attacked because the attack's own prior was made of them.
+    ``adapted`` says whether the attack takes the cell's defence into account. ``caveat`` is what its
+    scores must not be read without. ``upload_bytes`` is the size of one whole float32 update.
+    """
+
+    cell: Cell
+    refusal: str | None
+    left_out: int
+    adapted: bool
+    caveat: str | None
+    upload_bytes: int
 
 
 @dataclass(frozen=True)
@@ -116,98 +137,36 @@ class PlannedTrial:
     """A trial that the experiment consists of.
 
     ``key`` is the digest of everything that determines the result; ``stem`` names the picture's
-    files, apart for pictures, batches, seeds, mask ratios and threat models that differ. ``batch``
-    names the pictures behind the same upload, in order, this one among them.
+    files, apart for pictures, batches, seeds, mask ratios, weights and threat models that differ.
+    ``batch`` names the pictures behind the same upload, in order, this one among them.
     """
 
     key: str
     stem: str
     cell: Cell
+    seed: int
     arm: ModelConfig
     attack: AttackConfig
     picture: PictureEntry
     batch: tuple[str, ...]
 
 
-def plan(experiment: Experiment, batches: Sequence[tuple[PictureEntry, ...]], *, uploads: str) -> list[PlannedTrial]:
-    """Every trial of the experiment.
+@dataclass(frozen=True)
+class Part:
+    """An experiment and those of its trials that no earlier part of the plan has."""
 
-    Args:
-        experiment: What to run.
-        batches: The pictures behind each upload of an arm and version.
-        uploads: Where they come from: "federated", "direct", or the digest of what was recorded.
-    """
-    shared = _shared(experiment) | {"uploads": uploads}
-    return [
-        _trial(experiment, shared, arm, attack, setting, entry, batch)
-        for arm in experiment.federation.arms
-        for attack in experiment.attacks[arm.name]
-        for setting in experiment.settings
-        for batch in batches
-        for entry in batch
-    ]
+    experiment: Experiment
+    trials: tuple[PlannedTrial, ...]
 
 
-def _trial(
-    experiment: Experiment,
-    shared: Mapping[str, Any],
-    arm: ModelConfig,
-    attack: AttackConfig,
-    setting: Setting,
-    entry: PictureEntry,
-    batch: tuple[PictureEntry, ...],
-) -> PlannedTrial:
-    cell = Cell(
-        model=arm.name,
-        defence=arm.defence,
-        mask_ratio=_mask_ratio(experiment, arm, setting),
-        attack=attack.label,
-        role=ATTACKS.get(attack.name).role,
-        setting=setting,
-        protocol=experiment.protocol,
-    )
-    own = {
-        "cell": asdict(cell),
-        "attack": [attack.digest(), _code(attack.name)],
-        "model": arm.digest(),
-        "picture": asdict(entry),
-        "batch": [mate.sha256 for mate in batch],
-    }
-    key = hashlib.sha256(json.dumps({**shared, **own}, sort_keys=True).encode()).hexdigest()
-    names = tuple(mate.name for mate in batch)
-    return PlannedTrial(key, _stem(experiment, entry, batch), cell, arm, attack, entry, names)
+@dataclass(frozen=True)
+class Plan:
+    """Every cell and every trial of one or more experiments on the same pictures."""
 
+    cells: tuple[PlannedCell, ...]
+    parts: tuple[Part, ...]
 
-@lru_cache
-def _code(attack: str) -> str:
-    """Digest of another package's attack; ours are in the digest of our own code."""
-    module = ATTACKS.get(attack).__module__
-    return "" if module.partition(".")[0] in provenance.CODE else provenance.package_digest(module)
-
-
-def _mask_ratio(experiment: Experiment, arm: ModelConfig, setting: Setting) -> float:
-    sees_clean_only = arm.defence == "none" and setting is Setting.A
-    return 0.0 if sees_clean_only else experiment.federation.mask_ratio
-
-
-def _shared(experiment: Experiment) -> dict[str, Any]:
-    """What determines every trial of the experiment alike."""
-    federation, versions = experiment.federation, provenance.versions()
-    return {
-        "threat": experiment.threat.digest(),
-        # Weights for LPIPS that arrive later make new trials, not stale ones.
-        "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
-        "seed": federation.seed,
-        # Once the weights move, who takes part and in which order matters too.
-        "federation": federation.digest() if federation.server_learning_rate else None,
-        "device": federation.device,
-        "versions": {name: versions[name] for name in DECISIVE},
-        "code": provenance.code_digest(),
-    }
-
-
-def _stem(experiment: Experiment, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> str:
-    federation = experiment.federation
-    mates = " ".join(mate.sha256 for mate in batch)
-    apart = f"{entry.name} {mates} {federation.seed} {federation.mask_ratio} {experiment.threat.digest()}"
-    return f"{entry.name.replace('/', '_')}-{hashlib.sha256(apart.encode()).hexdigest()[:8]}"
+    @property
+    def trials(self) -> list[PlannedTrial]:
+        """All trials, in the order in which they are run."""
+        return [trial for part in self.parts for trial in part.trials]

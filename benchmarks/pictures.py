@@ -1,5 +1,6 @@
 """Pictures on disk: originals and reconstructions as PNG, for figures and for people."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.experiment import PlannedTrial
+from benchmarks.experiment import Cell, PlannedTrial
 from fedmjp.settings import Picture
 
 
@@ -27,6 +28,15 @@ def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         return np.asarray(image.convert("RGB"))
 
 
+def picture_folder(cell: Cell) -> str:
+    """Name of the folder of a cell's reconstructions; settings b and c share uploads, so they share it.
+
+    Labels of attacks hold anything that options may hold, hence the digest.
+    """
+    digest = hashlib.sha256(cell.attack.encode()).hexdigest()[:8]
+    return f"{cell.model}-{cell.defence}-{cell.attack.split()[0]}-{digest}-{cell.setting.gradient_of}"
+
+
 @dataclass(frozen=True)
 class PictureFolder:
     """Where each picture of a trial lies."""
@@ -39,6 +49,4 @@ class PictureFolder:
 
     def reconstruction(self, trial: PlannedTrial) -> Path:
         """What the attack made of it; settings b and c share one upload, so they share this."""
-        cell = trial.cell
-        attack = cell.attack.replace("/", "_")
-        return self.root / f"{cell.model}-{cell.defence}-{attack}-{cell.setting.gradient_of}" / f"{trial.stem}.png"
+        return self.root / picture_folder(trial.cell) / f"{trial.stem}.png"

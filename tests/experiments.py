@@ -76,7 +76,7 @@ def record_directly(
 
 def engine_of(experiment: Experiment, output: OutputFolder, record: Recorder = record_directly) -> Engine:
     source = FederatedUploads(experiment, output.run, lambda: None, record)
-    return Engine(experiment, output, Store(output.database), Printed(), source)
+    return Engine(experiment, output, Store.at(output.database), Printed(), source)
 
 
 def run_small(root: Path) -> None:

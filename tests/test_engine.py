@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> OutputFolder:
 
 
 def stored(output: OutputFolder, experiment: Experiment) -> Sequence[Trial]:
-    return Store(output.database).trials([trial.key for trial in planned_trials(experiment)])
+    return Store.at(output.database).trials([trial.key for trial in planned_trials(experiment)])
 
 
 def test_every_trial_is_finished_and_scored(finished: OutputFolder) -> None:
@@ -184,7 +184,7 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     experiment, output = small_experiment(), OutputFolder(tmp_path)
     output.prepare(fresh=False)
     source = DirectUploads(experiment, select_for(experiment.federation))
-    Engine(experiment, output, Store(output.database), Printed(), source).run(planned_trials(experiment))
+    Engine(experiment, output, Store.at(output.database), Printed(), source).run(planned_trials(experiment))
     assert seen == [], "no picture of a client passes through the attacker's model"
     psnr = [
         t.scores["psnr"]

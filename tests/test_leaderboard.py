@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks.experiment import AttackConfig, Cell, Experiment, plan
-from benchmarks.leaderboard import leaderboard, summary
+from benchmarks.leaderboard.summary import leaderboard, summary
 from benchmarks.output import OutputFolder
 from benchmarks.report import tables
 from benchmarks.report.render import render
@@ -156,7 +156,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[OutputFolder, st
         run_small(output.root)
         experiment = small_experiment()
         console = Console(width=200, record=True, file=(output.root / "terminal.txt").open("w"))
-        failed = render(experiment, planned_trials(experiment), Store(output.database), output, console, uploads="here")
+        failed = render(experiment, planned_trials(experiment), Store.at(output.database), output, console, uploads="here")
     assert failed == []
     return output, console.export_text()
 
@@ -218,4 +218,4 @@ def leaderboard_of(output: OutputFolder) -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.hub.get_dir", lambda: str(output.root))
         planned = planned_trials(small_experiment())
-    return leaderboard(planned, Store(output.database).trials([p.key for p in planned]), METRICS)
+    return leaderboard(planned, Store.at(output.database).trials([p.key for p in planned]), METRICS)

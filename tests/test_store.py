@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from tests.test_store import trial
 from fedmjp.store import Store
-store = Store(Path(sys.argv[1]))
+store = Store.at(Path(sys.argv[1]))
 for number in range(int(sys.argv[2]), 100_000):
     store.put([trial(f"key-{number}-{part}") for part in range(3)])
     print(number, flush=True)
@@ -46,7 +46,7 @@ def trial(key: str, status: str = "ok", **values: object) -> Trial:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "trials.sqlite")
+    return Store.at(tmp_path / "trials.sqlite")
 
 
 def test_a_trial_comes_back_as_it_was_put(store: Store) -> None:
@@ -83,13 +83,13 @@ def test_a_database_of_another_version_is_named(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "trials.sqlite") as connection:
         connection.execute("create table trials (key text primary key)")
     with pytest.raises(OutputError, match="another version of fedmjp"):
-        Store(tmp_path / "trials.sqlite")
+        Store.at(tmp_path / "trials.sqlite")
 
 
 def test_the_file_lies_where_it_should_whatever_the_folder_is_called(tmp_path: Path) -> None:
     folder = tmp_path / "a?b%20c#d"
     folder.mkdir()
-    Store(folder / "trials.sqlite").put([trial("a")])
+    Store.at(folder / "trials.sqlite").put([trial("a")])
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     assert (folder / "trials.sqlite").exists()
 
@@ -102,7 +102,7 @@ def test_nothing_to_put_is_fine(store: Store) -> None:
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "trials.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(OutputError, match="--fresh"):
-        Store(tmp_path / "trials.sqlite")
+        Store.at(tmp_path / "trials.sqlite")
 
 
 @pytest.mark.slow

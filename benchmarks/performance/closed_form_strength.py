@@ -19,7 +19,7 @@ from rich.console import Console
 from attacks.natural_patches import measured_on
 from benchmarks.engine import Engine
 from benchmarks.experiment import Experiment, plan
-from benchmarks.leaderboard import leaderboard
+from benchmarks.leaderboard.summary import leaderboard
 from benchmarks.manifest import manifest
 from benchmarks.output import OutputFolder, write_json
 from benchmarks.report import tables
@@ -73,7 +73,7 @@ def main(
     console = Console(width=WIDTH)
     with tempfile.TemporaryDirectory() as scratch:
         folder, began = OutputFolder(Path(scratch)), time.perf_counter()
-        store = Store(folder.database)
+        store = Store.at(folder.database)
         Engine(experiment, folder, store, _Silent(), DirectUploads(experiment, selection)).run(planned)
         trials = store.trials([trial.key for trial in planned])
         store.close()

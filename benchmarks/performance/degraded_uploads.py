@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
-from benchmarks.leaderboard import summary
+from benchmarks.leaderboard.summary import summary
 from benchmarks.output import write_json
 from fedmjp import provenance
 from fedmjp.config import ModelConfig

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from attacks import ATTACKS
 from benchmarks.experiment import Experiment, PlannedTrial
-from benchmarks.leaderboard import leaderboard
+from benchmarks.leaderboard.summary import leaderboard
 from benchmarks.manifest import manifest
 from benchmarks.output import OutputFolder, write_json
 from benchmarks.report import tables

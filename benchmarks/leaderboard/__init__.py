@@ -1,0 +1,1 @@
+"""From trials to the leaderboard: typed entries, statistics, verdicts, standings."""

@@ -1,0 +1,215 @@
+"""The leaderboard's records: one typed entry per cell, numbers as numbers, enough to rebuild every table.
+
+Leakage is PSNR in dB against the private picture, higher reveals more; other metrics stand beside it.
+Three kinds of figures are never mixed: ``reproduced`` here, ``submitted`` by a third party, and
+``Reported`` in a paper.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from attacks.base import Role
+from fedmjp.config import Config, Defence
+from fedmjp.metrics.protocol import Protocol
+from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
+
+SCHEMA_VERSION = 1
+LEAKAGE = "psnr"
+RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
+MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
+EXPOSED = 3.0  # dB over grey: half the error power of a guess
+
+# Not one of them says "private": no experiment can.
+Verdict = Literal[
+    "leaks",  # recovered more than a guess; defended: no less than without the defence
+    "reduced",  # defended: recovered more than a guess, but less than without the defence
+    "withstood",  # defended: these attacks recovered no more than a guess, although they do without the defence
+    "inconclusive",  # defended: the twin is missing or does not leak, so nothing follows
+    "no leak seen",  # undefended: this attack recovered no more than a guess
+    "incomplete",  # trials are missing, or more than a twentieth failed
+    "refused",  # the attack does not apply, and was not run
+    "floor",
+    "bound",
+]
+
+
+class Statistics(Config):
+    """One metric over pictures, each picture with the mean over its seeds.
+
+    ``low`` and ``high`` bound the mean (95 % percentile bootstrap over pictures); none below two
+    pictures. ``p95`` is the 95th percentile towards revealing (for MSE the 5th). ``worst`` is the most
+    revealing single trial.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    median: float
+    p95: float
+    worst: float
+
+
+class Difference(Config):
+    """Paired difference of leakage, this cell minus another, over the pictures that both have, in dB.
+
+    ``p_value`` is that of the two-sided Wilcoxon signed-rank test; none below two pictures.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    p_value: float | None = Field(ge=0, le=1)
+    n: int = Field(ge=1)
+
+
+class Share(Config):
+    """Share of pictures with a 95 % Wilson interval."""
+
+    share: float = Field(ge=0, le=1)
+    low: float = Field(ge=0, le=1)
+    high: float = Field(ge=0, le=1)
+
+
+class Utility(Config):
+    """What the model is worth: top-1 accuracy in percent, and where that number is from."""
+
+    top1: float = Field(ge=0, le=100)
+    source: str
+
+
+class Cost(Config):
+    """What attack and upload cost.
+
+    ``attack_seconds`` per picture, on the hardware of the provenance; ``upload_bytes`` of one whole
+    float32 update.
+    """
+
+    attack_seconds: float | None
+    upload_bytes: int | None
+
+
+class Provenance(Config):
+    """Where an entry's numbers come from.
+
+    ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` those of the
+    tensors that were sent; ``environments`` are versions, revision and hardware, one if all trials ran
+    alike; times are UTC.
+    """
+
+    campaign: str
+    config_sha256: str
+    data: str
+    pictures_sha256: str
+    weights_sha256: tuple[str, ...]
+    seeds: tuple[int, ...]
+    environments: tuple[dict[str, Any], ...]
+    first: str | None
+    last: str | None
+
+
+class Entry(Config):
+    """One cell: what was attacked how, under which threat model, what came of it, and whence.
+
+    ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the
+    gradient. ``adapted`` says whether the attack takes the defence into account. ``weights`` is
+    "untrained" or the SHA-256 of the checkpoint. ``n`` counts pictures with a score, ``trials`` and
+    ``failures`` are finished and failed ones, ``missing`` those not run yet, ``left_out`` pictures that
+    the attack's own prior was made of. ``leakage`` holds PSNR per picture. ``over_floor`` compares
+    with the grey guess, ``over_twin`` with the undefended twin: the same model, attack, pictures, seeds
+    and threat model without a defence, in setting a. ``exposed`` counts pictures that are recognisable
+    and at least 3 dB better than the guess.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    origin: Literal["reproduced", "submitted"] = "reproduced"
+    id: str
+    model: str
+    weights: str
+    defence: Defence
+    mask_ratio: float = Field(ge=0, le=1)
+    attack: str
+    role: Role
+    adapted: bool
+    setting: Setting
+    protocol: Protocol
+    threat: ThreatModel
+    verdict: Verdict
+    reason: str
+    n: int = Field(ge=0)
+    trials: int = Field(ge=0)
+    failures: int = Field(ge=0)
+    missing: int = Field(ge=0)
+    left_out: int = Field(ge=0)
+    errors: tuple[str, ...] = ()
+    metrics: dict[str, Statistics]
+    leakage: dict[str, float]
+    recognisable: Share | None
+    exposed: int = Field(ge=0)
+    realised_ratio: float | None = Field(ge=0, le=1)
+    over_floor: Difference | None
+    over_twin: Difference | None
+    floor: str | None
+    twin: str | None
+    utility: Utility | None
+    cost: Cost
+    caveat: str | None = None
+    provenance: Provenance
+
+
+class Standing(Config):
+    """A model with its defence under one threat model and setting, judged by the strongest attack.
+
+    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused).
+    ``attacks`` counts those that ran; ``adapted`` whether one of them takes the defence into account.
+    """
+
+    rank: int | None
+    threat: ThreatModel
+    setting: Setting
+    protocol: Protocol
+    model: str
+    weights: str
+    defence: Defence
+    mask_ratio: float
+    strongest: str
+    attacks: int
+    adapted: bool
+    verdict: Verdict
+    reason: str
+
+
+class Reported(Config):
+    """One row of a paper's table, as printed there; never mixed with what was measured here."""
+
+    source: str
+    row: str
+    model: str
+    defence: str
+    setting: Setting
+    attack: str
+    n: int
+    top1: float | None
+    metrics: dict[str, float]
+    compares_with: str | None = Field(description="model of ours that comes nearest; none if there is none")
+    differs: str
+
+
+class Board(Config):
+    """A whole leaderboard.
+
+    ``standings`` and ``entries`` come in the order in which they are shown. ``about`` is the manifest.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: str
+    title: str
+    question: str
+    recognisable_at: float = RECOGNISABLE
+    metrics: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    standings: tuple[Standing, ...]
+    reported: tuple[Reported, ...]
+    notes: tuple[str, ...]
+    about: dict[str, Any]
