@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedmjp.errors import ConfigError
 from fedmjp.settings import Picture
 
-Defence = Literal["none", "mjp"]
+Defence = Literal["none", "jigsaw", "mjp"]
 UpdateKind = Literal["gradient", "delta"]
 MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -66,7 +66,9 @@ def _require_whole_patches(image_size: int, patch_size: int) -> None:
 class ModelConfig(Config):
     """Which network, with which initial weights.
 
-    ``defence`` adds MJP's shared unknown position embedding; ``seed`` draws the initial weights.
+    ``defence`` "mjp" adds MJP's shared unknown position embedding to the network. "jigsaw" is MJP
+    without it: shuffled patches keep the position embeddings of their places, and the network is
+    that of "none". ``seed`` draws the initial weights.
     """
 
     name: str

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from fedmjp.errors import BadInputError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -45,7 +46,12 @@ def entrance_gradients(
 
     Returns:
         Per batch, parameter name to gradient of its mean loss, float32, on the model's device.
+
+    Raises:
+        BadInputError: If the model has no position embedding, where the gradients at the tokens are read.
     """
+    if not model.has_positions:
+        raise BadInputError("a model without a position embedding has no gradients at its entrance: take whole updates")
     images = torch.cat([batch.version(batch.gradient_of) for batch in batches]).to(model.mean.device)
     masks = torch.cat([batch.mask for batch in batches]).to(model.mean.device)
     labels = torch.cat([batch.labels for batch in batches]).to(model.mean.device)

@@ -23,8 +23,8 @@ class VitClassifier(nn.Module):
     that the defence is the only difference between the arms.
 
     Args:
-        backbone: A timm vision transformer with learned absolute position embeddings.
-        defended: Whether to add E_unk.
+        backbone: A timm vision transformer with absolute position embeddings, or with none.
+        defended: Whether to add E_unk, which takes position embeddings that it stands in for.
     """
 
     mean: Tensor
@@ -44,6 +44,11 @@ class VitClassifier(nn.Module):
     def defended(self) -> bool:
         """Whether the model has MJP's unknown position embedding."""
         return self.unknown_embedding is not None
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the model has a position embedding, so that updates hold its gradient."""
+        return self.backbone.pos_embed is not None
 
     @property
     def patch_size(self) -> int:
