@@ -50,6 +50,10 @@ class RecordError(FedmjpError):
     """A record (batch, upload, reconstruction) that is malformed or damaged on disk."""
 
 
+class StoreError(FedmjpError):
+    """The trials database failed while it was used. Remedy: see to disk, lock or server, and run again."""
+
+
 class PluginError(FedmjpError):
     """Another package adds a name that cannot be loaded. Remedy: mend or uninstall that package."""
 

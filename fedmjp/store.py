@@ -1,38 +1,109 @@
 """Trials in a SQL database: one row per (cell, picture), never lost, never doubled."""
 
-from collections.abc import Collection, Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import JSON, URL, create_engine, event, inspect, select
-from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Float,
+    ForeignKey,
+    Row,
+    Text,
+    TypeDecorator,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
-from fedmjp.errors import OutputError
+from fedmjp.errors import OutputError, StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BUSY_MILLISECONDS = 30_000
+CONNECT_SECONDS = 10
+CHUNK = 1000  # keys per query: every database takes so many parameters
+DRIVER = "psycopg"
+POSTGRESQL = ("postgresql", "postgres", f"postgresql+{DRIVER}")
+FORMS = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST:5432/DATABASE (special letters as %XX)"
+REMEDY = {
+    "sqlite": "see that the disk has room, the file can be written and no program locks it",
+    "postgresql": "see that the server runs, has room and lets this user in",
+}
+# A second process waits for the first instead of making the tables too.
+LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
+INSERT: dict[str, type[sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.Insert, "postgresql": postgresql.Insert}
+
+
+class _Json(TypeDecorator[dict[str, Any]]):
+    """A mapping as text: PostgreSQL's own JSON refuses the infinity of an exact reconstruction's PSNR."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, Any] | None, _dialect: object) -> str:
+        return json.dumps(value)
+
+    def process_result_value(self, value: str | None, _dialect: object) -> Any:
+        return json.loads(value or "null")
+
+
+class _Message(TypeDecorator[str]):
+    """Text from anywhere: no database takes lone surrogates, PostgreSQL no zero bytes."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, _dialect: object) -> str | None:
+        return value and value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+# The order of bytes, whatever language the server is set to.
+_KEY = Text().with_variant(Text(collation="C"), "postgresql")
 
 
 class Base(DeclarativeBase):
     """Tables of the store."""
 
+    type_annotation_map = {str: Text, dict[str, Any]: _Json}  # noqa: RUF012 (SQLAlchemy's)
 
-class Trial(Base):
+
+class _Environment(Base):
+    """Versions, revision and hardware, once for all the trials that share them."""
+
+    __tablename__ = "environments"
+
+    sha256: Mapped[str] = mapped_column(_KEY, primary_key=True)
+    content: Mapped[dict[str, Any]]
+
+
+class Trial(MappedAsDataclass, Base, kw_only=True):
     """One attack on one picture, scored in one setting; or the error that it ended with.
 
     ``key`` digests everything that determines the trial. ``scores`` maps metric names to values, or
     to null where the metric could not be computed on the machine. ``status`` is "ok" or "failed".
-    ``environment`` says with which versions, revision and hardware the trial was run; ``recorded_at``
-    is UTC.
+    ``environment`` says with which versions, revision and hardware the trial was run; in the database
+    it stands once, and trials name its digest. ``recorded_at`` is UTC.
     """
 
     __tablename__ = "trials"
 
-    key: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(_KEY, primary_key=True)
     status: Mapped[str]
-    error: Mapped[str | None]
+    error: Mapped[str | None] = mapped_column(_Message, default=None)
     model: Mapped[str]
     defence: Mapped[str]
     mask_ratio: Mapped[float]
@@ -42,75 +113,206 @@ class Trial(Base):
     picture: Mapped[str]
     picture_sha256: Mapped[str]
     seed: Mapped[int]
-    realised_ratio: Mapped[float | None]
-    weights_sha256: Mapped[str | None]
-    attack_seconds: Mapped[float | None]
-    scores: Mapped[dict[str, Any]] = mapped_column(JSON)
-    diagnostics: Mapped[dict[str, Any]] = mapped_column(JSON)
-    environment: Mapped[dict[str, Any]] = mapped_column(JSON)
-    recorded_at: Mapped[datetime]
+    realised_ratio: Mapped[float | None] = mapped_column(default=None)
+    weights_sha256: Mapped[str | None] = mapped_column(default=None)
+    attack_seconds: Mapped[float | None] = mapped_column(default=None)
+    scores: Mapped[dict[str, Any]]
+    diagnostics: Mapped[dict[str, Any]]
+    environment: Mapping[str, Any]
+    environment_sha256: Mapped[str] = mapped_column(ForeignKey(_Environment.sha256), init=False)
+    recorded_at: Mapped[datetime] = mapped_column(default_factory=lambda: datetime.now(UTC).replace(tzinfo=None))
+
+    def __post_init__(self) -> None:
+        self.environment_sha256 = hashlib.sha256(json.dumps(self.environment, sort_keys=True).encode()).hexdigest()
+
+
+_TRIALS, _ENVIRONMENTS = Base.metadata.tables["trials"], Base.metadata.tables["environments"]
 
 
 class Store:
-    """A SQLite file of trials.
+    """A database of trials: a SQLite file, or PostgreSQL for workers on several machines.
 
-    Args:
-        path: The database file; its folder must exist.
-
-    Raises:
-        OutputError: If the file cannot be opened as a database.
+    Open it with ``Store.at`` or ``Store.open``. Every method but ``close`` raises ``StoreError`` when the
+    database fails it; what was put before stays.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._engine = create_engine(URL.create("sqlite", database=str(path)))
-        event.listen(self._engine, "connect", _prepare)
+    def __init__(self, url: URL) -> None:
+        self.name = _shown(url)
+        self._engine = _engine(url)
         try:
-            Base.metadata.create_all(self._engine)
+            _make_tables(self._engine, self.name)
         except SQLAlchemyError as error:
-            reason = getattr(error, "orig", error)
-            raise OutputError(f"{path} cannot be used as a trials database: {reason}; --fresh starts over") from None
-        found = {column["name"] for column in inspect(self._engine).get_columns(Trial.__tablename__)}
-        if found != {column.key for column in Trial.__table__.columns}:
-            raise OutputError(f"{path} was written by another version of fedmjp; --fresh starts over")
+            dialect = self._engine.dialect.name
+            damaged = isinstance(error, DBAPIError) and not isinstance(error, OperationalError) and dialect == "sqlite"
+            remedy = "--fresh starts over" if damaged else REMEDY[dialect]
+            raise OutputError(f"{self.name} cannot be used as a trials database: {_reason(error)}; {remedy}") from None
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """Open a SQLite file, or make it; its folder must exist.
+
+        Raises:
+            OutputError: If the file cannot be opened as a database.
+        """
+        return cls(URL.create("sqlite", database=str(path)))
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``.
+
+        Raises:
+            OutputError: If the URL cannot be read, or the database not be reached or used.
+        """
+        try:
+            parsed = make_url(url)
+        except (ArgumentError, ValueError):
+            raise OutputError(f"The database URL cannot be read; {FORMS}") from None  # it may hold a password
+        if parsed.drivername == "sqlite":
+            if parsed.host or parsed.query or parsed.database in (None, "", ":memory:"):
+                raise OutputError(f"A SQLite URL names a file and nothing else; {FORMS}")
+            return cls(parsed)
+        if parsed.drivername not in POSTGRESQL:
+            raise OutputError(f"{parsed.drivername!r} is not a kind of database that fedmjp writes to; {FORMS}")
+        if url.count("@") > 1:  # the end of the password would be taken for the host, and shown
+            raise OutputError(f"The database URL has more than one @; {FORMS}")
+        return cls(parsed.set(drivername=f"postgresql+{DRIVER}"))
 
     def put(self, trials: Iterable[Trial]) -> None:
         """Write trials in one transaction: all of them or, if the process dies, none.
 
         A finished trial is never overwritten; a failed one is replaced by a later attempt.
         """
-        rows = [_values(trial) for trial in trials]
-        if not rows:
+        # In one order, so that two writers of the same rows wait for each other but never in a circle.
+        ordered = sorted(trials, key=lambda trial: trial.key)
+        if not ordered:
             return
-        statement = insert(Trial)
-        columns = {name: statement.excluded[name] for name in rows[0] if name != "key"}
-        with Session(self._engine) as session, session.begin():
-            session.execute(
-                statement.on_conflict_do_update(index_elements=["key"], set_=columns, where=Trial.status == "failed"),
-                rows,
+        environments = {trial.environment_sha256: trial.environment for trial in ordered}
+        insert = INSERT[self._engine.dialect.name]
+        statement = insert(_TRIALS)
+        columns = {column.name: statement.excluded[column.name] for column in _TRIALS.c if column.name != "key"}
+        with self._transaction() as connection:
+            connection.execute(
+                insert(_ENVIRONMENTS).on_conflict_do_nothing(),
+                [{"sha256": key, "content": environments[key]} for key in sorted(environments)],
             )
+            connection.execute(
+                statement.on_conflict_do_update(
+                    index_elements=["key"], set_=columns, where=_TRIALS.c.status == "failed"
+                ),
+                [{column.name: getattr(trial, column.name) for column in _TRIALS.c} for trial in ordered],
+            )
+
+    def statuses(self, keys: Collection[str]) -> dict[str, str]:
+        """Status of those of ``keys`` that have been tried."""
+        with self._transaction() as connection:
+            return {row.key: row.status for row in _rows(connection, ("key", "status"), keys)}
 
     def finished(self, keys: Collection[str]) -> set[str]:
         """Those of ``keys`` whose trial is done."""
-        with Session(self._engine) as session:
-            return set(session.scalars(select(Trial.key).where(Trial.status == "ok"))) & set(keys)
+        return {key for key, status in self.statuses(keys).items() if status == "ok"}
+
+    def counts(self) -> dict[str, int]:
+        """Number of trials in the whole database, by status."""
+        status = _TRIALS.c.status
+        with self._transaction() as connection:
+            return {row[0]: row[1] for row in connection.execute(select(status, func.count()).group_by(status))}
 
     def trials(self, keys: Collection[str]) -> Sequence[Trial]:
         """The trials behind ``keys``, done or failed, in a fixed order."""
-        wanted = set(keys)
-        with Session(self._engine, expire_on_commit=False) as session:
-            return [trial for trial in session.scalars(select(Trial).order_by(Trial.key)) if trial.key in wanted]
+        environments = self.environments()
+        with self._transaction() as connection:
+            rows = [dict(row._mapping) for row in _rows(connection, _TRIALS.c.keys(), keys)]
+        return [Trial(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
+
+    def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
+        """The trials behind ``keys``, or all, as one row each with the columns of ``Trial``, in a fixed order.
+
+        ``scores`` and ``diagnostics`` are dictionaries; ``environment_sha256`` is a key of ``environments()``.
+        """
+        import pandas as pd  # noqa: PLC0415 (a writer of trials does without)
+
+        with self._transaction() as connection:
+            rows = [tuple(row) for row in _rows(connection, _TRIALS.c.keys(), keys)]
+        found = pd.DataFrame(rows, columns=_TRIALS.c.keys())
+        return found.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Float)})
+
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """Versions, revision and hardware by digest."""
+        with self._transaction() as connection:
+            return {row.sha256: row.content for row in connection.execute(select(_ENVIRONMENTS))}
 
     def close(self) -> None:
-        """Give the file back."""
+        """Give the database back."""
         self._engine.dispose()
 
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, UnicodeError) as error:
+            remedy = f"finished trials are kept; {REMEDY[self._engine.dialect.name]}, and run again"
+            raise StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}") from None
 
-def _values(trial: Trial) -> dict[str, Any]:
-    values = {column.key: getattr(trial, column.key) for column in Trial.__table__.columns}
-    return values | {"recorded_at": datetime.now(UTC)}
+
+def _engine(url: URL) -> Engine:
+    if url.drivername != "sqlite":
+        url = url.update_query_dict({"connect_timeout": str(CONNECT_SECONDS), **url.query})
+    try:
+        # A connection that died while an attack ran for hours is replaced, not an error.
+        engine = create_engine(url, pool_pre_ping=True)
+    except ImportError:
+        raise OutputError(
+            f"{_shown(url)} needs psycopg, which is not installed; pip install 'fedmjp[postgresql]'"
+        ) from None
+    event.listen(engine, "connect", _prepare_sqlite if url.drivername == "sqlite" else _prepare_postgresql)
+    return engine
 
 
-def _prepare(connection: Any, _record: object) -> None:
+def _prepare_sqlite(connection: Any, _record: object) -> None:
     # A reader never blocks the writer, and a second process waits instead of failing.
-    connection.execute("PRAGMA journal_mode=WAL")
     connection.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
+    connection.execute("PRAGMA journal_mode=WAL")
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:
+    connection.execute(f"SET lock_timeout = {BUSY_MILLISECONDS}")
+    connection.commit()
+
+
+def _make_tables(engine: Engine, name: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(LOCK_SCHEMA[engine.dialect.name])
+        inspector = inspect(connection)
+        found = {
+            table: {column["name"] for column in inspector.get_columns(table)}
+            for table in Base.metadata.tables
+            if inspector.has_table(table)
+        }
+        if not found:
+            Base.metadata.create_all(connection)
+        elif found != {name: set(table.c.keys()) for name, table in Base.metadata.tables.items()}:
+            remedy = "--fresh starts over" if engine.dialect.name == "sqlite" else "name another database"
+            raise OutputError(f"{name} was written by another version of fedmjp; {remedy}")
+
+
+def _rows(connection: Connection, columns: Iterable[str], keys: Collection[str] | None) -> Iterator[Row[Any]]:
+    """Rows in the order of their keys."""
+    statement = select(*(_TRIALS.c[column] for column in columns)).order_by(_TRIALS.c.key)
+    if keys is None:
+        yield from connection.execute(statement)
+        return
+    ordered = sorted(set(keys))
+    for start in range(0, len(ordered), CHUNK):
+        yield from connection.execute(statement.where(_TRIALS.c.key.in_(ordered[start : start + CHUNK])))
+
+
+def _shown(url: URL) -> str:
+    """How messages name a database: without its password, which may stand in the query as well."""
+    if url.drivername == "sqlite":
+        return str(url.database)
+    return url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -156,7 +156,9 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[OutputFolder, st
         run_small(output.root)
         experiment = small_experiment()
         console = Console(width=200, record=True, file=(output.root / "terminal.txt").open("w"))
-        failed = render(experiment, planned_trials(experiment), Store.at(output.database), output, console, uploads="here")
+        failed = render(
+            experiment, planned_trials(experiment), Store.at(output.database), output, console, uploads="here"
+        )
     assert failed == []
     return output, console.export_text()
 

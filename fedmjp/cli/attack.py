@@ -66,7 +66,7 @@ def attack(
     problems = [] if recording is None else recording.problems(experiment)
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
-    store = Store(folder.database)
+    store = Store.at(folder.database)
     finished = len(store.finished([trial.key for trial in planned]))
     console.print(f"{finished} of {len(planned)} trials are finished; device {experiment.federation.device}.")
     with TerminalProgress(console) as progress:

@@ -30,7 +30,7 @@ def quickstart(
     federation = experiment.federation
     planned = plan(experiment, select_for(federation).batches(federation), uploads="federated")
     folder.prepare(fresh=fresh)
-    store = Store(folder.database)
+    store = Store.at(folder.database)
     finished = len(store.finished([trial.key for trial in planned]))
     console.print(f"{finished} of {len(planned)} trials are finished; device {experiment.federation.device}.")
     with TerminalProgress(console) as progress:
