@@ -10,6 +10,7 @@ from attacks import ATTACKS
 from attacks.base import Role
 from fedmjp.config import Checkpoint, Config, Defence, FederationConfig, ModelConfig
 from fedmjp.data.pictures import PictureEntry
+from fedmjp.errors import BadInputError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -22,8 +23,7 @@ class AttackConfig(Config):
     """An attack by name, and the options that are not left at their defaults.
 
     Raises:
-        UnknownNameError: If there is no such attack.
-        ConfigError: If it has no such option or the value is out of range.
+        ConfigError: If there is no such attack, it has no such option or the value is out of range.
     """
 
     name: str
@@ -31,7 +31,10 @@ class AttackConfig(Config):
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
-        ATTACKS.get(self.name)(self.options)
+        try:
+            ATTACKS.get(self.name)(self.options)
+        except BadInputError as error:
+            raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
         return self
 
     @property
@@ -40,7 +43,8 @@ class AttackConfig(Config):
         return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
 
 
-def _named(value: object) -> object:
+def named(value: object) -> object:
+    """An attack without options may be given by its name alone."""
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -53,7 +57,7 @@ class Experiment(Config):
     """
 
     federation: FederationConfig
-    attacks: Mapping[str, tuple[Annotated[AttackConfig, BeforeValidator(_named)], ...]]
+    attacks: Mapping[str, tuple[Annotated[AttackConfig, BeforeValidator(named)], ...]]
     settings: tuple[Setting, ...] = tuple(Setting)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"

@@ -3,7 +3,8 @@
 The launcher, the clients and the evaluator each work it out for themselves and agree.
 """
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,6 +94,24 @@ def select(source: PictureSource, count: int, *, seed: int, leave_out: Callable[
         broken = f" ({len(skipped)} damaged, first: {skipped[0]})" if skipped else ""
         raise DataError(f"{count} pictures were asked for, but only {len(chosen)} can be read{broken}")
     return Selection(source, tuple(chosen), tuple(skipped))
+
+
+def pick(source: PictureSource, names: Sequence[str]) -> Selection:
+    """Choose pictures by name, in the given order.
+
+    Raises:
+        DataError: If a name is given twice, is not in the source, or its picture cannot be read.
+    """
+    known = set(source.names())
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise DataError(f"picture {name!r} is named twice")
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            raise DataError(f"there is no picture {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+    pictures = (source.load(name) for name in names)
+    entries = tuple(PictureEntry(picture.name, picture.label, picture.digest()) for picture in pictures)
+    return Selection(source, entries, ())
 
 
 def select_for(config: FederationConfig) -> Selection:
