@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -315,4 +316,5 @@ def _shown(url: URL) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(getattr(error, "orig", None) or error).split())
+    """The driver's words in one line, without the statement that PostgreSQL quotes."""
+    return " ".join(re.split(r"\nLINE \d+:", str(getattr(error, "orig", None) or error))[0].split())

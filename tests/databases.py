@@ -1,0 +1,189 @@
+"""Databases that tests write to, PostgreSQL from Debian's package among them, and processes that write to them."""
+
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from fedmjp.store import Store, Trial
+
+PASSWORD = "s3cr3t-of-tests"
+PER_PUT = 3
+
+# Children start from a process that has imported what they need, and nothing that has threads.
+PROCESSES = get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.databases"])
+
+
+def trial(key: str, status: str = "ok", **values: object) -> Trial:
+    fields = {
+        "model": "deit_tiny",
+        "defence": "none",
+        "mask_ratio": 0.0,
+        "attack": "grey",
+        "setting": "a",
+        "protocol": "float",
+        "picture": "cat",
+        "picture_sha256": "0",
+        "seed": 0,
+        "scores": {"psnr": 12.5, "lpips_alex": None},
+        "diagnostics": {},
+        "environment": {},
+    }
+    return Trial(key=key, status=status, **{**fields, **values})
+
+
+def _programs() -> Path:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        pytest.skip("no PostgreSQL server on this machine (Debian's package postgresql)")
+    return found[-1].parent
+
+
+@dataclass(frozen=True)
+class Server:
+    """A PostgreSQL server of its own folder and port."""
+
+    folder: Path
+    programs: Path
+    port: int
+
+    def run(self, program: str, *arguments: str) -> None:
+        # PostgreSQL refuses to run as root.
+        as_other = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+        command = [self.programs / program, "--pgdata", self.folder / "data", *arguments]
+        subprocess.run(command, cwd=self.folder, check=True, stdout=subprocess.DEVNULL, **as_other)
+
+    def start(self) -> None:
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        self.run("pg_ctl", "start", "--wait", "--silent", "--log", str(self.folder / "log"), "--options", options)
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "stop", "--silent", "--mode", "immediate")
+
+    def url(self, database: str, user: str = "postgres", password: str = PASSWORD) -> str:
+        return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, statement: str) -> None:
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(statement)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    programs = _programs()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "password").write_text(PASSWORD)
+        if os.geteuid() == 0:
+            for path in (folder, folder / "password"):
+                shutil.chown(path, "postgres")
+        started = Server(folder, programs, port)
+        started.run(
+            "initdb", "--username=postgres", "--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--no-sync"
+        )
+        started.start()
+        yield started
+        started.stop()
+
+
+_numbers = count()
+
+
+@pytest.fixture
+def postgresql(server: Server) -> str:
+    """URL of an empty database."""
+    name = f"trials_{next(_numbers)}"
+    server.execute(f"CREATE DATABASE {name}")
+    return server.url(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'trials.sqlite'}"
+    return request.getfixturevalue("postgresql")
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store.open(url)
+    yield opened
+    opened.close()
+
+
+def keys_in(url: str) -> list[str]:
+    """All keys, asked without the store."""
+    query = "select key from trials"
+    with open_plainly(url) as connection:
+        return [key for (key,) in connection.execute(query).fetchall()]
+
+
+@contextmanager
+def open_plainly(url: str) -> Iterator[sqlite3.Connection | psycopg.Connection]:
+    """A connection of the driver itself."""
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
+    else:
+        connection = psycopg.connect(url)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def locked(url: str) -> Iterator[sqlite3.Connection | psycopg.Connection]:
+    """Another program holds all of the trials."""
+    with open_plainly(url) as connection:
+        lock = "BEGIN EXCLUSIVE" if url.startswith("sqlite") else "LOCK TABLE trials IN ACCESS EXCLUSIVE MODE"
+        connection.execute(lock)
+        yield connection
+
+
+def write_for_ever(url: str, first: int, told: Connection) -> None:
+    """Puts key-N-0, key-N-1, ... in one transaction, and tells N."""
+    store = Store.open(url)
+    for number in count(first):
+        store.put([trial(f"key-{number}-{part}") for part in range(PER_PUT)])
+        told.send(number)
+
+
+def write_against_others(url: str, writer: int, puts: Sequence[Sequence[str]], told: Connection) -> None:
+    """Puts these trials, tells which writer's trials it finds there afterwards."""
+    store = Store.open(url)
+    for keys in puts:
+        store.put([trial(key, seed=writer) for key in keys])
+    told.send({found.key: found.seed for found in store.trials([key for keys in puts for key in keys])})
+
+
+@contextmanager
+def killed_after(url: str, first: int, puts: int) -> Iterator[list[int]]:
+    """What a writer told until it was killed with SIGKILL."""
+    ours, theirs = PROCESSES.Pipe(duplex=False)
+    writer = PROCESSES.Process(target=write_for_ever, args=(url, first, theirs))
+    writer.start()
+    theirs.close()
+    told = [ours.recv() for _ in range(puts)]
+    writer.kill()
+    writer.join()
+    with suppress(EOFError):
+        while True:
+            told.append(ours.recv())
+    yield told
