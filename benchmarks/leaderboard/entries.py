@@ -5,17 +5,20 @@ Three kinds of figures are never mixed: ``reproduced`` here, ``submitted`` by a 
 ``Reported`` in a paper.
 """
 
-from typing import Any, Literal
+import hashlib
+import json
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from attacks.base import Role
+from benchmarks.experiment import Cell
 from fedmjp.config import Config, Defence
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 LEAKAGE = "psnr"
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
@@ -26,7 +29,7 @@ Verdict = Literal[
     "leaks",  # recovered more than a guess; defended: no less than without the defence
     "reduced",  # defended: recovered more than a guess, but less than without the defence
     "withstood",  # defended: these attacks recovered no more than a guess, although they do without the defence
-    "inconclusive",  # defended: the twin is missing or does not leak, so nothing follows
+    "inconclusive",  # nothing follows: the twin is missing or does not leak, or pictures are too few to tell
     "no leak seen",  # undefended: this attack recovered no more than a guess
     "incomplete",  # trials are missing, or more than a twentieth failed
     "refused",  # the attack does not apply, and was not run
@@ -35,7 +38,16 @@ Verdict = Literal[
 ]
 
 
-class Statistics(Config):
+Origin = Literal["reproduced", "submitted"]
+
+
+class Record(Config):
+    """Base of the leaderboard's records: numbers are numbers."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Statistics(Record):
     """One metric over pictures, each picture with the mean over its seeds.
 
     ``low`` and ``high`` bound the mean (95 % percentile bootstrap over pictures); none below two
@@ -51,7 +63,7 @@ class Statistics(Config):
     worst: float
 
 
-class Difference(Config):
+class Difference(Record):
     """Paired difference of leakage, this cell minus another, over the pictures that both have, in dB.
 
     ``p_value`` is that of the two-sided Wilcoxon signed-rank test; none below two pictures.
@@ -64,7 +76,7 @@ class Difference(Config):
     n: int = Field(ge=1)
 
 
-class Share(Config):
+class Share(Record):
     """Share of pictures with a 95 % Wilson interval."""
 
     share: float = Field(ge=0, le=1)
@@ -72,14 +84,14 @@ class Share(Config):
     high: float = Field(ge=0, le=1)
 
 
-class Utility(Config):
+class Utility(Record):
     """What the model is worth: top-1 accuracy in percent, and where that number is from."""
 
     top1: float = Field(ge=0, le=100)
     source: str
 
 
-class Cost(Config):
+class Cost(Record):
     """What attack and upload cost.
 
     ``attack_seconds`` per picture, on the hardware of the provenance; ``upload_bytes`` of one whole
@@ -90,7 +102,7 @@ class Cost(Config):
     upload_bytes: int | None
 
 
-class Provenance(Config):
+class Provenance(Record):
     """Where an entry's numbers come from.
 
     ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` those of the
@@ -109,7 +121,15 @@ class Provenance(Config):
     last: str | None
 
 
-class Entry(Config):
+class Submitter(Record):
+    """Who answers for submitted entries."""
+
+    name: str = Field(min_length=1)
+    contact: str = Field(min_length=1)
+    link: str = Field(min_length=1)
+
+
+class Entry(Record):
     """One cell: what was attacked how, under which threat model, what came of it, and whence.
 
     ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the
@@ -119,11 +139,12 @@ class Entry(Config):
     the attack's own prior was made of. ``leakage`` holds PSNR per picture. ``over_floor`` compares
     with the grey guess, ``over_twin`` with the undefended twin: the same model, attack, pictures, seeds
     and threat model without a defence, in setting a. ``exposed`` counts pictures that are recognisable
-    and at least 3 dB better than the guess.
+    and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    origin: Literal["reproduced", "submitted"] = "reproduced"
+    origin: Origin = "reproduced"
+    submitter: Submitter | None = None
     id: str
     model: str
     weights: str
@@ -157,15 +178,37 @@ class Entry(Config):
     caveat: str | None = None
     provenance: Provenance
 
+    @property
+    def cell(self) -> Cell:
+        """What was attacked how, in which setting."""
+        return Cell(**{name: getattr(self, name) for name in Cell.__dataclass_fields__})
 
-class Standing(Config):
+
+def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) -> str:
+    """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
+    fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
+    named = fields | {"threat": cell.threat.digest(), "campaign": campaign, "pictures": pictures_sha256}
+    return hashlib.sha256(json.dumps(named | {"origin": origin}, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Submission(Record):
+    """A file of entries by a third party: cells, and the floors and twins that they are held against."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    submitter: Submitter
+    entries: tuple[Entry, ...] = Field(min_length=1)
+
+
+class Standing(Record):
     """A model with its defence under one threat model and setting, judged by the strongest attack.
 
     ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused).
     ``attacks`` counts those that ran; ``adapted`` whether one of them takes the defence into account.
+    What a third party submitted is judged but never ranked.
     """
 
     rank: int | None
+    origin: Origin
     threat: ThreatModel
     setting: Setting
     protocol: Protocol
@@ -180,7 +223,7 @@ class Standing(Config):
     reason: str
 
 
-class Reported(Config):
+class Reported(Record):
     """One row of a paper's table, as printed there; never mixed with what was measured here."""
 
     source: str
@@ -196,7 +239,7 @@ class Reported(Config):
     differs: str
 
 
-class Board(Config):
+class Board(Record):
     """A whole leaderboard.
 
     ``standings`` and ``entries`` come in the order in which they are shown. ``about`` is the manifest.

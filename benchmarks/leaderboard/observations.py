@@ -1,0 +1,123 @@
+"""What the store says of each planned cell: values per picture, failures, where they come from."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.experiment import PlannedCell
+from benchmarks.leaderboard.entries import LEAKAGE
+from benchmarks.ledger import Ledger
+from fedmjp.errors import RecordError
+from fedmjp.metrics import metric
+
+COMMONEST = 10  # error messages per cell
+TAKEN = (
+    "key", "status", "error", "realised_ratio", "weights_sha256", "attack_seconds", "scores", "recorded_at",
+    "environment_sha256",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A cell as it was observed.
+
+    Attributes:
+        planned: The cell.
+        rows: Its planned trials, with what the store has of them.
+        pictures: Value of each metric per picture, the mean over its seeds; only pictures with leakage.
+        worst: Most revealing single value of each metric that has any.
+    """
+
+    planned: PlannedCell
+    rows: pd.DataFrame
+    pictures: pd.DataFrame
+    worst: Mapping[str, float]
+
+    @property
+    def leakage(self) -> "pd.Series[float]":
+        """PSNR per picture."""
+        return self.pictures[LEAKAGE]
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """Trials that ended well."""
+        return self.rows[self.rows["status"] == "ok"]
+
+    @property
+    def failed(self) -> pd.DataFrame:
+        """Trials that ended with an error."""
+        return self.rows[self.rows["status"] == "failed"]
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The commonest error messages, each once."""
+        return tuple(map(str, self.failed["error"].fillna("no message").value_counts().index[:COMMONEST]))
+
+    @property
+    def times(self) -> tuple[str, str] | tuple[None, None]:
+        """First and last trial, UTC."""
+        return times(self.rows)
+
+
+def observe(ledger: Ledger, trials: pd.DataFrame) -> list[Observation]:
+    """Every cell of the ledger, in its order.
+
+    Raises:
+        RecordError: If a finished trial has no leakage, or a score that is no finite number.
+    """
+    metrics = list(ledger.about["metrics"])
+    rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
+    scores = _scores(rows, metrics)
+    by_picture = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean().dropna(subset=[LEAKAGE])
+    by_cell = scores.groupby(rows["cell"])
+    most, least = by_cell.max(), by_cell.min()
+    groups: dict[Any, pd.DataFrame] = dict(iter(rows.groupby("cell")))
+    tables: dict[Any, pd.DataFrame] = {cell: table.droplevel(0) for cell, table in by_picture.groupby(level=0)}
+    worst = {name: (most if metric(name).higher_leaks else least)[name].dropna() for name in metrics}
+    return [
+        Observation(
+            planned=planned,
+            rows=groups.get(index, rows.iloc[:0]),
+            pictures=tables.get(index, scores.iloc[:0]),
+            worst={name: float(found[index]) for name, found in worst.items() if index in found.index},
+        )
+        for index, planned in enumerate(ledger.cells)
+    ]
+
+
+def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """One column per metric; missing where it could not be computed, or the trial did not end well."""
+    ok = rows["status"].eq("ok")
+    records = [found if fine else {} for found, fine in zip(rows["scores"], ok, strict=True)]
+    scores = pd.DataFrame(
+        {name: np.array([record.get(name) for record in records], dtype=float) for name in metrics}, index=rows.index
+    )
+    bad = np.isinf(scores).any(axis=1) | (ok & scores[LEAKAGE].isna())
+    if bad.any():
+        key = rows.loc[bad, "key"].iloc[0]
+        raise RecordError(
+            f"Trial {key} is finished but its scores are not all finite numbers; run it again with --fresh"
+        )
+    return scores
+
+
+def times(rows: pd.DataFrame) -> tuple[str, str] | tuple[None, None]:
+    """First and last time of recording, UTC."""
+    recorded = pd.to_datetime(rows["recorded_at"], utc=True).dropna()
+    if recorded.empty:
+        return None, None
+    return recorded.min().isoformat(timespec="seconds"), recorded.max().isoformat(timespec="seconds")
+
+
+def used(rows: pd.DataFrame, environments: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The environments of these trials."""
+    return [environments[digest] for digest in sorted(set(rows["environment_sha256"].dropna()))]
+
+
+def pictures_digest(digests: Iterable[str]) -> str:
+    """One SHA-256 for a set of pictures."""
+    return hashlib.sha256("\n".join(sorted(set(digests))).encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""Figures over pictures: means with bootstrap intervals, paired differences, shares."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from benchmarks.leaderboard.entries import Difference, Share, Statistics
+from fedmjp.seeds import numpy_generator
+
+CONFIDENCE = 0.95
+RESAMPLES = 9_999
+CHUNK = 16_000_000  # weights at a time
+Floats = npt.NDArray[np.float64]
+Interval = tuple[float, float] | None
+
+
+def intervals(samples: Sequence[Floats]) -> list[Interval]:
+    """95 % percentile bootstrap interval of each sample's mean; none below two values.
+
+    Samples of one length share their resamples: drawn once, from a seed, and multiplied with all of
+    them together.
+    """
+    found: list[Interval] = [None] * len(samples)
+    for n in sorted({len(sample) for sample in samples if len(sample) > 1}):
+        places = [index for index, sample in enumerate(samples) if len(sample) == n]
+        bounds = _percentiles(np.stack([samples[index] for index in places]))
+        for index, (low, high) in zip(places, bounds, strict=True):
+            found[index] = (float(low), float(high))
+    return found
+
+
+def _percentiles(samples: Floats) -> Floats:
+    """Bounds per row. Rows are centred first: single precision is then exact enough, and constants stay exact."""
+    count, n = samples.shape
+    centres = samples.mean(axis=1, keepdims=True)
+    centred = (samples - centres).astype(np.float32)
+    generator = numpy_generator(0, "bootstrap", n)
+    means = np.empty((count, RESAMPLES), dtype=np.float32)
+    step = max(1, CHUNK // n)
+    for start in range(0, RESAMPLES, step):
+        rows = min(step, RESAMPLES - start)
+        drawn = generator.integers(0, n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        weights = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float32)
+        means[:, start : start + rows] = centred @ weights.T / n
+    tail = (1 - CONFIDENCE) / 2
+    bounds: Floats = centres + np.quantile(means, [tail, 1 - tail], axis=1).T.astype(np.float64)
+    return bounds
+
+
+def statistics(values: Floats, interval: Interval, *, worst: float, higher_leaks: bool) -> Statistics:
+    """One metric over pictures; ``worst`` is the most revealing single trial."""
+    low, high = interval or (None, None)
+    return Statistics(
+        mean=float(values.mean()),
+        low=low,
+        high=high,
+        median=float(np.median(values)),
+        p95=float(np.percentile(values, 95 if higher_leaks else 5)),
+        worst=worst,
+    )
+
+
+def difference(values: Floats, interval: Interval) -> Difference:
+    """Paired differences, one per picture."""
+    low, high = interval or (None, None)
+    return Difference(mean=float(values.mean()), low=low, high=high, p_value=_p_value(values), n=len(values))
+
+
+def _p_value(values: Floats) -> float | None:
+    if len(values) < 2:
+        return None
+    if not values.any():
+        return 1.0
+    return float(stats.wilcoxon(values, zero_method="pratt").pvalue)
+
+
+def share(hits: int, n: int) -> Share:
+    """Share of pictures with its Wilson interval."""
+    interval = stats.binomtest(hits, n).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
+    return Share(share=hits / n, low=float(interval.low), high=float(interval.high))

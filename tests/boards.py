@@ -1,0 +1,122 @@
+"""Hand-made ledgers and trials for leaderboards: the numbers are chosen, nothing is run."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.experiment import Cell, PlannedCell
+from benchmarks.leaderboard.board import board_of
+from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.ledger import Ledger
+from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
+
+PICTURES = tuple(f"p{index}" for index in range(8))
+ENVIRONMENT = {"versions": {"torch": "2"}, "revision": {"commit": "abc", "modified": False}, "hardware": {"cores": 2}}
+ENVIRONMENTS = {"e": ENVIRONMENT}
+NOISE = (-0.3, 0.2, -0.1, 0.3, -0.2, 0.1, 0.25, -0.25)  # sums to nothing
+ABOUT: dict[str, Any] = {
+    "name": "hand-made",
+    "title": "Hand-made",
+    "question": "Do the rules hold?",
+    "config": {"seed": 0},
+    "config_sha256": "c0",
+    "data": "bundled",
+    "metrics": ["psnr", "mse"],
+    "uploads": "computed in process",
+    "recognisable_at": 20.0,
+    "utility": {"deit-none": {"top1": 79.8, "source": "paper"}},
+    "notes": ["A note of the campaign."],
+    "command": "fedmjp run hand-made",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell, and the leakage of each picture in it: none for a trial not run, text for one that failed."""
+
+    cell: Cell
+    leakage: Sequence[float | str | None] = ()
+    adapted: bool = False
+    refusal: str | None = None
+    left_out: int = 0
+    seeds: int = 1
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+
+    def on(self, **changes: Any) -> "Row":
+        """The same with another cell."""
+        return replace(self, cell=replace(self.cell, **changes))
+
+
+def cell(attack: str = "april", defence: str = "mjp", setting: str = "a", **changes: Any) -> Cell:
+    """A cell; undefended ones see the clean picture in setting a."""
+    values = {
+        "model": "deit",
+        "weights": "untrained",
+        "defence": defence,
+        "mask_ratio": 0.0 if defence == "none" and setting == "a" else 0.27,
+        "attack": attack,
+        "role": "floor" if attack == "grey" else "attack",
+        "setting": Setting(setting),
+        "protocol": "float",
+        "threat": ThreatModel(),
+    }
+    return Cell(**(values | changes))
+
+
+def grey(defence: str = "mjp", setting: str = "a", **changes: Any) -> Row:
+    """A guess at 12.5 dB on every picture."""
+    return Row(cell("grey", defence, setting, **changes), [12.5] * len(PICTURES))
+
+
+def near(mean: float) -> list[float]:
+    """Leakage of eight pictures around a mean."""
+    return [mean + noise for noise in NOISE]
+
+
+def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[Ledger, pd.DataFrame]:
+    """A ledger, and the trials that the store has of it."""
+    planned, found = [], []
+    for index, row in enumerate(rows):
+        for place, leakage in enumerate(row.leakage):
+            picture, seed = PICTURES[place // row.seeds], place % row.seeds
+            identity = {
+                "key": f"{index}-{place}",
+                "picture": picture,
+                "picture_sha256": hashlib.sha256(picture.encode()).hexdigest(),
+                "seed": seed,
+            }
+            planned.append(identity | {"cell": index, "clean": "", "shuffled": "", "reconstruction": ""})
+            if leakage is not None:
+                found.append(identity | _trial(leakage, row.scores))
+    cells = tuple(PlannedCell(row.cell, row.refusal, row.left_out, row.adapted, None, 1000) for row in rows)
+    return Ledger(ABOUT | about, cells, pd.DataFrame(planned)), pd.DataFrame(found)
+
+
+def _trial(leakage: float | str, scores: Mapping[str, float | None]) -> dict[str, Any]:
+    failed = isinstance(leakage, str)
+    return {
+        "status": "failed" if failed else "ok",
+        "error": leakage if failed else None,
+        "realised_ratio": 0.25,
+        "weights_sha256": "w",
+        "attack_seconds": 2.0,
+        "scores": {} if failed else {"psnr": leakage, "mse": 10 ** (-leakage / 10), **scores},
+        "recorded_at": datetime(2026, 11, 20, 12, tzinfo=UTC).replace(tzinfo=None),
+        "environment_sha256": "e",
+    }
+
+
+def board(*rows: Row, **about: Any) -> Board:
+    """The board of these cells."""
+    ledger, trials = ledger_of(rows, **about)
+    return board_of(ledger, trials, ENVIRONMENTS)
+
+
+def entry(*rows: Row, **about: Any) -> Entry:
+    """The entry of the first cell."""
+    return board(*rows, **about).entries[0]
