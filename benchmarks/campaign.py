@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from benchmarks.experiment import AttackConfig, Experiment, named
+from benchmarks.experiment import AttackConfig, Experiment, Keep, named
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
-from benchmarks.retention import Keep
 from fedmjp.config import MAX_SEED, Checkpoint, Config, Defence, FederationConfig, MaskRatio, ModelConfig, UpdateKind
 from fedmjp.errors import UnknownNameError
 from fedmjp.metrics.protocol import Protocol
@@ -28,12 +27,14 @@ class DataConfig(Config):
     """Which pictures are attacked, the same in every cell.
 
     ``source`` is "bundled" or a folder of CLASS/picture files. Either ``ids`` names the pictures, or
-    ``pictures`` of them are drawn with ``seed``. ``name`` is what results call the source.
+    ``pictures`` of them are drawn with ``seed``, with ``held_out`` from those that the prior of natural
+    patches was not made of. ``name`` is what results call the source.
     """
 
     source: str = "bundled"
     name: str = ""
     pictures: int = Field(8, ge=1)
+    held_out: bool = False
     ids: tuple[str, ...] = ()
     seed: int = Field(0, ge=0, le=MAX_SEED)
 

@@ -152,5 +152,3 @@ def _refuse_repeated_keys(node: yaml.Node | None, path: Path) -> None:
             raise ConfigError(f"{path}, line {line}: key {key.value!r} was given before, in line {seen[key.value]}")
         seen[key.value] = line
         _refuse_repeated_keys(value, path)
-
-

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
@@ -16,6 +16,7 @@ from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 SMALLEST = 11  # pixels per side of SSIM's window
+Keep = Literal["extremes", "all", "none"]  # which pictures of a cell stay on disk
 Scalar = str | int | float | bool | None
 
 

@@ -1,46 +1,60 @@
 """The manifest: everything that one needs to know to repeat a run or to doubt it."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks.experiment import Experiment, PlannedTrial
-from fedmjp.store import Trial
+import pandas as pd
 
-SCHEMA_VERSION = 1
+from benchmarks.ledger import Ledger
+
+SCHEMA_VERSION = 2
 
 
-def manifest(
-    experiment: Experiment, planned: Sequence[PlannedTrial], trials: Sequence[Trial], *, uploads: str
-) -> dict[str, Any]:
+def manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Configuration, seeds, the environments that trials ran in, digests of pictures and weights.
 
+    Args:
+        ledger: What was planned.
+        trials: What the store has of it, as ``Store.frame`` gives it.
+        environments: By digest.
+
     Returns:
-        JSON-ready content. ``uploads`` says how they came about. ``weights`` maps model and defence
-        to the SHA-256 of the weights that the server had sent; ``pictures`` maps names to the SHA-256
-        of their float32 pixels.
+        JSON-ready content. ``weights`` maps model and defence to the SHA-256 of the tensors that the
+        server had sent; ``pictures`` maps names to the SHA-256 of their float32 pixels.
     """
-    finished = [trial for trial in trials if trial.status == "ok"]
-    times = [trial.recorded_at.replace(tzinfo=UTC).isoformat(timespec="seconds") for trial in trials]
-    environments = {json.dumps(trial.environment, sort_keys=True): trial.environment for trial in trials}
+    finished = trials[trials["status"] == "ok"]
+    times = trials["recorded_at"]
+    arms = (finished["model"] + "-" + finished["defence"]).to_list()
     return {
         "schema_version": SCHEMA_VERSION,
-        "uploads": uploads,
-        "config": experiment.model_dump(mode="json"),
-        "config_sha256": experiment.digest(),
-        "seed": experiment.federation.seed,
+        **{key: value for key, value in ledger.about.items() if key not in ("notes", "skipped")},
+        "seeds": sorted({int(seed) for seed in ledger.trials["seed"]}),
+        "threat_models": [
+            {**threat.model_dump(mode="json"), "sentence": threat.sentence()}
+            for threat in dict.fromkeys(planned.cell.threat for planned in ledger.cells)
+        ],
         "trials": {
-            "planned": len(planned),
+            "planned": len(ledger.trials),
             "ok": len(finished),
             "failed": len(trials) - len(finished),
-            "first": min(times) if times else None,
-            "last": max(times) if times else None,
+            "refused_cells": sum(planned.refusal is not None for planned in ledger.cells),
+            "first": _stamp(times.min()) if len(times) else None,
+            "last": _stamp(times.max()) if len(times) else None,
         },
         # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
-        "environments": list(environments.values()),
-        "pictures": {plan.picture.name: plan.picture.sha256 for plan in planned},
-        "weights": {f"{trial.model}-{trial.defence}": trial.weights_sha256 for trial in finished},
-        "weights_origin": "initial weights drawn from the seed; untrained",
+        "environments": [environments[sha256] for sha256 in sorted(set(trials["environment_sha256"]))],
+        "pictures": dict(sorted(zip(ledger.trials["picture"], ledger.trials["picture_sha256"], strict=True))),
+        "skipped_pictures": list(ledger.about["skipped"]),
+        "weights": dict(sorted(zip(arms, finished["weights_sha256"], strict=True))),
+        "weights_origin": sorted({_origin(planned.cell.weights) for planned in ledger.cells}),
         "rendered_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _stamp(time: pd.Timestamp) -> str:
+    return time.replace(tzinfo=UTC).isoformat(timespec="seconds")
+
+
+def _origin(weights: str) -> str:
+    return "initial weights drawn from the seed; untrained" if weights == "untrained" else f"checkpoint {weights}"

@@ -36,9 +36,10 @@ def plan(experiments: Sequence[Experiment], batches: Batches | Sequence[Batches]
     cells: dict[Cell, PlannedCell] = {}
     known: set[str] = set()
     parts: list[Part] = []
+    code = provenance.code_digest()  # once: files may change while a long plan is made
     for experiment, own in zip(experiments, batches, strict=True):
         trials: list[PlannedTrial] = []
-        for group in _groups(experiment, uploads):
+        for group in _groups(experiment, {"uploads": uploads, "code": code}):
             if group.cell in cells and group.refusal:
                 continue
             planned = [] if group.refusal else group.trials(own)
@@ -69,7 +70,7 @@ class _Group:
             left_out=left_out,
             adapted=self.cell.defence in self.attack.adapted_to,
             caveat=None if self.refusal else self.attack.caveat(_blueprint(self.arm), self.cell.threat),
-            upload_bytes=upload_bytes(self.arm),
+            upload_bytes=_upload_bytes(self.arm),
         )
 
     def trials(self, batches: Batches) -> list[PlannedTrial]:
@@ -101,8 +102,8 @@ class _Group:
         )
 
 
-def _groups(experiment: Experiment, uploads: str) -> list[_Group]:
-    shared = _shared(experiment) | {"uploads": uploads}
+def _groups(experiment: Experiment, origin: Mapping[str, str]) -> list[_Group]:
+    shared = _shared(experiment) | origin
     return [
         _group(experiment, shared, arm, tried, setting)
         for arm in experiment.arms
@@ -127,12 +128,13 @@ def _group(
         threat=experiment.threat,
     )
     refusal = attack.refusal(_blueprint(arm), experiment.threat)
-    if attack.role == "bound" and uploads != "direct":
+    if attack.role == "bound" and shared["uploads"] != "direct":
         refusal = refusal or "is a bound: no recorded upload holds the gradients at all tokens"
     return _Group(experiment, shared, arm, tried, attack, cell, refusal)
 
 
 _blueprint = lru_cache(maxsize=64)(blueprint)
+_upload_bytes = lru_cache(maxsize=64)(upload_bytes)
 
 
 def _cell_record(cell: Cell) -> dict[str, Any]:
@@ -163,7 +165,6 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
         "federation": federation.digest() if federation.server_learning_rate else None,
         "device": federation.device,
         "versions": {name: versions[name] for name in DECISIVE},
-        "code": provenance.code_digest(),
     }
 
 

@@ -1,16 +1,19 @@
 """From a campaign to what is run: pictures, plan, ledger."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from attacks.natural_patches import measured_on
 from benchmarks.campaign import Campaign
 from benchmarks.experiment import Experiment, Plan
 from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.ledger import Ledger
 from benchmarks.planning import plan
-from fedmjp.data.selection import Selection, open_source, pick, select
+from fedmjp.data.selection import Selection, nothing, open_source, pick, select
 
 DIRECT = "computed in process from the pictures (direct mode), without Flower; a test holds both modes together"
 
@@ -44,8 +47,7 @@ def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str)
         BadInputError: If pictures, weights or a combination cannot be used.
     """
     data = campaign.data
-    source = open_source(data.source, size=campaign.image_size, classes=campaign.classes)
-    selection = pick(source, data.ids) if data.ids else select(source, data.pictures, seed=data.seed)
+    selection = _selection(campaign)
     experiments = campaign.experiments(device=device)
     batches = [selection.batches(experiment.federation) for experiment in experiments]
     planned = plan(experiments, batches, uploads="direct")
@@ -54,7 +56,7 @@ def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str)
         "title": campaign.title or campaign.name,
         "question": campaign.question,
         "config": published(campaign),
-        "config_sha256": campaign.digest(),
+        "config_sha256": _digest(published(campaign)),
         "data": data.label,
         "metrics": list(campaign.metrics),
         "uploads": DIRECT,
@@ -69,6 +71,15 @@ def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str)
     return Prepared(campaign, selection, planned, Ledger.of(planned, about))
 
 
+def _selection(campaign: Campaign) -> Selection:
+    data = campaign.data
+    source = open_source(data.source, size=campaign.image_size, classes=campaign.classes)
+    if data.ids:
+        return pick(source, data.ids)
+    leave_out = measured_on if data.held_out else nothing
+    return select(source, data.pictures, seed=data.seed, leave_out=leave_out)
+
+
 def published(campaign: Campaign) -> dict[str, Any]:
     """The configuration as results show it: names instead of paths, which say nothing elsewhere."""
     values = campaign.model_dump(mode="json")
@@ -81,16 +92,16 @@ def ledger_of(
     experiment: Experiment, planned: Plan, *, title: str, uploads: str, command: str, notes: Sequence[str] = ()
 ) -> Ledger:
     """The ledger of a single experiment, such as the quickstart."""
-    federation: Mapping[str, Any] = experiment.model_dump(mode="json")
-    data = experiment.federation.data
-    federation["federation"]["data"] = Path(data).name
+    config = experiment.model_dump(mode="json")
+    data = Path(experiment.federation.data).name
+    config["federation"]["data"] = data
     about = {
         "name": title.lower().replace(" ", "-"),
         "title": title,
         "question": "",
-        "config": federation,
-        "config_sha256": experiment.digest(),
-        "data": Path(data).name,
+        "config": config,
+        "config_sha256": _digest(config),
+        "data": data,
         "metrics": list(experiment.metrics),
         "uploads": uploads,
         "recognisable_at": RECOGNISABLE,
@@ -102,3 +113,7 @@ def ledger_of(
         "command": command,
     }
     return Ledger.of(planned, about)
+
+
+def _digest(config: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -64,11 +64,12 @@ def open_source(data: str, *, size: int, classes: int) -> PictureSource:
     return BundledPictures(size, classes) if data == "bundled" else FolderPictures(Path(data), size, classes)
 
 
-def _nothing(_name: str) -> bool:
+def nothing(_name: str) -> bool:
+    """No picture is left out."""
     return False
 
 
-def select(source: PictureSource, count: int, *, seed: int, leave_out: Callable[[str], bool] = _nothing) -> Selection:
+def select(source: PictureSource, count: int, *, seed: int, leave_out: Callable[[str], bool] = nothing) -> Selection:
     """Choose ``count`` readable pictures in an order drawn from ``seed``.
 
     Damaged files are skipped and named. Only as many files as needed are read. Names for which

@@ -1,0 +1,184 @@
+"""`fedmjp campaign`: estimate, run, status, verify."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.campaign import Campaign
+    from benchmarks.output import OutputFolder
+    from benchmarks.prepare import Prepared
+    from benchmarks.verify import Verification
+    from fedmjp.store import Store
+
+campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(help="The campaign's YAML file.", show_default=False)]
+Overrides = Annotated[list[str], typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the file to replace.")]
+Weights = Annotated[list[str], typer.Option("--weights", help="MODEL=FILE or MODEL-DEFENCE=FILE, a checkpoint.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Database = Annotated[
+    str, typer.Option(envvar="FEDMJP_DATABASE", help="postgresql://... instead of a SQLite file in the folder.")
+]
+Folder = Annotated[Path, typer.Argument(help="What `fedmjp campaign run --output` wrote.", show_default=False)]
+FAILED = 1
+
+
+@campaign.command()
+def estimate(file: File, overrides: Overrides = [], weights: Weights = [], device: Device = "auto") -> None:
+    """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
+    from benchmarks.estimate import estimate as estimate_of
+    from fedmjp.cli.campaign_tables import print_estimate
+    from fedmjp.cli.progress import wide_console
+
+    console = wide_console()
+    prepared = _prepared(_read(file, overrides, weights), device)
+    with console.status("Trying each kind of work") as shown:
+        found = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
+    print_estimate(prepared, found, console)
+
+
+@campaign.command()
+def run(
+    file: File,
+    overrides: Overrides = [],
+    output: Annotated[Path | None, typer.Option(help="Folder for results; results/NAME if not given.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0 means one per GPU, or one on CPU.", min=0)] = 0,
+    device: Device = "auto",
+    ray: Annotated[str, typer.Option(help="Address of a running Ray cluster that does the work.")] = "",
+    database: Database = "",
+    weights: Weights = [],
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
+) -> None:
+    """Run what is missing of a campaign, and report."""
+    from benchmarks.output import OutputFolder
+    from benchmarks.report.render import render
+    from benchmarks.runner import run_campaign
+    from fedmjp.cli.outcome import tell_outcome
+    from fedmjp.cli.progress import TerminalProgress, wide_console
+
+    console = wide_console()
+    read = _read(file, overrides, weights)
+    prepared = _prepared(read, device)
+    folder = OutputFolder(output or Path("results") / read.name)
+    folder.prepare(fresh=fresh)
+    store = _store(folder, database)
+    _tell_beginning(prepared, store, folder, console)
+    prepared.ledger.save(folder.root)
+    with TerminalProgress(console) as progress:
+        left = run_campaign(prepared, folder, store, progress, workers=workers, ray=ray, database=database)
+    failed = render(prepared.ledger, store, folder, console)
+    if left:
+        console.print(f"The budget of {read.budget.hours:g} h is spent; {left} trials wait for the next run.")
+    tell_outcome(failed, folder.root, console)
+
+
+@campaign.command()
+def status(folder: Folder, database: Database = "") -> None:
+    """Say how far a campaign is, while it runs or after."""
+    from benchmarks.ledger import Ledger
+    from benchmarks.output import OutputFolder
+    from benchmarks.status import status as status_of
+    from fedmjp.cli.campaign_tables import print_status
+    from fedmjp.cli.progress import wide_console
+
+    output = OutputFolder(folder)
+    ledger = Ledger.load(folder)
+    print_status(ledger, status_of(ledger, _existing(output, database)), output.in_use(), wide_console())
+
+
+@campaign.command()
+def verify(
+    folder: Folder,
+    rerun: Annotated[int, typer.Option(help="Run so many trials again and compare every score.", min=0)] = 0,
+    file: Annotated[Path | None, typer.Option(help="The campaign's file, for --rerun.")] = None,
+    overrides: Overrides = [],
+    weights: Weights = [],
+    device: Device = "auto",
+    database: Database = "",
+) -> None:
+    """Check that rows, pictures, scores and table agree; with --rerun, that trials repeat."""
+    from benchmarks import verify as checks
+    from benchmarks.ledger import Ledger
+    from benchmarks.output import OutputFolder
+    from benchmarks.report.render import board_in
+    from fedmjp.cli.progress import wide_console
+    from fedmjp.errors import BadInputError
+
+    if rerun and file is None:
+        raise BadInputError("--rerun needs the pictures: name the campaign's file with --file, and its overrides")
+    output = OutputFolder(folder)
+    ledger = Ledger.load(folder)
+    store = _existing(output, database)
+    found = checks.verify(output, ledger, store)
+    found.problems += checks.compare_with_table(folder, board_in(ledger, store, folder).model_dump(mode="json"))
+    if rerun and file is not None:
+        again = checks.repeat(_prepared(_read(file, overrides, weights), device), ledger, store, rerun)
+        found.problems += again.problems
+        found.checked += again.checked
+    _tell_verification(found, wide_console())
+
+
+def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":
+    from benchmarks.campaign_file import read_campaign
+    from fedmjp.cli.attack import parse_pairs
+
+    given = parse_pairs(weights, "--weights")
+    read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
+    source = read.data.source
+    absolute = source if source == "bundled" else str(Path(source).resolve())
+    return read.model_copy(update={"data": read.data.model_copy(update={"source": absolute})})
+
+
+def _prepared(read: "Campaign", device: str) -> "Prepared":
+    from benchmarks.prepare import prepare
+    from fedmjp.cli.device import choose
+
+    return prepare(read, device=choose(device), command=shlex.join(["fedmjp", *sys.argv[1:]]))
+
+
+def _store(output: "OutputFolder", database: str) -> "Store":
+    from fedmjp.store import Store
+
+    return Store.open(database) if database else Store.at(output.database)
+
+
+def _existing(output: "OutputFolder", database: str) -> "Store":
+    """The database that a folder's campaign writes to; it is never made here."""
+    from fedmjp.errors import OutputError
+
+    if not database and not output.database.exists():
+        raise OutputError(f"{output.root} holds no trials.sqlite; if its trials are elsewhere, name --database")
+    return _store(output, database)
+
+
+def _tell_beginning(prepared: "Prepared", store: "Store", output: "OutputFolder", console: "Console") -> None:
+    for reason in prepared.selection.skipped:
+        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
+    trials = prepared.plan.trials
+    refused = sum(planned.refusal is not None for planned in prepared.plan.cells)
+    finished = len(store.finished([trial.key for trial in trials]))
+    console.print(
+        f"{prepared.campaign.name}: {len(prepared.plan.cells)} cells ({refused} refused), "
+        f"{prepared.campaign.data.count} pictures, {finished} of {len(trials)} trials are finished; to {output.root}.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _tell_verification(found: "Verification", console: "Console") -> None:
+    for line in found.checked:
+        console.print(f"Checked: {line}", highlight=False, markup=False, soft_wrap=True)
+    for line in found.differences:
+        console.print(f"Not as when it ran: {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    for line in found.problems:
+        console.print(f"Wrong: {line}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+    if found.problems:
+        raise typer.Exit(FAILED)
+    console.print("Nothing contradicts the results.", style="bold green")
