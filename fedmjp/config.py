@@ -4,16 +4,28 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
-from fedmjp.errors import ConfigError
+from fedmjp.errors import CheckpointError, ConfigError
 from fedmjp.settings import Picture
 
 Defence = Literal["none", "jigsaw", "mjp"]
 UpdateKind = Literal["gradient", "delta"]
 MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
+DIGEST = "digest"  # context of a dump that is to be hashed
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -55,7 +67,8 @@ class Config(BaseModel):
 
     def digest(self) -> str:
         """SHA-256 of the resolved values, as hex."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        values = self.model_dump(mode="json", context=DIGEST)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _require_whole_patches(image_size: int, patch_size: int) -> None:
@@ -63,12 +76,39 @@ def _require_whole_patches(image_size: int, patch_size: int) -> None:
         raise ValueError(f"image-size {image_size} is not a multiple of patch-size {patch_size}")
 
 
+class Checkpoint(Config):
+    """Trained weights in a file. Its content identifies it, wherever it lies."""
+
+    path: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @classmethod
+    def of(cls, path: str | Path) -> Self:
+        """The checkpoint in a file.
+
+        Raises:
+            CheckpointError: If the file cannot be read.
+        """
+        try:
+            with Path(path).open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        return cls(path=str(Path(path).absolute()), sha256=sha256)
+
+    @model_serializer(mode="wrap")
+    def _content_alone(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Where the file lies is no part of any digest."""
+        values: dict[str, Any] = dump(self)
+        return {"sha256": values["sha256"]} if info.context == DIGEST else values
+
+
 class ModelConfig(Config):
     """Which network, with which initial weights.
 
     ``defence`` "mjp" adds MJP's shared unknown position embedding to the network. "jigsaw" is MJP
     without it: shuffled patches keep the position embeddings of their places, and the network is
-    that of "none". ``seed`` draws the initial weights.
+    that of "none". ``seed`` draws the initial weights, which those of ``weights`` replace if given.
     """
 
     name: str
@@ -77,6 +117,7 @@ class ModelConfig(Config):
     patch_size: int = Field(16, ge=1)
     classes: int = Field(1000, ge=2)
     seed: int = Field(0, ge=0, le=MAX_SEED)
+    weights: Checkpoint | None = None
 
     @model_validator(mode="after")
     def _whole_patches(self) -> Self:

@@ -66,6 +66,10 @@ class AttackFailedError(FedmjpError):
     """An attack that applies broke down. Remedy: read its own error in the message."""
 
 
+class CheckpointError(BadInputError):
+    """Trained weights that cannot be read, or do not fit the model. Remedy: see the message."""
+
+
 class WeightsMissingError(FedmjpError):
     """Weights that have to be fetched by hand. Remedy: see `fedmjp doctor`."""
 

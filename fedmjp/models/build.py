@@ -10,6 +10,7 @@ import torch
 from fedmjp.config import ModelConfig
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.models.april import AprilBlock
+from fedmjp.models.checkpoints import load_checkpoint
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.seeds import derive
 
@@ -51,10 +52,16 @@ class Architecture:
         changes = [_POSITIONS[self.positions]] if self.positions is not Positions.LEARNED else []
         return "; ".join([self.base, *changes, *([_APRIL] if self.april else [])])
 
+    @property
+    def ignored_weights(self) -> list[str]:
+        """Names of timm's weights that are not taken from a checkpoint."""
+        positions = ["pos_embed"] if self.positions is not Positions.LEARNED else []
+        return [*positions, *(["blocks.0.norm1.weight", "blocks.0.norm1.bias"] if self.april else [])]
+
 
 _APRIL = "first block without first norm and residuals, as APRIL's closed form needs; not a deployed model"
 _POSITIONS = {
-    Positions.ZERO: "position embedding that starts at zero, with its gradient in the upload: MJP's 'w/o PEs' as APRIL can read it",
+    Positions.ZERO: "position embedding that starts at zero, its gradient uploaded: MJP's 'w/o PEs' as APRIL reads it",
     Positions.ABSENT: "no position embedding, and so none of its gradient in the upload",
 }
 _SUFFIXES = {Positions.LEARNED: "", Positions.ZERO: "_zero_positions", Positions.ABSENT: "_without_positions"}
@@ -86,7 +93,7 @@ def architecture(name: str) -> Architecture:
 
 
 def build(config: ModelConfig) -> VitClassifier:
-    """Build the model with initial weights drawn from ``config.seed``.
+    """Build the model with initial weights drawn from ``config.seed``, or those of ``config.weights``.
 
     The weights that variants of a model share, such as the defended and the undefended one, are the
     same for the same seed. timm draws them from torch's global generator; the global state is put
@@ -95,10 +102,14 @@ def build(config: ModelConfig) -> VitClassifier:
     Raises:
         UnknownNameError: If there is no such model.
         ConfigError: If the model cannot be defended as asked.
+        CheckpointError: If there are no such weights, or they do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "weights"))  # noqa: TID251 (timm takes no generator; state is restored)
-        return _drawn(config)
+        model = _drawn(config)
+    if config.weights is not None:
+        load_checkpoint(model, config.weights, ignored=architecture(config.name).ignored_weights)
+    return model
 
 
 def blueprint(config: ModelConfig) -> VitClassifier:

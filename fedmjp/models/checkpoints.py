@@ -1,0 +1,177 @@
+"""Trained weights from a file: everything fits and everything is used, or there is an error that says what not."""
+
+import hashlib
+import io
+import pickle
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedmjp.config import Checkpoint
+from fedmjp.errors import CheckpointError
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+
+TORCH_FILES = (".pth", ".pt", ".bin")
+NESTED_UNDER = ("model", "state_dict")
+PREFIXES = ("module.", "backbone.")
+LISTED = 10
+
+_POSITIONS = names.POSITION_EMBEDDING.removeprefix("backbone.")
+_MJP_POSITIONS = "pos_embed.weight"
+# The linear and the nonlinear localisation regressor of MJP (DAL). It reads E_pos for a loss of its own
+# in training; logits and attacked gradients do not depend on it.
+LOCALISATION = frozenset(f"dlocr.layers.{layer}{kind}" for layer in ("", "0.", "2.") for kind in ("weight", "bias"))
+
+
+def load_checkpoint(model: VitClassifier, checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> None:
+    """Give a model the weights of a file.
+
+    Files are safetensors or torch's own, which are read without running pickled code. They hold a
+    state dict, or one under ``model`` or ``state_dict`` beside the state of the training. Names may
+    begin with ``module.`` or ``backbone.``. The layouts are timm's (also DeiT's), with a
+    ``pos_embed`` of (1, tokens, dim); fedmjp's own, with ``unknown_embedding`` besides for MJP; and
+    that of the official MJP code, whose ``pos_embed.weight`` (tokens + 1, dim) has the unknown
+    embedding as its last row. MJP's localisation regressor (``LOCALISATION``) is left out.
+
+    Models of the official MJP code take pictures normalised by ImageNet's mean and standard
+    deviation, its ViT-S too: they are ``deit_small`` here, not ``vit_small``.
+
+    Args:
+        model: What gets the weights.
+        checkpoint: The file, and what it has to hold.
+        ignored: Names as timm has them that are not taken from the file, whether it has them or not,
+            and stay as they are in the model, if it has them.
+
+    Raises:
+        CheckpointError: If the file cannot be read or is not the one that was meant, or its weights
+            do not fit the model, all of them.
+    """
+    found = _in_timms_layout(_state_dict(checkpoint), checkpoint.path)
+    kept = {name: weight for name, weight in found.items() if name not in LOCALISATION | set(ignored)}
+    expected = {name.removeprefix("backbone."): weight for name, weight in model.state_dict().items()}
+    required = {name: weight for name, weight in expected.items() if name not in ignored}
+    _check_defence(kept, model, checkpoint.path)
+    _check_fit(kept, required, checkpoint.path)
+    values = {**expected, **kept}
+    model.load_state_dict({name: values[name.removeprefix("backbone.")] for name in model.state_dict()})
+
+
+def _state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    path = Path(checkpoint.path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != checkpoint.sha256:
+        raise CheckpointError(
+            f"{path} has SHA-256 {digest}, the configuration asks for {checkpoint.sha256}: "
+            "restore that file, or configure the new one"
+        )
+    loaded = _unnested(_parsed(content, path), path)
+    odd = [name for name, value in loaded.items() if not _is_weight(name, value)]
+    if odd or not loaded:
+        raise CheckpointError(f"{path} is not a state dict of weights: {_first(odd) if odd else 'it is empty'}")
+    spoilt = [name for name, value in loaded.items() if not bool(torch.isfinite(value).all())]
+    if spoilt:
+        raise CheckpointError(f"{path} holds NaN or infinite weights: {_first(spoilt)}; take another")
+    return loaded
+
+
+def _is_weight(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _parsed(content: bytes, path: Path) -> Any:
+    if path.suffix not in (".safetensors", *TORCH_FILES):
+        raise CheckpointError(f"{path} must end in .safetensors, {', '.join(TORCH_FILES)}, which says how to read it")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load(content)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code is None:
+            raise CheckpointError(f"{path} is damaged, or no file of torch's") from None
+        raise CheckpointError(
+            f"{path} needs pickled code ({code[1]}), which is never run: if you trust the file, load it yourself "
+            "and save its weights alone, with safetensors.torch.save_file(checkpoint['model'], ...)"
+        ) from None
+    except Exception as error:  # noqa: BLE001 (torch answers damaged files with errors of every kind)
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{path} is damaged: {reason[0]}") from None
+
+
+def _unnested(loaded: Any, path: Path) -> dict[Any, Any]:
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(f"{path} holds a {type(loaded).__name__} instead of a state dict")
+    inner = [name for name in NESTED_UNDER if isinstance(loaded.get(name), Mapping)]
+    if len(inner) > 1:
+        raise CheckpointError(
+            f"{path} holds several state dicts, {' and '.join(inner)}: save the one that is meant alone"
+        )
+    return dict(loaded[inner[0]] if inner else loaded)
+
+
+def _in_timms_layout(loaded: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+    """Names without prefixes; the rows of MJP's embedding as position and unknown embedding."""
+    found: dict[str, Tensor] = {}
+    for name, weight in loaded.items():
+        short = name
+        for prefix in PREFIXES:
+            short = short.removeprefix(prefix)
+        if short in found:
+            raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
+        found[short] = weight
+    if _MJP_POSITIONS in found and found[_MJP_POSITIONS].ndim == 2:
+        rows = found.pop(_MJP_POSITIONS)
+        found |= {_POSITIONS: rows[None, :-1], names.UNKNOWN_EMBEDDING: rows[-1]}
+    return found
+
+
+def _check_defence(found: Mapping[str, Tensor], model: VitClassifier, path: str) -> None:
+    if names.UNKNOWN_EMBEDDING in found and not model.defended:
+        raise CheckpointError(f"{path} holds MJP's unknown position embedding: it fits defence mjp alone")
+    if names.UNKNOWN_EMBEDDING not in found and model.defended:
+        raise CheckpointError(f"{path} has no unknown position embedding: it fits defence none or jigsaw, not mjp")
+
+
+def _check_fit(found: Mapping[str, Tensor], required: Mapping[str, Tensor], path: str) -> None:
+    missing, unexpected = required.keys() - found.keys(), found.keys() - required.keys()
+    shapes = {
+        name: f"{name} is {tuple(found[name].shape)} instead of {tuple(required[name].shape)}"
+        for name in sorted(required.keys() & found.keys())
+        if found[name].shape != required[name].shape
+    }
+    faults = [
+        *(f"{name} is missing" for name in sorted(missing)),
+        *(f"{name} is unexpected" for name in sorted(unexpected)),
+        *shapes.values(),
+    ]
+    if faults:
+        remedy = _remedy(found, shapes) if not missing | unexpected else "take the model that it is a checkpoint of"
+        raise CheckpointError(f"{path} does not fit the model: {_first(faults)}; {remedy}")
+
+
+def _remedy(found: Mapping[str, Tensor], misshapen: Collection[str]) -> str:
+    remedies = []
+    if _POSITIONS in misshapen:
+        remedies.append("position embeddings are not resampled, take image size and patch size of the training")
+    if "head.bias" in misshapen:
+        remedies.append(f"set classes to {len(found['head.bias'])}")
+    if any(not name.startswith("head.") and name != _POSITIONS for name in misshapen):
+        remedies.append("take the model that it is a checkpoint of")
+    return "; ".join(remedies)
+
+
+def _first(entries: Collection[str]) -> str:
+    """The first few, and how many more there are."""
+    listed = list(entries)
+    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return ", ".join(str(entry) for entry in listed[:LISTED]) + more
