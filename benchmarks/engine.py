@@ -1,9 +1,9 @@
-"""Runs what is missing of an experiment: uploads, attacks, scores, rows."""
+"""Runs what is missing of a plan, job by job: uploads, attacks, scores, rows."""
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Protocol, TypeVar
@@ -13,13 +13,13 @@ from torch import Tensor
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
 from benchmarks import evaluator
-from benchmarks.experiment import AttackConfig, Experiment, PlannedTrial
+from benchmarks.experiment import AttackConfig, Cell, Experiment, Plan, PlannedTrial
 from benchmarks.output import OutputFolder
 from benchmarks.pictures import save_png
-from benchmarks.sources import Batch, Recorded, UploadSource
+from benchmarks.sources import Batch, Recorded, UploadSource, described
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
-from fedmjp.errors import FedmjpError, RecordError
+from fedmjp.errors import RecordError
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction
 from fedmjp.settings import Picture, Setting
@@ -51,6 +51,52 @@ class Progress(Protocol):
         """An attack that optimises has done so many of its steps."""
 
 
+class Silent:
+    """Progress that nobody watches."""
+
+    def federation(self, rounds: int) -> None:
+        """Not told."""
+
+    def round(self) -> None:
+        """Not told."""
+
+    def attacks(self, trials: int) -> None:
+        """Not told."""
+
+    def trials(self, done: int) -> None:
+        """Not told."""
+
+    def optimisation(self, done: int, total: int, loss: float) -> None:
+        """Not told."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is missing of the trials of one arm and version on a few uploads of a plan's part."""
+
+    part: int
+    trials: tuple[PlannedTrial, ...]
+
+    @property
+    def arm(self) -> ModelConfig:
+        """Which the uploads are of."""
+        return self.trials[0].arm
+
+    @property
+    def gradient_of(self) -> Picture:
+        """The version of the pictures that went into the uploads."""
+        return self.trials[0].cell.setting.gradient_of
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What became of a job: trials per cell that are finished and that failed; how long it took."""
+
+    ok: Mapping[Cell, int]
+    failed: Mapping[Cell, int]
+    seconds: float
+
+
 @dataclass(frozen=True)
 class _Attacked:
     reconstruction: Reconstruction
@@ -71,6 +117,7 @@ class Engine:
         store: Trials.
         progress: Is told what happens.
         source: Where uploads come from.
+        save_pictures: Whether originals and reconstructions are written.
     """
 
     experiment: Experiment
@@ -78,28 +125,61 @@ class Engine:
     store: Store
     progress: Progress
     source: UploadSource
+    save_pictures: bool = True
 
     def run(self, planned: _Trials) -> None:
-        """Run the trials that are not finished; failed ones are tried again.
+        """Run the trials of this experiment that are not finished; failed ones are tried again.
 
-        Every trial ends as a row: "ok", or "failed" with its error. Rows are written stack by stack,
-        so that an interruption loses no more than one.
+        Every trial ends as a row: "ok", or "failed" with its error.
         """
-        missing = self._missing(planned)
-        if missing:
+        finished = self._finished(planned)
+        if len(finished) < len(planned):
             error = self.source.prepare(planned, self.progress.federation)
-            self.progress.attacks(len(missing))
-            for arm, gradient_of, trials in _chunks(missing):
-                self._work_off(arm, gradient_of, trials, error)
-        if not self._missing(planned):
+            self.progress.attacks(len(planned) - len(finished))
+            for job in _jobs(0, planned, finished):
+                self.work(job, error)
+        if len(self._finished(planned)) == len(planned):
             self.source.finish()
 
-    def _missing(self, planned: _Trials) -> list[PlannedTrial]:
-        finished = self.store.finished([trial.key for trial in planned])
-        return [trial for trial in planned if trial.key not in finished]
+    def work(self, job: Job, source_error: str | None = None) -> JobReport:
+        """Work a job off, except for trials that another run on the same database has finished since.
 
-    def _work_off(self, arm: ModelConfig, gradient_of: Picture, trials: _Trials, source_error: str | None) -> None:
-        """Trials of one arm and version on a few uploads: attack by attack."""
+        Rows are written stack by stack, so that an interruption loses no more than one.
+
+        Args:
+            job: Of this experiment.
+            source_error: Why uploads that the source does not have could not be recorded.
+
+        Raises:
+            StoreError: If the database failed.
+            OutputError: If pictures cannot be written.
+        """
+        started = time.perf_counter()
+        finished = self._finished(job.trials)
+        self.progress.trials(len(finished))
+        self._work_off(job, [trial for trial in job.trials if trial.key not in finished], source_error)
+        return self._report(job, started)
+
+    def give_up(self, job: Job, error: str) -> JobReport:
+        """Make what is missing of a job failed rows, without trying it again."""
+        started = time.perf_counter()
+        finished = self._finished(job.trials)
+        self.store.put([self._failed(trial, error) for trial in job.trials if trial.key not in finished])
+        return self._report(job, started)
+
+    def _report(self, job: Job, started: float) -> JobReport:
+        statuses = self.store.statuses([trial.key for trial in job.trials])
+        ok, failed = (
+            Counter(trial.cell for trial in job.trials if statuses[trial.key] == status) for status in ("ok", "failed")
+        )
+        return JobReport(ok, failed, time.perf_counter() - started)
+
+    def _finished(self, trials: _Trials) -> set[str]:
+        return self.store.finished([trial.key for trial in trials])
+
+    def _work_off(self, job: Job, trials: _Trials, source_error: str | None) -> None:
+        """Attack by attack."""
+        arm, gradient_of = job.arm, job.gradient_of
         batches = list(dict.fromkeys(trial.batch for trial in trials))
         found = self.source.uploads(arm, gradient_of, batches)
         recorded = {batch: each for batch, each in found.items() if isinstance(each, Recorded)}
@@ -111,8 +191,7 @@ class Engine:
             for stack in _in_chunks(list(own), ATTACKS.get(_attack(own).name).stack):
                 held = {batch: recorded[batch] for batch in stack}
                 made = self._reconstruct_each(arm, _attack(own), held)
-                for batch in stack:
-                    self._put(self._rows(own[batch], recorded[batch], made[batch]))
+                self._put([row for batch in stack for row in self._rows(own[batch], recorded[batch], made[batch])])
 
     def _reconstruct_each(
         self, arm: ModelConfig, attack: AttackConfig, held: Mapping[Batch, Recorded]
@@ -129,7 +208,7 @@ class Engine:
                 made |= self._reconstruct(arm, attack, stack)
             except Exception as error:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
                 if len(stack) == 1:
-                    made |= dict.fromkeys(stack, _described(error))
+                    made |= dict.fromkeys(stack, described(error))
                     continue
                 for batch, each in stack.items():
                     made |= self._reconstruct_each(arm, attack, {batch: each})
@@ -144,12 +223,7 @@ class Engine:
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(arm, weights)
         adversary = Adversary(model, self.experiment.threat, self.experiment.federation.seed)
-        uploads = [
-            replace(each.upload, labels=tuple(sorted(each.private.labels.tolist())))
-            if self.experiment.labels_known
-            else each.upload
-            for each in stack.values()
-        ]
+        uploads = [each.for_attack(labels_known=self.experiment.labels_known) for each in stack.values()]
         started = time.perf_counter()
         reconstructions = adversary.reconstruct(
             attack.name, uploads, attack.options, on_progress=self.progress.optimisation
@@ -166,7 +240,7 @@ class Engine:
             try:
                 values = self._score(recorded, made, setting)
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
-                rows += [self._failed(trial, _described(error)) for trial in own]
+                rows += [self._failed(trial, described(error)) for trial in own]
                 continue
             rows += [self._scored(trial, recorded, made, values) for trial in own]
         self._save_pictures(trials, recorded.private, made.reconstruction)
@@ -197,6 +271,8 @@ class Engine:
         return row
 
     def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
+        if not self.save_pictures:
+            return
         pictures = self.output.pictures
         try:
             order = evaluator.match(reconstruction.images, private.version(private.gradient_of))
@@ -239,10 +315,6 @@ class Engine:
 _environment = lru_cache(maxsize=1)(provenance.environment)
 
 
-def _described(error: Exception) -> str:
-    return str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
-
-
 def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
     """Nothing is measured on pictures that an attack's prior was made of."""
     known = [
@@ -255,16 +327,35 @@ def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
         raise RecordError(f"the prior of natural patches was measured on {known[0]!r}: attack other pictures")
 
 
-def _chunks(trials: _Trials) -> Iterator[tuple[ModelConfig, Picture, list[PlannedTrial]]]:
-    """Trials of the same arm and version, a few uploads at a time, in the order of the plan."""
+def jobs(plan: Plan, store: Store) -> list[Job]:
+    """What is missing of a plan; jobs of the same weights follow each other, so that models are built once."""
+    finished = store.finished([trial.key for trial in plan.trials])
+    found = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
+    places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in found))}
+    return sorted(found, key=lambda job: places[job.arm])
+
+
+def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
+    for chunk in _chunks(planned):
+        missing = tuple(trial for trial in chunk if trial.key not in finished)
+        if missing:
+            yield Job(part, missing)
+
+
+def _chunks(planned: _Trials) -> Iterator[list[PlannedTrial]]:
+    """Trials of the same arm and version, a few uploads at a time, in the order of the plan.
+
+    Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
+    is the same whenever a run is interrupted.
+    """
     groups: defaultdict[tuple[ModelConfig, Picture], defaultdict[Batch, list[PlannedTrial]]]
     groups = defaultdict(lambda: defaultdict(list))
-    for trial in trials:
+    for trial in planned:
         groups[trial.arm, trial.cell.setting.gradient_of][trial.batch].append(trial)
-    for (arm, gradient_of), by_batch in groups.items():
+    for by_batch in groups.values():
         optimises = any(ATTACKS.get(trial.attack.name).optimises for own in by_batch.values() for trial in own)
         for chunk in _in_chunks(list(by_batch.values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
-            yield arm, gradient_of, [trial for own in chunk for trial in own]
+            yield [trial for own in chunk for trial in own]
 
 
 def _by_attack(trials: _Trials) -> list[dict[Batch, list[PlannedTrial]]]:

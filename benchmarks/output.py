@@ -37,6 +37,17 @@ class OutputFolder:
         """Records of the federated run; removed when no trial needs them any more."""
         return RunFolder(self.root / "run")
 
+    def in_use(self) -> bool:
+        """Whether a run is writing to it."""
+        try:
+            with (self.root / MARK).open() as mark:
+                fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def prepare(self, *, fresh: bool) -> None:
         """Make the folder ours, or empty it of what a former run of ours left.
 

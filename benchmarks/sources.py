@@ -7,7 +7,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,7 @@ from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, FedmjpError
-from fedmjp.models.build import build
+from fedmjp.models.build import blueprint, build
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, weights_digest
@@ -41,6 +41,12 @@ class Recorded:
 
     private: PrivateBatch
     upload: Upload
+
+    def for_attack(self, *, labels_known: bool) -> Upload:
+        """The upload as the server has it; with the labels, in no telling order, where it knows them."""
+        if not labels_known:
+            return self.upload
+        return replace(self.upload, labels=tuple(sorted(self.private.labels.tolist())))
 
 
 class UploadSource(Protocol):
@@ -74,7 +80,12 @@ def tensors_read(experiment: Experiment, arm: ModelConfig, model: VitClassifier)
 class DirectUploads:
     """Computes uploads in this process when they are asked for, without Flower, and forgets them.
 
-    Only the tensors that some attack reads are computed and kept. The weights stay as they are.
+    Only the tensors that some attack reads are computed and kept. The weights stay as they are. An
+    upload does not depend on which others are asked for, to the last bit.
+
+    Attributes:
+        experiment: Whose arms' uploads are asked for.
+        selection: Its pictures; experiments that differ in their seed may share them.
 
     Raises:
         ConfigError: If the weights are to move, which takes a server.
@@ -96,24 +107,19 @@ class DirectUploads:
     def uploads(
         self, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch]
     ) -> Mapping[Batch, Recorded | str]:
-        """Compute them, in one stack where the attacks read nothing but the model's entrance."""
+        """Compute them, in stacks where the attacks read nothing but the model's entrance."""
+        try:
+            model = _initial_model(arm, self.experiment.federation.device)
+        except FedmjpError as error:
+            return dict.fromkeys(batches, str(error))
+        names = tensors_read(self.experiment, arm, model)
+        stacked = (
+            self.experiment.federation.update == "gradient" and model.has_positions and names and names <= ENTRANCE
+        )
         found: dict[Batch, Recorded | str] = {}
-        private: dict[Batch, tuple[PrivateBatch, int, int]] = {}
-        for batch in batches:
-            client, server_round = self._turn(batch, gradient_of)
-            try:
-                made = batch_of_round(self.experiment.federation, self.selection, client, server_round)
-                private[batch] = (made, client, server_round)
-            except FedmjpError as error:
-                found[batch] = str(error)
-        updates = self._updates(arm, [made for made, _, _ in private.values()])
-        kind, digest = self.experiment.federation.update, _initial_digest(arm)
-        for (batch, (made, client, server_round)), tensors in zip(private.items(), updates, strict=True):
-            try:
-                found[batch] = Recorded(made, Upload(tensors, kind, len(batch), server_round, client, digest))
-            except FedmjpError as error:
-                found[batch] = f"the client's update of {', '.join(batch)} failed: {error}"
-        return found
+        for stack in self._stacks(batches) if stacked else [[batch] for batch in batches]:
+            found |= self._computed(arm, gradient_of, stack, names)
+        return {batch: found[batch] for batch in batches}
 
     def model(self, arm: ModelConfig, weights: str) -> VitClassifier:
         """The initial model: a copy, so that nothing an attack does to it reaches the clients."""
@@ -126,6 +132,38 @@ class DirectUploads:
     def finish(self) -> None:
         """Nothing is kept."""
 
+    def _stacks(self, batches: Sequence[Batch]) -> list[list[Batch]]:
+        """Whole passes that the batches are in: how many are in a pass shows in the last bit of its gradients."""
+        size = max(1, PICTURES_PER_PASS // self.experiment.federation.batch_size)
+        passes = dict.fromkeys(self._places[batch] // size for batch in batches)
+        every = list(self._places)
+        return [every[index * size : (index + 1) * size] for index in passes]
+
+    def _computed(
+        self, arm: ModelConfig, gradient_of: Picture, stack: Sequence[Batch], names: frozenset[str]
+    ) -> dict[Batch, Recorded | str]:
+        """Uploads of one pass, or of one batch alone."""
+        federation = self.experiment.federation
+        found: dict[Batch, Recorded | str] = {}
+        turns = {batch: self._turn(batch, gradient_of) for batch in stack}
+        private: dict[Batch, PrivateBatch] = {}
+        for batch, turn in turns.items():
+            try:
+                private[batch] = batch_of_round(federation, self.selection, *turn)
+            except FedmjpError as error:
+                found[batch] = str(error)
+        try:
+            updates = _updates(_initial_model(arm, federation.device), list(private.values()), federation, names)
+            digest = _initial_digest(arm, federation.device)
+            for (batch, made), tensors in zip(private.items(), updates, strict=True):
+                client, server_round = turns[batch]
+                upload = Upload(tensors, federation.update, len(batch), server_round, client, digest)
+                found[batch] = Recorded(made, upload)
+        except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
+            for batch in private:
+                found.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
+        return found
+
     def _turn(self, batch: Batch, gradient_of: Picture) -> tuple[int, int]:
         """Client and round of a batch, as in a federated run."""
         federation = self.experiment.federation
@@ -137,19 +175,22 @@ class DirectUploads:
         batches = self.selection.batches(self.experiment.federation)
         return {tuple(entry.name for entry in batch): place for place, batch in enumerate(batches)}
 
-    def _updates(self, arm: ModelConfig, private: list[PrivateBatch]) -> list[dict[str, torch.Tensor]]:
-        federation = self.experiment.federation
-        model = _initial_model(arm, federation.device)
-        names = tensors_read(self.experiment, arm, model)
-        if not private:
-            return []
-        if federation.update == "gradient" and names and names <= ENTRANCE:
-            step = max(1, PICTURES_PER_PASS // federation.batch_size)
-            stacks = [private[start : start + step] for start in range(0, len(private), step)]
-            return [each for stack in stacks for each in entrance_gradients(model, stack, names)]
-        # A floor reads nothing, but an upload is never empty.
-        whole = (local_update(model, batch, federation) for batch in private)
-        return [{name: tensor for name, tensor in each.items() if name in names or not names} for each in whole]
+
+def described(error: Exception) -> str:
+    """What a failed trial's row says of an error; its kind too, unless it was raised on purpose."""
+    return str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
+
+
+def _updates(
+    model: VitClassifier, private: Sequence[PrivateBatch], federation: FederationConfig, names: frozenset[str]
+) -> list[dict[str, torch.Tensor]]:
+    if len(private) > 1:
+        return entrance_gradients(model, private, names)
+    # A floor reads nothing, but an upload is never empty.
+    return [
+        {name: tensor for name, tensor in local_update(model, batch, federation).items() if name in names or not names}
+        for batch in private
+    ]
 
 
 @dataclass(frozen=True)
@@ -218,12 +259,12 @@ class FederatedUploads(RecordedUploads):
             return None
         if self.folder.root.exists():
             shutil.rmtree(self.folder.root)
-        on_rounds(federation.rounds * len(federation.arms))
+        on_rounds(federation.rounds * len(self.experiment.arms))
         try:
             self.record(federation, self.folder, upload_tensors=self._tensors(), on_round=self.on_round)
         except FedmjpError as error:
             return str(error)
-        absent = federation.clients * federation.rounds * len(federation.arms) - self.folder.count()
+        absent = federation.clients * federation.rounds * len(self.experiment.arms) - self.folder.count()
         if absent:
             return f"the federated run completed, but {absent} uploads are missing"
         write_text(self._marker, keys)
@@ -243,8 +284,8 @@ class FederatedUploads(RecordedUploads):
         return self.folder.root / COMPLETED
 
     def _tensors(self) -> list[str]:
-        arms = self.experiment.federation.arms
-        return sorted(frozenset().union(*(tensors_read(self.experiment, arm, build(arm)) for arm in arms)))
+        arms = self.experiment.arms
+        return sorted(frozenset().union(*(tensors_read(self.experiment, arm, blueprint(arm)) for arm in arms)))
 
 
 def read_recorded(
@@ -265,19 +306,20 @@ def read_recorded(
     return found
 
 
-@lru_cache(maxsize=1)
+# Jobs come in the order of their weights; one arm more, for jobs that are tried again.
+@lru_cache(maxsize=2)
 def _initial_model(arm: ModelConfig, device: str) -> VitClassifier:
     return build(arm).to(device)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _attackers_model(arm: ModelConfig, device: str) -> VitClassifier:
     return copy.deepcopy(_initial_model(arm, device))
 
 
-@lru_cache(maxsize=8)
-def _initial_digest(arm: ModelConfig) -> str:
-    return weights_digest(build(arm).state_dict())
+@lru_cache(maxsize=64)
+def _initial_digest(arm: ModelConfig, device: str) -> str:
+    return weights_digest(_initial_model(arm, device).state_dict())
 
 
 @lru_cache(maxsize=1)

@@ -1,14 +1,16 @@
-"""A small experiment that tests run in direct mode; also a program that tests can kill."""
+"""Small experiments that tests run in direct mode."""
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.engine import Engine
-from benchmarks.experiment import Experiment, PlannedTrial, plan
+from benchmarks.engine import Engine, JobReport, Silent
+from benchmarks.experiment import Experiment, Plan, PlannedTrial
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
+from benchmarks.planning import plan
+from benchmarks.retention import Keep
 from benchmarks.sources import DirectUploads, FederatedUploads, Recorded, Recorder
+from benchmarks.workers import Setup
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
 from fedmjp.records import record_name
@@ -28,27 +30,57 @@ def small_experiment(**federation: object) -> Experiment:
     )
 
 
-class Printed:
-    """Progress as lines, so that a test knows when to strike."""
+def small_campaign(
+    folder: Path, *, pictures: int = 4, seeds: int = 2, keep: Keep = "extremes", database: str = ""
+) -> tuple[Plan, Setup]:
+    """The experiment on DeiT-Ti alone, in one part per seed and mask ratio, on the same pictures."""
+    experiments = [
+        Experiment(
+            federation=FederationConfig(
+                models=("deit_tiny",),
+                defences=("none", "mjp"),
+                inputs=tuple(Picture),
+                clients=1,
+                pictures_per_client=pictures,
+                image_size=64,
+                patch_size=8,
+                seed=seed,
+                mask_ratio=mask_ratio,
+            ),
+            attacks={"deit_tiny": ("patch_embedding", "april", "grey")},
+            metrics=("mse", "psnr"),
+        )
+        for seed in range(seeds)
+        for mask_ratio in (0.27, 0.5)
+    ]
+    selection = select_for(experiments[0].federation)
+    batches = [selection.batches(experiment.federation) for experiment in experiments]
+    output = OutputFolder(folder)
+    database = database or f"sqlite:///{output.database}"
+    setup = Setup(output, database, tuple(experiments), selection, keep, threads=1)
+    return plan(experiments, batches, uploads="direct"), setup
 
-    def federation(self, rounds: int) -> None:
-        print("federation", rounds, flush=True)
 
-    def round(self) -> None:
-        pass
+class Told(Silent):
+    """Progress that remembers."""
+
+    def __init__(self) -> None:
+        self.announced = self.done = 0
+        self.reports: list[JobReport] = []
 
     def attacks(self, trials: int) -> None:
-        print("attacks", trials, flush=True)
+        self.announced = trials
 
     def trials(self, done: int) -> None:
-        print("trials", done, flush=True)
+        self.done += done
 
-    def optimisation(self, done: int, total: int, loss: float) -> None:
-        pass
+    def job(self, report: JobReport) -> None:
+        self.reports.append(report)
 
 
 def planned_trials(experiment: Experiment) -> list[PlannedTrial]:
-    return plan(experiment, select_for(experiment.federation).batches(experiment.federation), uploads="federated")
+    batches = select_for(experiment.federation).batches(experiment.federation)
+    return plan([experiment], [batches], uploads="federated").trials
 
 
 def record_directly(
@@ -76,14 +108,10 @@ def record_directly(
 
 def engine_of(experiment: Experiment, output: OutputFolder, record: Recorder = record_directly) -> Engine:
     source = FederatedUploads(experiment, output.run, lambda: None, record)
-    return Engine(experiment, output, Store.at(output.database), Printed(), source)
+    return Engine(experiment, output, Store.at(output.database), Silent(), source)
 
 
 def run_small(root: Path) -> None:
     experiment, output = small_experiment(), OutputFolder(root)
     output.prepare(fresh=False)
     engine_of(experiment, output).run(planned_trials(experiment))
-
-
-if __name__ == "__main__":
-    run_small(Path(sys.argv[1]))
