@@ -43,6 +43,14 @@ def test_masked_tokens_get_the_unknown_embedding_per_picture(
         assert torch.equal(positions[picture, 0], defended.backbone.pos_embed[0, 0])
 
 
+def test_vit_small_is_deit_small_with_another_normalisation(generator: torch.Generator) -> None:
+    vit, deit = small_model("vit_small"), small_model("deit_small")
+    assert all(torch.equal(a, b) for a, b in zip(vit.parameters(), deit.parameters(), strict=True))
+    pictures = torch.rand(1, 3, 64, 64, generator=generator)
+    assert torch.allclose(vit(pictures), vit.backbone(2 * pictures - 1), atol=1e-6)
+    assert torch.allclose(vit(pictures), deit(deit.std * (2 * pictures - 1) + deit.mean), atol=1e-5)
+
+
 def test_mask_on_an_undefended_model_is_refused(undefended: VitClassifier) -> None:
     with pytest.raises(BadInputError, match="without an unknown position embedding"):
         undefended(torch.zeros(1, 3, 64, 64), torch.zeros(1, 64, dtype=torch.bool))
