@@ -1,85 +1,189 @@
-"""The report as one HTML file that needs neither network nor neighbours."""
+"""The leaderboard as one HTML file that needs neither network nor neighbours."""
 
-import base64
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from itables import options as itables_options
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
 
-from benchmarks.output import write_text
-from benchmarks.report.tables import TEXT_COLUMNS, display
+from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.report import numbers
+from benchmarks.report.gallery import Gallery
+from benchmarks.report.plots import Plot
+from benchmarks.report.rows import (
+    FILTERED,
+    HEADINGS,
+    TEXT,
+    VERDICTS,
+    Row,
+    definitions,
+    reported_rows,
+    sections,
+)
+from benchmarks.report.svg import inline
+from benchmarks.report.tables import filled
+
+NO_GALLERY = (
+    "This page holds no pictures: it is published without them, because not every picture that was attacked may be "
+    "passed on. Run the command below to make them."
+)
+NO_UTILITY = "No plot of privacy against utility: no accuracy is known for the weights that were attacked."
+NO_RATIOS = "No plot of leakage against mask ratio: no model was attacked at two ratios or more."
+PACKAGES = ("python", "fedmjp", "torch", "timm", "flwr", "scikit-image")
 
 
-def write_page(
-    board: pd.DataFrame,
-    metrics: Sequence[str],
-    notes: Sequence[str],
-    figure: Path,
-    manifest: Mapping[str, Any],
-    threat: str,
-    path: Path,
-) -> None:
+@dataclass(frozen=True)
+class Picture:
+    """A picture that is embedded once, however many rows show it."""
+
+    id: str
+    width: int
+    height: int
+    png: str
+
+
+class Pictures:
+    """Pictures by content, in the order in which they are first shown."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Picture] = {}
+
+    def add(self, path: Path) -> Picture:
+        """Embed a PNG file, or find it again."""
+        content = path.read_bytes()
+        digest = sha256(content).hexdigest()
+        if digest not in self.found:
+            with Image.open(path) as image:
+                width, height = image.size
+            self.found[digest] = Picture(f"picture-{len(self.found)}", width, height, b64encode(content).decode())
+        return self.found[digest]
+
+
+def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots: Sequence[Plot]) -> str:
     """Render the page.
 
     Args:
-        board: The leaderboard.
-        metrics: Names, in the order of the columns.
-        notes: What the table must not be read without.
-        figure: PNG of the reconstructions, embedded.
-        manifest: Embedded whole; the essentials are repeated in words.
-        threat: The threat model in one sentence.
-        path: The HTML file.
+        board: What is shown.
+        gallery: Pictures per entry; the page says why there are none.
+        drawn: SVG by name of the plot.
+        plots: In the order in which they are shown.
     """
-    environment = Environment(
-        loader=PackageLoader("benchmarks.report", "."), autoescape=True, undefined=StrictUndefined
-    )
-    shown = display(board, metrics)
-    page = environment.get_template("page.html.jinja").render(
-        title="Uploads, attacked and scored",
-        subtitle=_subtitle(manifest),
-        threat=threat,
-        columns=list(shown.columns),
-        text_columns=TEXT_COLUMNS,
-        rows=_rows(shown, list(board["role"])),
-        notes=notes,
-        figure=base64.b64encode(figure.read_bytes()).decode(),
-        origin=_origin(manifest),
-        manifest=json.dumps(manifest, indent=2),
-    )
-    write_text(path, page)
-
-
-def _rows(shown: pd.DataFrame, roles: Sequence[str]) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    former: tuple[str, str] | None = None
-    for values, role in zip(shown.to_dict("records"), roles, strict=True):
-        group = (values["model"], values["defence"])
-        rows.append({"values": values, "starts_group": group != former, "dim": role != "attack"})
-        former = group
-    return rows
-
-
-def _subtitle(manifest: Mapping[str, Any]) -> str:
-    trials = manifest["trials"]
-    return (
-        f"Uploads: {manifest['uploads']}; {len(manifest['pictures'])} pictures, "
-        f"{trials['ok']} of {trials['planned']} trials finished, {trials['failed']} failed."
+    pictures = Pictures()
+    shown = {entry.id: gallery.of(entry.id) for entry in board.entries} if gallery else {}
+    galleries = {
+        entry_id: [(one, [pictures.add(path) for path in one.files]) for one in several]
+        for entry_id, several in shown.items()
+    }
+    environments = _environments(board)
+    template = _environment().get_template("page.html.jinja")
+    return template.render(
+        board=board,
+        sections=sections(board),
+        reported=reported_rows(board),
+        numbers=numbers,
+        headings=HEADINGS,
+        text_columns=TEXT,
+        filtered=FILTERED,
+        filled=filled,
+        anchors={entry.id: f"entry-{place}" for place, entry in enumerate(board.entries)},
+        galleries=galleries,
+        pictures=list(pictures.found.values()),
+        no_gallery=None if gallery else NO_GALLERY,
+        plots=[(plot, inline(plot, drawn[plot.name])) for plot in plots],
+        no_plots=_missing_plots(plots),
+        verdicts={name: text for name, text in VERDICTS.items() if any(e.verdict == name for e in board.entries)},
+        verdict_class=_verdict_class,
+        definitions=definitions(board.metrics),
+        facts=_facts,
+        environments=[(place, _described(one)) for place, one in enumerate(environments.values(), start=1)],
+        environment_numbers=lambda entry: _numbers_of(entry, list(environments)),
+        manifest=json.dumps(board.about, indent=2, default=str),
+        bundle=_bundle(),
     )
 
 
-def _origin(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    packages = ("python", "fedmjp", "torch", "timm", "flwr", "scikit-image")
-    found = [("Weights", manifest["weights_origin"]), ("Seed", str(manifest["seed"]))]
-    for environment in manifest["environments"]:
-        versions, hardware, revision = environment["versions"], environment["hardware"], environment["revision"]
-        commit = revision["commit"] or "not run from a git checkout"
-        gpus = ", ".join(hardware["gpus"]) or "no GPU"
-        found += [
-            ("Versions", ", ".join(f"{name} {versions[name]}" for name in packages)),
-            ("Hardware", f"{hardware['processor']}, {hardware['cores']} cores, {gpus}"),
-            ("Revision", f"{commit}{' (modified)' if revision['modified'] else ''}"),
-        ]
-    return [*found, ("Run", f"{manifest['trials']['first']} to {manifest['trials']['last']}")]
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("benchmarks.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _bundle() -> dict[str, str]:
+    """DataTables as itables brings it along: its style sheet, and its module in base64."""
+    module = Path(itables_options.dt_bundle)
+    style = module.with_suffix(".css").read_text(encoding="utf-8")
+    return {"style": style, "module": b64encode(module.read_bytes()).decode()}
+
+
+def _verdict_class(row: Row) -> str:
+    return f"verdict-{row.verdict.replace(' ', '-')}"
+
+
+def _missing_plots(plots: Sequence[Plot]) -> list[str]:
+    needed = {"-utility": NO_UTILITY, "-mask-ratio": NO_RATIOS}
+    return [reason for part, reason in needed.items() if not any(part in plot.name for plot in plots)]
+
+
+def _facts(entry: Entry) -> list[tuple[str, str]]:
+    """What the table has no column for."""
+    provenance = entry.provenance
+    found = [
+        ("Verdict", f"{entry.verdict}: {entry.reason}"),
+        ("Caveat", entry.caveat),
+        ("Weights", entry.weights if entry.weights == "untrained" else f"checkpoint {entry.weights}"),
+        ("Accuracy", f"top-1 {entry.utility.top1:g} %, {entry.utility.source}" if entry.utility else ""),
+        ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),
+        ("Trials", _trials(entry)),
+        ("Recognisable and 3 dB over the guess", f"{entry.exposed} of {entry.n} pictures" if entry.n else ""),
+        ("Mask ratio, realised", "" if entry.realised_ratio is None else f"{entry.realised_ratio:.3f}"),
+        ("Errors", "; ".join(entry.errors)),
+        ("Submitted by", f"{entry.submitter.name}, {entry.submitter.link}" if entry.submitter else ""),
+        ("Scored as", entry.protocol),
+        ("Campaign", provenance.campaign),
+        ("Pictures", provenance.data),
+        ("SHA-256 of the pictures", provenance.pictures_sha256),
+        ("SHA-256 of the weights", ", ".join(provenance.weights_sha256)),
+        ("SHA-256 of the configuration", provenance.config_sha256),
+        ("Seeds", ", ".join(map(str, provenance.seeds))),
+        ("Run", f"{provenance.first} to {provenance.last}" if provenance.first else "not run"),
+    ]
+    return [(term, text) for term, text in found if text]
+
+
+def _trials(entry: Entry) -> str:
+    counts = {"missing": entry.missing, "pictures left out, being the attack's own prior": entry.left_out}
+    more = [f"{count} {what}" for what, count in counts.items() if count]
+    return ", ".join([f"{entry.trials} finished over {entry.n} pictures", f"{entry.failures} failed", *more])
+
+
+def _environments(board: Board) -> dict[str, Mapping[str, Any]]:
+    """Every environment once, by its JSON."""
+    return {json.dumps(one, sort_keys=True): one for entry in board.entries for one in entry.provenance.environments}
+
+
+def _numbers_of(entry: Entry, keys: Sequence[str]) -> str:
+    return ", ".join(str(keys.index(json.dumps(one, sort_keys=True)) + 1) for one in entry.provenance.environments)
+
+
+def _described(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    versions, hardware = environment["versions"], environment["hardware"]
+    commit = environment["revision"]["commit"] or "not run from a git checkout"
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    return [
+        ("Versions", ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)),
+        ("Hardware", f"{hardware['processor']}, {hardware['cores']} cores, {gpus}"),
+        ("Revision", f"{commit}{' (modified)' if environment['revision']['modified'] else ''}"),
+    ]

@@ -1,112 +1,160 @@
-"""The leaderboard as CSV, Markdown and a terminal table."""
+"""The leaderboard as CSV, Markdown and terminal tables."""
 
-from collections.abc import Sequence
-from pathlib import Path
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from tabulate import tabulate
 
-from attacks.base import Role
-from benchmarks.output import write_text
+from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics
+from benchmarks.report.rows import LEAKAGE_HEADING, TEXT, VERDICTS, Row, reported_rows, sections
+from fedmjp.config import Config
 from fedmjp.metrics import metric
 
-# Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
-FORMATS = {"psnr": ".1f", "mse": ".2g", "fft2d": ".2g"}
-TEXT_COLUMNS = ("model", "defence", "attack", "setting")
 # What a narrow terminal can do without, in this order.
-DISPENSABLE = ("n", "MSE", "FFT2D", "95 % interval", "mask ratio", "LPIPS", "worst")
+DISPENSABLE = (
+    "upload", "attack s", "reason", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "weights", "worst",
+    "SSIM", "failed", "against no defence, dB", "mask ratio", "strongest attack",
+)  # fmt: skip
 UNLIMITED = 10_000
-HEADINGS = {"psnr": "PSNR dB", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
+GROUP = ("model", "weights", "defence")
+NESTED: dict[str, type[Config]] = {"over_floor": Difference, "over_twin": Difference, "recognisable": Share}
 
 
-def write_csv(board: pd.DataFrame, path: Path) -> None:
-    """Every column, full precision, empty where there is no value."""
-    write_text(path, board.to_csv(index=False))
+def csv_text(board: Board) -> str:
+    """One line per entry, every number at full precision, empty where there is no value."""
+    lines = [_flat(entry, board.metrics) for entry in board.entries]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]) if lines else ["id"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
 
 
-def write_markdown(board: pd.DataFrame, metrics: Sequence[str], notes: Sequence[str], path: Path) -> None:
-    """Means with intervals, and the notes that the table must not be read without."""
-    table = display(board, metrics).to_markdown(index=False, disable_numparse=True)
-    write_text(path, f"{table}\n\n" + "".join(f"- {note}\n" for note in notes))
-
-
-def display(board: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
-    """Cells as text: the mean, for PSNR with its interval and the most revealing picture."""
-    shown = pd.DataFrame(
-        {
-            "model": board["model"],
-            "defence": board["defence"],
-            "mask ratio": board["mask_ratio"].map("{:g}".format),
-            "attack": [_marked(attack, role) for attack, role in zip(board["attack"], board["role"], strict=True)],
-            "setting": board["setting"],
-            "n": board["n"],
-            "failed": board["failures"],
-        }
-    )
+def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
+    """Flat names: ``psnr_mean``, ``over_twin_p_value``, ``threat_batch_size``."""
+    nested = {"threat", "metrics", "leakage", "submitter", "utility", "cost", "provenance", "errors", *NESTED}
+    line: dict[str, Any] = entry.model_dump(mode="json", exclude=nested)
+    line["errors"] = "; ".join(entry.errors)
+    line |= _prefixed("threat", entry.threat.model_dump(mode="json"))
     for name in metrics:
-        shown[HEADINGS.get(name, name)] = [_number(value, name) for value in board[f"{name}_mean"]]
-        if name == "psnr":
-            bounds = zip(board["psnr_low"], board["psnr_high"], strict=True)
-            shown["95 % interval"] = [_interval(low, high) for low, high in bounds]
-            shown["worst"] = [_number(value, name) for value in board["psnr_worst"]]
-    return shown
+        line |= _fields(name, Statistics, entry.metrics.get(name))
+    for name, kind in NESTED.items():
+        line |= _fields(name, kind, getattr(entry, name))
+    line |= {
+        "utility_top1": entry.utility and entry.utility.top1,
+        "utility_source": entry.utility and entry.utility.source,
+        **entry.cost.model_dump(),
+    }
+    provenance = entry.provenance.model_dump(mode="json", exclude={"environments"})
+    provenance |= {name: " ".join(map(str, provenance[name])) for name in ("weights_sha256", "seeds")}
+    return line | _prefixed("provenance", provenance)
 
 
-def print_table(board: pd.DataFrame, metrics: Sequence[str], console: Console) -> None:
-    """One table, floors and bounds dimmed. A terminal that is too narrow gets fewer columns, and is told."""
-    shown = display(board, metrics)
-    empty = [column for column in shown.columns if (shown[column] == "").all()]
-    without_failures = ["failed"] if (board["failures"] == 0).all() else []
-    shown = shown.drop(columns=empty + without_failures)
-    left_out: list[str] = []
-    unlimited = console.options.update(max_width=UNLIMITED)
-    dimmed = [role != "attack" for role in board["role"]]
-    table = _terminal_table(shown, dimmed)
-    for column in DISPENSABLE:
-        if console.measure(table, options=unlimited).maximum <= console.width:
-            break
-        if column in shown.columns:
-            left_out.append(column)
-            shown = shown.drop(columns=column)
-            table = _terminal_table(shown, dimmed)
-    console.print(table)
+def _fields(name: str, kind: type[Config], value: Config | None) -> dict[str, Any]:
+    return _prefixed(name, value.model_dump() if value else dict.fromkeys(kind.model_fields))
+
+
+def _prefixed(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}_{key}": value for key, value in values.items()}
+
+
+def markdown_text(board: Board) -> str:
+    """Standings and cells per threat model, reported figures, notes."""
+    parts = [f"# {_escaped(board.title)}", _escaped(board.question)]
+    for section in sections(board):
+        parts += [
+            f"## {_escaped(section.threat.sentence())}",
+            _escaped(section.summary),
+            "### Standings",
+            _markdown(section.standings),
+            "### All cells",
+            _markdown(section.cells),
+        ]
+    if board.reported:
+        parts += ["## Reported in papers, not measured here", _markdown(reported_rows(board))]
+    shown = {entry.verdict for entry in board.entries}
+    meanings = [f"- {name}: {meaning}." for name, meaning in VERDICTS.items() if name in shown]
+    parts += ["## Verdicts", "\n".join(meanings), "## Notes", "\n".join(f"- {_escaped(note)}" for note in board.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    columns = filled(rows)
+    return tabulate(
+        [[_escaped(row.values[name].text) if name in row.values else "" for name in columns] for row in rows],
+        headers=columns,
+        tablefmt="pipe",
+        disable_numparse=True,
+        colalign=["left" if name in TEXT else "right" for name in columns],
+    )
+
+
+def _escaped(text: str) -> str:
+    """Text that GitHub shows as it is; underscores inside words are no markup, and stay readable."""
+    plain = re.sub(r"\s+", " ", text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*|\[\]~$]|(?<!\w)_|_(?!\w))", r"\\\1", plain)
+
+
+def filled(rows: Sequence[Row]) -> list[str]:
+    """Headings of the columns that are not empty throughout, in the order of the widest row."""
+    headings = max((list(row.values) for row in rows), key=len, default=[])
+    return [name for name in headings if any(name in row.values and row.values[name].text for row in rows)]
+
+
+def print_table(board: Board, console: Console) -> None:
+    """Standings and cells per threat model. A terminal that is too narrow gets fewer columns, and is told."""
+    left_out: dict[str, None] = {}
+    for section in sections(board):
+        console.print(section.threat.sentence(), markup=False, highlight=False)
+        console.print(section.summary, markup=False, highlight=False)
+        for title, rows in (("Standings", section.standings), ("All cells", section.cells)):
+            if rows:
+                left_out |= dict.fromkeys(_print(title, rows, console))
     if left_out:
         console.print(f"Left out for want of width: {', '.join(left_out)}. The report has every column.\n")
 
 
-def _terminal_table(shown: pd.DataFrame, dimmed: Sequence[bool]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Leakage, mean over pictures", title_justify="left")
-    for column in shown.columns:
-        table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right", no_wrap=True)
-    former = ("", "")
-    for row, dim in zip(shown.to_dict("records"), dimmed, strict=True):
-        group = (row["model"], row["defence"])
-        if group == former:
-            row |= {"model": "", "defence": ""}
-        elif table.row_count:
+def _print(title: str, rows: Sequence[Row], console: Console) -> list[str]:
+    columns = [name for name in filled(rows) if name != "failed" or any(row.values[name].order for row in rows)]
+    left_out: list[str] = []
+    unlimited = console.options.update(max_width=UNLIMITED)
+    table = _terminal_table(title, rows, columns)
+    for column in DISPENSABLE:
+        if console.measure(table, options=unlimited).maximum <= console.width:
+            break
+        if column in columns:
+            left_out.append(column)
+            columns.remove(column)
+            table = _terminal_table(title, rows, columns)
+    console.print(table)
+    return left_out
+
+
+def _terminal_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in TEXT else "right", no_wrap=True)
+    former: list[str] = []
+    for row in rows:
+        texts = {name: row.values[name].text if name in row.values else "" for name in columns}
+        group = [texts[name] for name in GROUP if name in texts]
+        if group == former and LEAKAGE_HEADING in columns and "rank" not in columns:
+            texts |= {name: "" for name in GROUP if name in texts}
+        elif table.row_count and "rank" not in columns:
             table.add_section()
-        table.add_row(*(escape(str(value)) for value in row.values()), style="dim" if dim else "")
+        table.add_row(*map(escape, texts.values()), style="dim" if row.dim else "")
         former = group
     return table
-
-
-def _marked(attack: str, role: Role) -> str:
-    """What is no attack says so in its own row."""
-    return attack if role == "attack" else f"{attack} ({role})"
 
 
 def missing_metrics(metrics: Sequence[str]) -> dict[str, str]:
     """Metrics that this machine cannot compute, and why."""
     reasons = {name: metric(name).missing() for name in metrics}
     return {name: reason for name, reason in reasons.items() if reason}
-
-
-def _number(value: float | None, name: str) -> str:
-    return "" if value is None or pd.isna(value) else f"{value:{FORMATS.get(name, '.3f')}}"
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None or pd.isna(low) else f"{low:.1f} to {high:.1f}"

@@ -1,0 +1,75 @@
+r"""The standings as LaTeX tables, to be read into a paper with ``\input``."""
+
+from collections.abc import Sequence
+
+from benchmarks.leaderboard.entries import Board
+from benchmarks.report.rows import LEAKAGE_HEADING, TEXT, Row, Section, sections
+from benchmarks.report.tables import filled
+
+COLUMNS = (
+    "rank", "model", "weights", "defence", "mask ratio", "verdict", "strongest attack", "n", LEAKAGE_HEADING, "worst",
+    "against no defence, dB", "top-1 %",
+)  # fmt: skip
+_SPECIAL = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedbl{}",
+        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    }
+)
+
+
+def latex_text(board: Board) -> str:
+    """One table per threat model and setting."""
+    tables = [
+        _table(section, setting, [row for row in section.standings if row.values["setting"].text == setting])
+        for section in sections(board)
+        for setting in dict.fromkeys(row.values["setting"].text for row in section.standings)
+    ]
+    return "\n".join(["% \\usepackage[T1]{fontenc}", "% \\usepackage{booktabs,graphicx}", *tables])
+
+
+def _table(section: Section, setting: str, rows: Sequence[Row]) -> str:
+    shown = filled(rows)
+    columns = [name for name in COLUMNS if name in shown]
+    alignment = "".join("l" if name in TEXT else "r" for name in columns)
+    body = [_line([row.values[name].text if name in row.values else "" for name in columns]) for row in rows]
+    caption = f"Setting {setting}, {_counts(rows)}. {section.threat.sentence()} {section.summary}"
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escaped(caption)}}}",
+            r"\resizebox{\linewidth}{!}{%",
+            rf"\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+            _line(columns),
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    counts = sorted({row.entry.n for row in rows if row.entry})
+    if not counts:
+        return "no picture scored"
+    return f"n = {counts[0]} pictures" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]} pictures"
+
+
+def _line(texts: Sequence[str]) -> str:
+    return " & ".join(map(escaped, texts)) + r" \\"
+
+
+def escaped(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return " ".join(text.split()).translate(_SPECIAL)

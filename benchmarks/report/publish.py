@@ -1,0 +1,59 @@
+"""A leaderboard as files: page, tables, plots."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from benchmarks.leaderboard.entries import Board
+from benchmarks.output import write_text
+from benchmarks.report.gallery import Gallery
+from benchmarks.report.latex import latex_text
+from benchmarks.report.page import page
+from benchmarks.report.plots import plots
+from benchmarks.report.svg import standalone
+from benchmarks.report.tables import csv_text, markdown_text
+
+Format = Literal["html", "md", "csv", "json", "latex"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+_TEXTS: dict[Format, tuple[str, Callable[[Board], str]]] = {
+    "md": ("md", markdown_text),
+    "csv": ("csv", csv_text),
+    "json": ("json", lambda board: board.model_dump_json(indent=2) + "\n"),
+    "latex": ("tex", latex_text),
+}
+
+
+def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: Gallery | None) -> list[Path]:
+    """Write a leaderboard into a folder, each file whole or not at all.
+
+    Args:
+        board: What is written.
+        folder: Exists.
+        formats: ``html`` brings the plots along, as files of their own in ``plots/``.
+        pictures: Reconstructions for the page; without them it says why it has none.
+
+    Returns:
+        The files.
+    """
+    written: list[Path] = []
+    for name in formats:
+        if name == "html":
+            written += _write_page(board, folder, pictures)
+        else:
+            suffix, text = _TEXTS[name]
+            written.append(_write(folder / f"leaderboard.{suffix}", text(board)))
+    return written
+
+
+def _write_page(board: Board, folder: Path, pictures: Gallery | None) -> list[Path]:
+    figures = plots(board)
+    drawn = {plot.name: standalone(plot) for plot in figures}
+    plot_folder = folder / "plots"
+    plot_folder.mkdir(exist_ok=True)
+    files = [_write(plot_folder / f"{name}.svg", content) for name, content in drawn.items()]
+    return [_write(folder / "leaderboard.html", page(board, pictures, drawn, figures)), *files]
+
+
+def _write(path: Path, content: str) -> Path:
+    write_text(path, content)
+    return path
