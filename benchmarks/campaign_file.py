@@ -36,7 +36,7 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
+    if root is None or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as 'name: my_campaign'")
     _refuse_repeated_keys(root, path)
     for override in overrides:
@@ -59,8 +59,9 @@ def _overridden(values: dict[str, Any], override: str) -> dict[str, Any]:
         OmegaConf.update(config, f"file.{key}", yaml.safe_load(value), force_add=True)
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"override {override!r} cannot be applied: {str(error).splitlines()[0]}") from None
-    changed: dict[str, Any] = OmegaConf.to_container(config)["file"]  # type: ignore[call-overload, index]
-    return changed
+    changed: Any = OmegaConf.to_container(config)
+    file: dict[str, Any] = changed["file"]
+    return file
 
 
 def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """How far a campaign is, read from its folder and database while it runs or after."""
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,12 +15,12 @@ WINDOW = timedelta(minutes=2)  # over which the rate is taken
 
 @dataclass(frozen=True)
 class CellStatus:
-    """Trials of one cell: planned, and what came of them."""
+    """Trials of one cell: finished, failed, not tried yet."""
 
     cell: PlannedCell
-    planned: int
     ok: int
     failed: int
+    missing: int
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Status:
     @property
     def planned(self) -> int:
         """Trials in all."""
-        return sum(cell.planned for cell in self.cells)
+        return self.ok + self.failed + self.missing
 
     @property
     def ok(self) -> int:
@@ -54,7 +55,7 @@ class Status:
     @property
     def missing(self) -> int:
         """Trials that were not tried yet."""
-        return self.planned - self.ok - self.failed
+        return sum(cell.missing for cell in self.cells)
 
     @property
     def remaining(self) -> timedelta | None:
@@ -66,18 +67,13 @@ def status(ledger: Ledger, store: Store) -> Status:
     """Count what the database has of a plan."""
     rows = store.frame(ledger.trials["key"].tolist())
     joined = ledger.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
-    counts = joined.groupby("cell")["status"].value_counts().unstack(fill_value=0)
-    planned = joined["cell"].value_counts()
+    counts = Counter(zip(joined["cell"], joined["status"].fillna("missing"), strict=True))
     cells = tuple(
-        CellStatus(each, int(planned.get(index, 0)), _count(counts, index, "ok"), _count(counts, index, "failed"))
+        CellStatus(each, *(counts[index, kind] for kind in ("ok", "failed", "missing")))
         for index, each in enumerate(ledger.cells)
     )
     times = rows["recorded_at"].sort_values()
     return Status(cells, None if times.empty else times.iloc[-1].to_pydatetime(), _rate(times))
-
-
-def _count(counts: pd.DataFrame, cell: int, kind: str) -> int:
-    return int(counts.loc[cell, kind]) if cell in counts.index and kind in counts.columns else 0
 
 
 def _rate(times: "pd.Series[pd.Timestamp]") -> float | None:

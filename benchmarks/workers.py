@@ -11,7 +11,7 @@ from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import Protocol, Self
 
 import torch
 
@@ -45,7 +45,7 @@ class Setup:
 
     Attributes:
         output: Where pictures go.
-        database: URL of the trials.
+        database: URL of the trials; the output folder's own file if empty.
         experiments: Those of the plan's parts, in order.
         selection: The pictures of all of them.
         keep: Which pictures stay.
@@ -60,6 +60,10 @@ class Setup:
     keep: Keep = "extremes"
     threads: int | None = None
 
+    def store(self) -> Store:
+        """Open the trials."""
+        return Store.open(self.database) if self.database else Store.at(self.output.database)
+
     @property
     def device(self) -> str:
         """Where attacks run: cpu or cuda."""
@@ -71,7 +75,7 @@ class Bench:
 
     def __init__(self, setup: Setup, progress: Progress) -> None:
         self._setup, self._progress = setup, progress
-        self.store = Store.open(setup.database)
+        self.store = setup.store()
         self._engines: dict[int, Engine] = {}
 
     def engine(self, part: int) -> Engine:
@@ -291,10 +295,10 @@ class LocalTeam:
         """Wait until at least one job has ended; those that have."""
         ended: list[tuple[int, Outcome]] = []
         while not ended:
-            slots = {worker.line: slot for slot, worker in self._workers.items()}
-            for line in connection.wait(list(slots)):
-                outcome = self._heard(slots[cast("Connection[Job, Outcome | None]", line)])
-                ended += [] if outcome is None else [(slots[line], outcome)]
+            broken_or_full = connection.wait([worker.line for worker in self._workers.values()])
+            for slot in [slot for slot, worker in self._workers.items() if worker.line in broken_or_full]:
+                outcome = self._heard(slot)
+                ended += [] if outcome is None else [(slot, outcome)]
         return ended
 
     def _heard(self, slot: int) -> Outcome | None:

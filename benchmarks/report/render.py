@@ -1,107 +1,88 @@
-"""Everything that is made of the trials: tables, figure, page, manifest."""
+"""Everything that is made of a folder's trials: board, tables, page, manifest."""
 
-from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 
-from attacks import ATTACKS
-from benchmarks.experiment import Experiment, PlannedTrial
-from benchmarks.leaderboard.summary import leaderboard
-from benchmarks.manifest import manifest
+from benchmarks.leaderboard.admission import submitted
+from benchmarks.leaderboard.board import board_of
+from benchmarks.leaderboard.entries import Board
+from benchmarks.leaderboard.reported import reported_in
+from benchmarks.experiment import Plan
+from benchmarks.ledger import Ledger
 from benchmarks.output import OutputFolder, write_json
-from benchmarks.report import tables
 from benchmarks.report.figure import write_figure
-from benchmarks.report.page import write_page
-from fedmjp.models.build import build
-from fedmjp.store import Store, Trial
-
-SETTINGS_NOTE = (
-    "Settings: (a) gradient of x, compared with x; (b) gradient of x~, compared with x~; (c) gradient of x~, compared "
-    "with x. A defended model in (a) masks the position embeddings of x without shuffling it."
-)
-APRIL_NOTE = "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs."
-BOUND_NOTE = (
-    "Rows marked bound were given more than any server sees. They limit what attacks can reach and are not ranked."
-)
-STATISTICS_NOTE = (
-    "95 % percentile bootstrap interval of the mean over pictures, too narrow where they are few or alike (the "
-    "bundled ones are two crops each of four photographs); worst is the most revealing picture."
-)
-NAIVE_NOTE = (
-    "No attack here is adapted to MJP. A low score against MJP is their failure, not yet its protection; nothing "
-    "below the grey row says anything about privacy."
-)
+from benchmarks.report.gallery import Gallery, Shown
+from benchmarks.report.publish import FORMATS, publish
+from benchmarks.report.tables import print_table
+from benchmarks.retention import extremes
+from fedmjp.store import Store
 
 
-def render(
-    experiment: Experiment,
-    planned: Sequence[PlannedTrial],
-    store: Store,
-    output: OutputFolder,
-    console: Console,
-    *,
-    uploads: str,
-) -> Sequence[Trial]:
-    """Write leaderboard, figure, page and manifest into the output folder and print the table.
-
-    Args:
-        experiment: What was run.
-        planned: Its trials.
-        store: What came of them.
-        output: Where everything goes.
-        console: Where the table goes.
-        uploads: How the uploads came about, in words.
+def render(ledger: Ledger, store: Store, output: OutputFolder, console: Console) -> pd.DataFrame:
+    """Write leaderboard in every format and manifest into the output folder, and print the table.
 
     Returns:
-        The failed trials.
+        The failed trials, as rows of ``Store.frame``.
     """
-    trials = store.trials([plan.key for plan in planned])
-    board = leaderboard(planned, trials, experiment.metrics)
-    about = manifest(experiment, planned, trials, uploads=uploads)
-    threat = experiment.threat.sentence()
-    comments = notes(experiment, board)
-    with_threat = [f"Threat model: {threat}", *comments]
-    figure = output.root / "reconstructions.png"
-    tables.write_csv(board, output.root / "leaderboard.csv")
-    tables.write_markdown(board, experiment.metrics, with_threat, output.root / "leaderboard.md")
-    write_figure(planned, trials, output.pictures, figure)
-    write_json(output.root / "manifest.json", about)
-    write_page(board, experiment.metrics, comments, figure, about, threat, output.root / "report.html")
-    tables.print_table(board, experiment.metrics, console)
-    for comment in with_threat:
-        console.print(f"- {comment}", highlight=False, markup=False, soft_wrap=True)
-    return [trial for trial in trials if trial.status == "failed"]
+    trials = _trials(ledger, store)
+    board = board_in(ledger, store, output.root)
+    write_json(output.root / "manifest.json", board.about)
+    publish(board, output.root, formats=FORMATS, pictures=gallery_in(ledger, store, board, output))
+    print_table(board, console)
+    return trials[trials["status"] == "failed"]
 
 
-def caveats(experiment: Experiment) -> list[str]:
-    """What attacks say of their own scores under this threat model."""
-    found: dict[str, None] = {}
-    for arm in experiment.federation.arms:
-        model = build(arm)
-        for attack in experiment.attacks[arm.name]:
-            caveat = ATTACKS.get(attack.name)(attack.options).caveat(model, experiment.threat)
-            if caveat:
-                found[f"{caveat[0].upper()}{caveat[1:]}."] = None
-    return list(found)
+def render_experiment(plan: Plan, ledger: Ledger, store: Store, output: OutputFolder, console: Console) -> pd.DataFrame:
+    """The same for a single experiment, with a figure of all its reconstructions.
+
+    Returns:
+        The failed trials, as rows of ``Store.frame``.
+    """
+    failed = render(ledger, store, output, console)
+    trials = store.trials([trial.key for trial in plan.trials])
+    write_figure(plan.trials, trials, output.pictures, output.root / "reconstructions.png")
+    return failed
 
 
-def notes(experiment: Experiment, board: pd.DataFrame) -> list[str]:
-    """What the table must not be read without."""
+def board_in(ledger: Ledger, store: Store, folder: Path) -> Board:
+    """The leaderboard of a folder of results, with what papers report and third parties submitted."""
+    return board_of(
+        ledger,
+        _trials(ledger, store),
+        store.environments(),
+        reported=reported_in(ledger.about["reported"]),
+        submitted=submitted(folder),
+    )
+
+
+def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder) -> Gallery:
+    """The kept pictures of each entry; fewer where files are missing."""
+    trials = ledger.trials.merge(_trials(ledger, store)[["key", "status", "scores"]], on="key")
+    by_cell = dict(list(trials.groupby("cell")))
+    entries = [entry for entry in board.entries if entry.origin == "reproduced"]
+    shown = {
+        entry.id: _shown(by_cell[index], output.pictures.root) for index, entry in enumerate(entries) if index in by_cell
+    }
+    return Gallery(shown)
+
+
+def _shown(cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
+    rows = cell.set_index("key")
     found = [
-        SETTINGS_NOTE,
-        *([NAIVE_NOTE] if "mjp" in experiment.federation.defences else []),
-        *([APRIL_NOTE] if any(name.endswith("_april") for name in experiment.federation.models) else []),
-        *([BOUND_NOTE] if (board["role"] == "bound").any() else []),
-        *caveats(experiment),
-        "All weights are initial ones drawn from the seed (untrained).",
-        f"Protocol: {experiment.protocol}, pictures in [0, 1]. {STATISTICS_NOTE}",
+        Shown(
+            label=label,
+            picture=row["picture"],
+            psnr=row["scores"]["psnr"],
+            original=pictures / row["clean"],
+            shuffled=pictures / row["shuffled"],
+            reconstruction=pictures / row["reconstruction"],
+        )
+        for label, row in ((label, rows.loc[key]) for label, key in extremes(cell).items())
     ]
-    found += [
-        f"{name} is empty: {reason}; `fedmjp doctor` says what to do."
-        for name, reason in tables.missing_metrics(experiment.metrics).items()
-    ]
-    failures = int(board["failures"].sum())
-    if failures:
-        found.append(f"{failures} trials failed; their errors are in trials.sqlite, and no mean includes them.")
-    return found
+    return tuple(each for each in found if each.reconstruction.exists() and each.original.exists())
+
+
+def _trials(ledger: Ledger, store: Store) -> pd.DataFrame:
+    return store.frame(ledger.trials["key"].tolist())

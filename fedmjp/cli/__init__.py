@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from fedmjp.cli.attack import attack
+from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
 from fedmjp.cli.doctor import doctor
+from fedmjp.cli.leaderboard import leaderboard
 from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.simulate import simulate
 from fedmjp.errors import FedmjpError
@@ -26,6 +28,8 @@ app = typer.Typer(
 app.command()(quickstart)
 app.command()(simulate)
 app.command()(attack)
+app.add_typer(campaign, name="campaign")
+app.add_typer(leaderboard, name="leaderboard")
 app.command("list")(catalogue)
 app.command()(doctor)
 

@@ -1,5 +1,7 @@
 """`fedmjp attack`."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +26,7 @@ def attack(
     context: typer.Context,
     name: Annotated[str, typer.Option("--attack", help="See `fedmjp list attacks`.")],
     model: Annotated[str, typer.Option(help="See `fedmjp list models`.")] = "deit_small",
-    defence: Annotated[str, typer.Option(help="none or mjp.")] = "none",
+    defence: Annotated[str, typer.Option(help="none, jigsaw or mjp.")] = "none",
     settings: Annotated[list[str], typer.Option("--setting", help="a, b or c; may be repeated.")] = ["a"],
     data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
     limit: Annotated[int, typer.Option(help="Number of pictures.")] = 8,
@@ -45,10 +47,11 @@ def attack(
 ) -> None:
     """Attack uploads of one model and report: computed here without Flower, or recorded before."""
     from benchmarks.engine import Engine
-    from benchmarks.experiment import plan
     from benchmarks.output import OutputFolder
+    from benchmarks.planning import plan
+    from benchmarks.prepare import ledger_of
     from benchmarks.recordings import Recording
-    from benchmarks.report.render import render
+    from benchmarks.report.render import render_experiment
     from fedmjp.cli.outcome import tell_outcome
     from fedmjp.cli.progress import TerminalProgress, wide_console
     from fedmjp.store import Store
@@ -62,17 +65,19 @@ def attack(
         experiment, batches, source, origin = _recorded(uploads, given, context.params)
     _refuse(experiment, recorded=uploads is not None)
     recording = None if uploads is None else Recording.open(uploads)
-    planned = plan(experiment, batches, uploads="direct" if recording is None else recording.digest())
+    planned = plan([experiment], [batches], uploads="direct" if recording is None else recording.digest())
+    command = shlex.join(["fedmjp", *sys.argv[1:]])
+    ledger = ledger_of(experiment, planned, title=f"Attack {name}", uploads=origin, command=command)
     problems = [] if recording is None else recording.problems(experiment)
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
     store = Store.at(folder.database)
-    finished = len(store.finished([trial.key for trial in planned]))
-    console.print(f"{finished} of {len(planned)} trials are finished; device {experiment.federation.device}.")
+    finished = len(store.finished([trial.key for trial in planned.trials]))
+    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {experiment.federation.device}.")
+    ledger.save(folder.root)
     with TerminalProgress(console) as progress:
-        Engine(experiment, folder, store, progress, source).run(planned)
-    failed = render(experiment, planned, store, folder, console, uploads=origin)
-    tell_outcome(failed, output, console, problems)
+        Engine(experiment, folder, store, progress, source).run(planned.trials)
+    tell_outcome(render_experiment(planned, ledger, store, folder, console), output, console, problems, figure=True)
 
 
 def _refuse_contradictions(given: dict[str, Any], uploads: Path | None, output: Path) -> None:
@@ -85,21 +90,26 @@ def _refuse_contradictions(given: dict[str, Any], uploads: Path | None, output: 
 
 
 def parse_options(options: list[str]) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping.
+    """``KEY=VALUE`` texts of ``--set`` as a mapping; a dash in a key stands for an underscore."""
+    parts = [option.partition("=") for option in options]
+    return parse_pairs([f"{key.replace('-', '_')}{equals}{value}" for key, equals, value in parts], "--set")
+
+
+def parse_pairs(pairs: list[str], name: str) -> dict[str, str]:
+    """``KEY=VALUE`` texts of an option as a mapping.
 
     Raises:
-        BadInputError: If one has no ``=`` or no key.
+        BadInputError: If one has no ``=`` or no key, or a key is given twice.
     """
     from fedmjp.errors import BadInputError
 
     found: dict[str, str] = {}
-    for option in options:
-        key, equals, value = option.partition("=")
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise BadInputError(f"--set {option!r} is not of the form KEY=VALUE")
-        key = key.replace("-", "_")
+            raise BadInputError(f"{name} {pair!r} is not of the form KEY=VALUE")
         if key in found:
-            raise BadInputError(f"--set {key} is given twice")
+            raise BadInputError(f"{name} {key} is given twice")
         found[key] = value
     return found
 
@@ -193,10 +203,10 @@ def _refuse(experiment: "Experiment", *, recorded: bool) -> None:
     """Tell before anything is computed that an attack does not apply."""
     from attacks import ATTACKS
     from fedmjp.errors import AttackNotApplicableError
-    from fedmjp.models.build import build
+    from fedmjp.models.build import blueprint
 
-    for arm in experiment.federation.arms:
-        model = build(arm)
+    for arm in experiment.arms:
+        model = blueprint(arm)
         for tried in experiment.attacks[arm.name]:
             reason = ATTACKS.get(tried.name)(tried.options).refusal(model, experiment.threat)
             if ATTACKS.get(tried.name).role == "bound" and recorded:

@@ -71,7 +71,7 @@ def run(
     _tell_beginning(prepared, store, folder, console)
     prepared.ledger.save(folder.root)
     with TerminalProgress(console) as progress:
-        left = run_campaign(prepared, folder, store, progress, workers=workers, ray=ray, database=database)
+        left = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
     failed = render(prepared.ledger, store, folder, console)
     if left:
         console.print(f"The budget of {read.budget.hours:g} h is spent; {left} trials wait for the next run.")
@@ -89,7 +89,7 @@ def status(folder: Folder, database: Database = "") -> None:
 
     output = OutputFolder(folder)
     ledger = Ledger.load(folder)
-    print_status(ledger, status_of(ledger, _existing(output, database)), output.in_use(), wide_console())
+    print_status(ledger, status_of(ledger, existing_store(output, database)), output.in_use(), wide_console())
 
 
 @campaign.command()
@@ -114,7 +114,7 @@ def verify(
         raise BadInputError("--rerun needs the pictures: name the campaign's file with --file, and its overrides")
     output = OutputFolder(folder)
     ledger = Ledger.load(folder)
-    store = _existing(output, database)
+    store = existing_store(output, database)
     found = checks.verify(output, ledger, store)
     found.problems += checks.compare_with_table(folder, board_in(ledger, store, folder).model_dump(mode="json"))
     if rerun and file is not None:
@@ -148,7 +148,7 @@ def _store(output: "OutputFolder", database: str) -> "Store":
     return Store.open(database) if database else Store.at(output.database)
 
 
-def _existing(output: "OutputFolder", database: str) -> "Store":
+def existing_store(output: "OutputFolder", database: str) -> "Store":
     """The database that a folder's campaign writes to; it is never made here."""
     from fedmjp.errors import OutputError
 

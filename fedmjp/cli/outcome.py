@@ -8,22 +8,31 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
-
-    from fedmjp.store import Trial
 
 FAILED = 1
 BAD_INPUT = 2
-FILES = "report.html, leaderboard.csv, leaderboard.md, reconstructions.png, manifest.json, trials.sqlite, pictures/"
+FILES = "leaderboard.html (open it in a browser), .md, .csv, .json, .tex, manifest.json, plots/, pictures/"
 
 
-def tell_outcome(failed: "Sequence[Trial]", output: Path, console: "Console", unusable: Sequence[str] = ()) -> None:
+def tell_outcome(
+    failed: "pd.DataFrame", output: Path, console: "Console", unusable: Sequence[str] = (), *, figure: bool = False
+) -> None:
     """Say where results are and what failed, most frequent error first.
+
+    Args:
+        failed: Failed trials, as rows of ``Store.frame``.
+        output: The folder of results.
+        console: The terminal.
+        unusable: Uploads that could not be attacked.
+        figure: Whether there is a figure of all reconstructions.
 
     Ends with code 2 if uploads were unusable (they are named), with code 1 if anything else failed.
     """
-    console.print(f"\nWritten to {output}: {FILES}.", highlight=False, markup=False)
-    for error, count in Counter(trial.error for trial in failed).most_common():
+    files = f"reconstructions.png, {FILES}" if figure else FILES
+    console.print(f"\nWritten to {output}: {files}.", highlight=False, markup=False, soft_wrap=True)
+    for error, count in Counter(failed["error"]).most_common():
         trials = "trial" if count == 1 else "trials"
         console.print(f"{count} {trials} failed: {error}", style="bold red", markup=False, soft_wrap=True)
     for problem in unusable:

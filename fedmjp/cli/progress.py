@@ -1,10 +1,24 @@
 """Progress on the terminal: bars where there is one, a line per phase where there is none."""
 
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from benchmarks.engine import JobReport
 
 FILE_WIDTH = 140
 
@@ -15,12 +29,27 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
+class _Rate(ProgressColumn):
+    """How many per second."""
+
+    def render(self, task: Task) -> Text:
+        """Empty until there is a rate."""
+        return Text(f"{task.speed:.1f}/s" if task.speed else "", style="progress.data.speed")
+
+
 class TerminalProgress:
     """Shows the phases of a run; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description:<34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task: TaskID | None = None
         self._steps: TaskID | None = None
@@ -60,6 +89,9 @@ class TerminalProgress:
         if self._steps is None:
             self._steps = self._bars.add_task("", total=total)
         self._bars.update(self._steps, completed=done, total=total, description=f"  optimising, loss {loss:.4g}")
+
+    def job(self, report: "JobReport") -> None:
+        """A job was worked off; its trials were told one by one."""
 
     def _phase(self, description: str, total: int) -> None:
         self._task = self._bars.add_task(description, total=total)

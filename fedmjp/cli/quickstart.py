@@ -13,10 +13,12 @@ def quickstart(
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
     from benchmarks.engine import Engine
-    from benchmarks.experiment import plan
+    from benchmarks.engine import Engine
     from benchmarks.output import OutputFolder
+    from benchmarks.planning import plan
+    from benchmarks.prepare import ledger_of
     from benchmarks.quickstart import quickstart as experiment_of
-    from benchmarks.report.render import render
+    from benchmarks.report.render import render_experiment
     from benchmarks.sources import FederatedUploads
     from fedmjp.cli.device import choose
     from fedmjp.cli.outcome import tell_outcome
@@ -26,15 +28,16 @@ def quickstart(
 
     console = wide_console()
     experiment = experiment_of(device=choose(device))
-    folder = OutputFolder(output)
-    federation = experiment.federation
-    planned = plan(experiment, select_for(federation).batches(federation), uploads="federated")
+    folder, federation = OutputFolder(output), experiment.federation
+    planned = plan([experiment], [select_for(federation).batches(federation)], uploads="federated")
+    uploads = f"recorded from a federation of {federation.clients} Flower clients"
+    ledger = ledger_of(experiment, planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
     folder.prepare(fresh=fresh)
     store = Store.at(folder.database)
-    finished = len(store.finished([trial.key for trial in planned]))
-    console.print(f"{finished} of {len(planned)} trials are finished; device {experiment.federation.device}.")
+    finished = len(store.finished([trial.key for trial in planned.trials]))
+    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {federation.device}.")
+    ledger.save(folder.root)
     with TerminalProgress(console) as progress:
         source = FederatedUploads(experiment, folder.run, progress.round)
-        Engine(experiment, folder, store, progress, source).run(planned)
-    uploads = f"recorded from a federation of {experiment.federation.clients} Flower clients"
-    tell_outcome(render(experiment, planned, store, folder, console, uploads=uploads), output, console)
+        Engine(experiment, folder, store, progress, source).run(planned.trials)
+    tell_outcome(render_experiment(planned, ledger, store, folder, console), output, console, figure=True)

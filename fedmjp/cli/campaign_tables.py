@@ -1,0 +1,123 @@
+"""What `fedmjp campaign estimate` and `status` print."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.estimate import Estimate
+    from benchmarks.experiment import PlannedCell
+    from benchmarks.ledger import Ledger
+    from benchmarks.prepare import Prepared
+    from benchmarks.status import Status
+
+SHOWN_KINDS = 12
+
+
+def print_estimate(prepared: "Prepared", found: "Estimate", console: "Console") -> None:
+    """Cells, trials, times, disk, and what cannot run here."""
+    cells = prepared.plan.cells
+    _line(console, f"{prepared.campaign.name}: {len(cells)} cells, {len(prepared.plan.trials)} trials, "
+                   f"{prepared.campaign.data.count} pictures from {prepared.campaign.data.label}.")  # fmt: skip
+    table = _table("Most of the time goes into", "what", "times", "seconds each", "in all")
+    for probe in sorted(found.probes, key=lambda probe: -probe.total)[:SHOWN_KINDS]:
+        table.add_row(escape(probe.what), str(probe.count), f"{probe.seconds:.3f}", _span(probe.total))
+    console.print(table)
+    hours = prepared.campaign.budget.hours
+    budget = f" The budget is {hours:g} h; what is left then waits for the next run." if hours else ""
+    _line(console, f"Time: about {_span(found.seconds)} on one worker with all cores of this machine.{budget}")
+    _line(console, f"Disk: {_size(found.database_bytes)} of trials, {_size(found.picture_bytes)} of pictures in the end, "
+                   f"at most {_size(found.peak_picture_bytes)} on the way (keep: {prepared.campaign.keep}).")  # fmt: skip
+    for reason in cannot_run(prepared, found):
+        _line(console, f"- {reason}")
+
+
+def cannot_run(prepared: "Prepared", found: "Estimate") -> list[str]:
+    """What of a campaign cannot run on this machine, and why."""
+    from fedmjp.metrics import metric
+
+    reasons = [f"{probe.what} failed when it was tried: {probe.failure}" for probe in found.probes if probe.failure]
+    reasons += _refusals(prepared.plan.cells)
+    left_out = {planned.cell.attack: planned.left_out for planned in prepared.plan.cells if planned.left_out}
+    reasons += [f"{attack}: {count} pictures are left out, its prior was made of them" for attack, count in left_out.items()]
+    for name in prepared.campaign.metrics:
+        missing = metric(name).missing()
+        reasons += [f"{name} will be empty: {missing}; `fedmjp doctor` says what to do"] if missing else []
+    if any(planned.cell.weights == "untrained" for planned in prepared.plan.cells):
+        reasons.append("models without --weights are untrained: initial weights drawn from the seed")
+    return reasons + [f"skipped: {reason}" for reason in prepared.selection.skipped]
+
+
+def _refusals(cells: "Sequence[PlannedCell]") -> list[str]:
+    """One line per model, attack and reason."""
+    counts: dict[str, int] = {}
+    for planned in cells:
+        if planned.refusal:
+            what = f"{planned.cell.attack} on {planned.cell.model}, {planned.cell.defence}: refused, {planned.refusal}"
+            counts[what] = counts.get(what, 0) + 1
+    return [f"{what} ({count} cells)" for what, count in counts.items()]
+
+
+def print_status(ledger: "Ledger", found: "Status", running: bool, console: "Console") -> None:
+    """Progress in sum and per cell."""
+    share = found.ok / found.planned if found.planned else 1.0
+    _line(console, f"{ledger.about['name']}: {found.ok} of {found.planned} trials finished ({share:.0%}), "
+                   f"{found.failed} failed, {found.missing} not tried.")  # fmt: skip
+    _line(console, _pace(found, running))
+    table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
+    threats = {threat: str(number) for number, threat in enumerate(dict.fromkeys(c.cell.cell.threat for c in found.cells), 1)}
+    for each in found.cells:
+        cell = each.cell.cell
+        todo = "refused" if each.cell.refusal else str(each.missing or "")
+        style = "dim" if each.cell.refusal or not each.failed + each.missing else ""
+        names = (cell.model, cell.defence, f"{cell.mask_ratio:g}", escape(cell.attack), str(cell.setting))
+        table.add_row(*names, threats[cell.threat], str(each.ok), str(each.failed or ""), todo, style=style)
+    console.print(table)
+    for threat, number in threats.items():
+        _line(console, f"Threat model {number}: {threat.sentence()}")
+
+
+def _pace(found: "Status", running: bool) -> str:
+    if found.missing == 0:
+        return "Nothing is left to do." if not found.failed else "Failed trials are tried again by the next run."
+    if not running:
+        return "No run is at work on it from this machine; `fedmjp campaign run` goes on."
+    if found.remaining is None or found.last is None:
+        return "A run is at work; it has no rate yet."
+    ago = datetime.now(UTC).replace(tzinfo=None) - found.last
+    end = datetime.now().astimezone() + found.remaining
+    return (
+        f"A run is at work: {found.rate:.1f} trials per second, last {_span(ago.total_seconds())} ago, "
+        f"done in about {_span(found.remaining.total_seconds())} ({end:%H:%M})."
+    )
+
+
+def _table(title: str | None, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    words = ("what", "model", "defence", "attack", "setting", "threat")
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right", overflow="fold")
+    return table
+
+
+def _line(console: "Console", text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _span(seconds: float) -> str:
+    """Time in words: 12 s, 3 min, 2 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = timedelta(seconds=seconds) // timedelta(minutes=1)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

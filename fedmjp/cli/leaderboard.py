@@ -1,0 +1,88 @@
+"""`fedmjp leaderboard DIR` and `fedmjp leaderboard add ENTRY.json`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+SHOW = "show"
+
+
+class _ShowsByDefault(TyperGroup):
+    """A first word that is no command is the folder to show."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = args and (args[0] in self.commands)
+        return super().resolve_command(ctx, args if known else [SHOW, *args])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Options of the hidden command may come first: fedmjp leaderboard --format csv DIR.
+        options = args and args[0].startswith("-") and args[0] not in ("--help",)
+        return super().parse_args(ctx, [SHOW, *args] if options else args)
+
+
+leaderboard = typer.Typer(
+    cls=_ShowsByDefault,
+    no_args_is_help=True,
+    help="Make the leaderboard of a folder of results (fedmjp leaderboard DIR), or add a third party's entry to it.",
+)
+
+
+@leaderboard.command(SHOW)
+def show(
+    folder: Annotated[Path, typer.Argument(help="What a run wrote.", show_default=False)],
+    formats: Annotated[list[str], typer.Option("--format", help="html, md, csv, json or latex; may be repeated.")] = [],
+    output: Annotated[Path | None, typer.Option(help="Where it goes; the folder itself if not given.")] = None,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show kept pictures on the page.")] = True,
+    database: Annotated[str, typer.Option(envvar="FEDMJP_DATABASE", help="postgresql://..., as in the run.")] = "",
+) -> None:
+    """Make tables and page from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
+    from benchmarks.ledger import Ledger
+    from benchmarks.output import OutputFolder
+    from benchmarks.report.publish import publish
+    from benchmarks.report.render import board_in, gallery_in
+    from benchmarks.report.tables import print_table
+    from fedmjp.cli.campaign import existing_store
+    from fedmjp.cli.progress import wide_console
+
+    console = wide_console()
+    chosen = _formats(formats)
+    results, ledger = OutputFolder(folder), Ledger.load(folder)
+    store = existing_store(results, database)
+    board = board_in(ledger, store, folder)
+    target = output or folder
+    target.mkdir(parents=True, exist_ok=True)
+    gallery = gallery_in(ledger, store, board, results) if pictures else None
+    written = publish(board, target, formats=chosen, pictures=gallery)
+    print_table(board, console)
+    console.print(f"Written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
+
+
+@leaderboard.command()
+def add(
+    entry: Annotated[Path, typer.Argument(help="A submission: JSON as `fedmjp leaderboard` writes it.")],
+    to: Annotated[Path, typer.Option("--to", help="The folder of results whose board it joins.")],
+) -> None:
+    """Check a third party's entry and add it to a board, marked as submitted."""
+    from benchmarks.leaderboard.admission import admit
+    from fedmjp.cli.progress import wide_console
+
+    console = wide_console()
+    for admitted in admit(entry, to):
+        words = f"{admitted.model}, {admitted.defence}, {admitted.attack}, setting {admitted.setting}"
+        console.print(f"Admitted {words}: {admitted.verdict}, {admitted.reason}", highlight=False, soft_wrap=True)
+    console.print(f"`fedmjp leaderboard {to}` shows it.", highlight=False)
+
+
+def _formats(names: list[str]) -> Any:
+    from benchmarks.report.publish import FORMATS
+    from fedmjp.errors import UnknownNameError
+
+    for name in names:
+        if name not in FORMATS:
+            raise UnknownNameError("format", name, FORMATS)
+    return tuple(names) or FORMATS
