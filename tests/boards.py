@@ -30,6 +30,9 @@ ABOUT: dict[str, Any] = {
     "uploads": "computed in process",
     "recognisable_at": 20.0,
     "utility": {"deit-none": {"top1": 79.8, "source": "paper"}},
+    "keep": "all",
+    "reported": [],
+    "skipped": [],
     "notes": ["A note of the campaign."],
     "command": "fedmjp run hand-made",
 }
@@ -92,20 +95,22 @@ def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[Ledger, pd.DataFrame]:
             }
             planned.append(identity | {"cell": index, "clean": "", "shuffled": "", "reconstruction": ""})
             if leakage is not None:
-                found.append(identity | _trial(leakage, row.scores))
+                found.append(identity | _trial(row, leakage))
     cells = tuple(PlannedCell(row.cell, row.refusal, row.left_out, row.adapted, None, 1000) for row in rows)
     return Ledger(ABOUT | about, cells, pd.DataFrame(planned)), pd.DataFrame(found)
 
 
-def _trial(leakage: float | str, scores: Mapping[str, float | None]) -> dict[str, Any]:
+def _trial(row: Row, leakage: float | str) -> dict[str, Any]:
     failed = isinstance(leakage, str)
     return {
+        "model": row.cell.model,
+        "defence": row.cell.defence,
         "status": "failed" if failed else "ok",
         "error": leakage if failed else None,
         "realised_ratio": 0.25,
         "weights_sha256": "w",
         "attack_seconds": 2.0,
-        "scores": {} if failed else {"psnr": leakage, "mse": 10 ** (-leakage / 10), **scores},
+        "scores": {} if failed else {"psnr": leakage, "mse": 10 ** (-leakage / 10), **row.scores},
         "recorded_at": datetime(2026, 11, 20, 12, tzinfo=UTC).replace(tzinfo=None),
         "environment_sha256": "e",
     }

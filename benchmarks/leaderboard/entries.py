@@ -7,13 +7,15 @@ Three kinds of figures are never mixed: ``reproduced`` here, ``submitted`` by a 
 
 import hashlib
 import json
-from typing import Any, Final, Literal
+import textwrap
+from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from attacks.base import Role
 from benchmarks.experiment import Cell
 from fedmjp.config import Config, Defence
+from fedmjp.errors import ConfigError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -23,6 +25,8 @@ LEAKAGE = "psnr"
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
 EXPOSED = 3.0  # dB over grey: half the error power of a guess
+
+SHOWN = 3  # errors of a file that is read
 
 # Not one of them says "private": no experiment can.
 Verdict = Literal[
@@ -38,6 +42,17 @@ Verdict = Literal[
 ]
 
 
+class _Short(str):
+    """How a value stands in a message: cut where it is long."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        return super().__new__(cls, textwrap.shorten(repr(value), 60))
+
+    __repr__ = str.__str__
+
+
 Origin = Literal["reproduced", "submitted"]
 
 
@@ -45,6 +60,26 @@ class Record(Config):
     """Base of the leaderboard's records: numbers are numbers."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """Validate JSON by the letter: a number in quotes is none.
+
+        Raises:
+            ConfigError: On unknown or missing keys, wrong types, values out of range; in one line.
+        """
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            more = f"; and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
+            raise ConfigError("; ".join(cls._explain(dict(detail)) for detail in details[:SHOWN]) + more) from None
+
+    @classmethod
+    def _explain(cls, detail: dict[str, Any]) -> str:
+        if detail["type"] == "missing":
+            return f"key {'.'.join(map(str, detail['loc']))!r} is missing"
+        return super()._explain(detail | {"input": _Short(detail["input"])})
 
 
 class Statistics(Record):

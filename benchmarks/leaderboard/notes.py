@@ -25,6 +25,7 @@ NAIVE = (
 )
 UNTRAINED = "Weights of {models} are initial ones drawn from the seed (untrained)."
 TWINS = "The twin of {models} is an undefended model of other weights: the difference is that of both."
+SKIPPED = "{count} pictures of the data were skipped because they cannot be read; others took their places."
 REPORTED = "Figures reported in {source} are as printed there; what they differ in from ours stands beside each row."
 
 
@@ -39,6 +40,7 @@ def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence
         *_once(_sentence(entry.caveat) for entry in ours if entry.caveat),
         f"Protocol: {_listed(entry.protocol for entry in ours)}, pictures in [0, 1]. {STATISTICS}",
         *([BUNDLED] if about["data"] == "bundled" else []),
+        *([SKIPPED.format(count=len(about["skipped"]))] if about["skipped"] else []),
         *_on_trials(ours),
         *_on_metrics(ours, about["metrics"]),
         *_once(REPORTED.format(source=each.source) for each in reported),

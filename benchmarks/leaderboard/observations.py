@@ -60,7 +60,10 @@ class Observation:
     @property
     def times(self) -> tuple[str, str] | tuple[None, None]:
         """First and last trial, UTC."""
-        return times(self.rows)
+        recorded = pd.to_datetime(self.rows["recorded_at"], utc=True).dropna()
+        if recorded.empty:
+            return None, None
+        return recorded.min().isoformat(timespec="seconds"), recorded.max().isoformat(timespec="seconds")
 
 
 def observe(ledger: Ledger, trials: pd.DataFrame) -> list[Observation]:
@@ -96,21 +99,12 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     scores = pd.DataFrame(
         {name: np.array([record.get(name) for record in records], dtype=float) for name in metrics}, index=rows.index
     )
-    bad = np.isinf(scores).any(axis=1) | (ok & scores[LEAKAGE].isna())
+    unscored: pd.Series[bool] = ok & scores[LEAKAGE].isna()
+    bad = unscored | scores.eq(np.inf).any(axis=1) | scores.eq(-np.inf).any(axis=1)
     if bad.any():
         key = rows.loc[bad, "key"].iloc[0]
-        raise RecordError(
-            f"Trial {key} is finished but its scores are not all finite numbers; run it again with --fresh"
-        )
+        raise RecordError(f"Trial {key} has finished, but a score is no finite number; run it again with --fresh")
     return scores
-
-
-def times(rows: pd.DataFrame) -> tuple[str, str] | tuple[None, None]:
-    """First and last time of recording, UTC."""
-    recorded = pd.to_datetime(rows["recorded_at"], utc=True).dropna()
-    if recorded.empty:
-        return None, None
-    return recorded.min().isoformat(timespec="seconds"), recorded.max().isoformat(timespec="seconds")
 
 
 def used(rows: pd.DataFrame, environments: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:

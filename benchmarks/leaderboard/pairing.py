@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from benchmarks.experiment import Cell
-from fedmjp.settings import Setting
+from fedmjp.settings import Picture, Setting
 
-_SAME_UPLOAD = ("model", "weights", "defence", "mask_ratio", "setting", "protocol", "threat")
+_UPLOAD = ("model", "weights", "defence", "mask_ratio", "setting", "threat")
 _SAME_ATTACK = ("model", "attack", "protocol", "threat")
 
 
@@ -15,10 +15,15 @@ def is_control(cell: Cell) -> bool:
 
 
 def floor_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """The guess at the same pictures in the same setting; none for a guess itself."""
+    """The guess at the same pictures; none for a guess itself.
+
+    A guess uses nothing of the upload, so one serves all models, defences and threat models. It has to
+    be held against the same version of the pictures. The one whose cell is most alike is taken.
+    """
     if cell.role == "floor":
         return None
-    return next((other for other in cells if other.role == "floor" and _alike(cell, other, _SAME_UPLOAD)), None)
+    floors = [other for other in cells if other.role == "floor" and _same_target(cell, other)]
+    return max(floors, key=lambda other: sum(getattr(cell, f) == getattr(other, f) for f in _UPLOAD), default=None)
 
 
 def twin_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
@@ -33,6 +38,12 @@ def twin_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     same = [other for other in twins if other.weights == cell.weights]
     found = same or twins
     return found[0] if len(found) == 1 else None
+
+
+def _same_target(cell: Cell, other: Cell) -> bool:
+    versions = {each.setting.compared_with for each in (cell, other)}
+    shuffled_alike = versions == {Picture.CLEAN} or cell.mask_ratio == other.mask_ratio
+    return len(versions) == 1 and shuffled_alike and cell.protocol == other.protocol
 
 
 def _alike(cell: Cell, other: Cell, fields: Sequence[str]) -> bool:

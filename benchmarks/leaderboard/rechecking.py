@@ -1,0 +1,196 @@
+"""Entries computed again from their own data: figures from leakage per picture, verdicts from the rules."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from attacks import ATTACKS
+from attacks.base import Attack
+from benchmarks.experiment import Cell
+from benchmarks.leaderboard.assembly import exposed, recognisable
+from benchmarks.leaderboard.entries import (
+    LEAKAGE,
+    RECOGNISABLE,
+    Difference,
+    Entry,
+    Record,
+    Statistics,
+    Submission,
+    entry_id,
+)
+from benchmarks.leaderboard.pairing import floor_of, twin_of
+from benchmarks.leaderboard.statistics import Floats, difference, intervals, statistics
+from benchmarks.leaderboard.verdicts import judge
+from fedmjp.errors import BadInputError, UnknownNameError
+from fedmjp.metrics import metric
+
+EXACT = 1e-6
+MONTE_CARLO = 0.2  # standard errors of the mean by which two bootstrap intervals may differ
+
+
+class AdmissionError(BadInputError):
+    """Entries that the rules do not admit. Remedy: mend what the message names."""
+
+
+def checked(submission: Submission) -> Submission:
+    """The same with every figure, id and verdict as computed here.
+
+    Raises:
+        AdmissionError: If figures do not follow from the leakage per picture, a verdict does not follow
+            from the rules, or the manifest is not complete.
+        BadInputError: If there is no such metric or option.
+    """
+    claimed = {entry.cell: entry for entry in submission.entries}
+    if len(claimed) < len(submission.entries):
+        raise AdmissionError("two entries are of the same cell; merge or remove one")
+    ids = {
+        cell: entry_id(cell, entry.provenance.campaign, entry.provenance.pictures_sha256, "submitted")
+        for cell, entry in claimed.items()
+    }
+    pairs = {cell: (_entry_of(floor_of, cell, claimed), _entry_of(twin_of, cell, claimed)) for cell in claimed}
+    figured = {}
+    for cell, entry in claimed.items():
+        _check_manifest(entry)
+        _check_attack(entry)
+        floor, twin = pairs[cell]
+        own = {
+            "origin": "submitted",
+            "submitter": submission.submitter,
+            "id": ids[cell],
+            "floor": floor and ids[floor.cell],
+            "twin": twin and ids[twin.cell],
+        }
+        figured[cell] = _figured(entry, floor, twin).model_copy(update=own)
+    entries = tuple(
+        _judged(entry, *(other and figured[other.cell] for other in pairs[cell])) for cell, entry in figured.items()
+    )
+    return submission.model_copy(update={"entries": entries})
+
+
+def _entry_of(
+    pair: Callable[[Cell, Sequence[Cell]], Cell | None], cell: Cell, entries: Mapping[Cell, Entry]
+) -> Entry | None:
+    other = pair(cell, list(entries))
+    return entries[other] if other else None
+
+
+def _check_manifest(entry: Entry) -> None:
+    if _refused(entry):
+        return
+    missing = [
+        name
+        for name in ("campaign", "config_sha256", "data", "pictures_sha256", "weights_sha256", "seeds", "environments")
+        if not getattr(entry.provenance, name)
+    ]
+    if missing or not all(entry.provenance.environments):
+        raise AdmissionError(f"{_named(entry)}: its provenance lacks {', '.join(missing or ['an environment'])}")
+
+
+def _refused(entry: Entry) -> bool:
+    return entry.verdict == "refused" and not (entry.trials or entry.failures or entry.missing or entry.leakage)
+
+
+def _check_attack(entry: Entry) -> None:
+    """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
+    try:
+        attack = _known(entry.attack)
+    except UnknownNameError:
+        if entry.role == "attack":
+            return
+        raise AdmissionError(f"{_named(entry)}: {entry.attack!r} is no {entry.role} that is known here") from None
+    if attack.role != entry.role:
+        raise AdmissionError(f"{_named(entry)}: its role is {attack.role}, not {entry.role}")
+    if entry.adapted and entry.defence not in attack.adapted_to:
+        raise AdmissionError(f"{_named(entry)}: {entry.attack} does not take the defence {entry.defence} into account")
+
+
+def _known(label: str) -> Attack:
+    name, *options = label.split(" ")
+    values = {key: None if value == "None" else value for key, _, value in (each.partition("=") for each in options)}
+    return ATTACKS.get(name)(values)
+
+
+def _figured(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
+    """The entry with figures made of its leakage per picture, which its own have to agree with."""
+    if _refused(entry):
+        return entry
+    if entry.n != len(entry.leakage) or not entry.n <= entry.trials <= entry.n * len(entry.provenance.seeds):
+        raise AdmissionError(
+            f"{_named(entry)}: n = {entry.n} and trials = {entry.trials} do not fit {len(entry.leakage)} pictures "
+            f"with leakage and {len(entry.provenance.seeds)} seeds"
+        )
+    for name in entry.metrics:
+        metric(name)
+    leakage = pd.Series(entry.leakage, dtype=float)
+    over_floor, over_twin = _over(leakage, floor), _over(leakage, twin)
+    share = recognisable(leakage, RECOGNISABLE)
+    found = {
+        "over_floor": _difference(entry, "over_floor", over_floor),
+        "over_twin": _difference(entry, "over_twin", over_twin),
+        "recognisable": share,
+        "exposed": exposed(leakage, over_floor, RECOGNISABLE),
+        "metrics": {**entry.metrics, **_leakage(entry, np.asarray(leakage, dtype=np.float64))},
+    }
+    if share is not None:
+        _agree(entry, "recognisable", entry.recognisable, share)
+    if entry.exposed != found["exposed"]:
+        raise AdmissionError(_off(entry, "exposed", entry.exposed, found["exposed"]))
+    return entry.model_copy(update=found)
+
+
+def _over(leakage: "pd.Series[float]", other: Entry | None) -> "pd.Series[float]":
+    return (leakage - pd.Series(other.leakage if other else {}, dtype=float)).dropna()
+
+
+def _leakage(entry: Entry, values: Floats) -> dict[str, Statistics]:
+    if not len(values):
+        return {}
+    claimed = entry.metrics.get(LEAKAGE)
+    if claimed is None or claimed.worst < values.max() - EXACT:
+        raise AdmissionError(_off(entry, f"{LEAKAGE} worst", claimed and claimed.worst, values.max()))
+    found = statistics(values, intervals([values])[0], worst=claimed.worst, higher_leaks=True)
+    _agree(entry, LEAKAGE, claimed, found, spread=_standard_error(values))
+    return {LEAKAGE: found}
+
+
+def _difference(entry: Entry, name: str, over: "pd.Series[float]") -> Difference | None:
+    values = np.asarray(over, dtype=np.float64)
+    claimed = getattr(entry, name)
+    found = difference(values, intervals([values])[0]) if len(values) else None
+    if found is None and claimed is not None:
+        raise AdmissionError(f"{_named(entry)}: {name.replace('_', ' ')} is given, but not the entry to compare with")
+    if found is not None:
+        _agree(entry, name, claimed, found, spread=_standard_error(values))
+    return found
+
+
+def _standard_error(values: Floats) -> float:
+    return float(values.std() / np.sqrt(len(values)))
+
+
+def _agree(entry: Entry, name: str, claimed: Record | None, found: Record, *, spread: float = 0.0) -> None:
+    for field, ours in found.model_dump().items():
+        theirs = getattr(claimed, field, None)
+        tolerance = EXACT + (MONTE_CARLO * spread if field in ("low", "high") else 0)
+        if (ours is None) != (theirs is None) or (ours is not None and abs(ours - theirs) > tolerance):
+            raise AdmissionError(_off(entry, f"{name} {field}", theirs, ours))
+
+
+def _off(entry: Entry, name: str, theirs: object, ours: object) -> str:
+    return f"{_named(entry)}: {name} is {theirs}, but its leakage per picture gives {ours}"
+
+
+def _judged(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
+    if _refused(entry):
+        return entry
+    judgement = judge(entry, floor, twin)
+    if judgement.verdict != entry.verdict:
+        raise AdmissionError(
+            f"{_named(entry)} claims {entry.verdict!r}, but the rules say {judgement.verdict!r}: {judgement.reason}"
+        )
+    return entry.model_copy(update=judgement._asdict())
+
+
+def _named(entry: Entry) -> str:
+    return f"{entry.model}, {entry.defence}, {entry.attack}, setting {entry.setting}"
