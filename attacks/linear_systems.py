@@ -37,23 +37,26 @@ class Estimate:
     noise: Tensor
 
 
-class RankError(ArithmeticError):
-    """A system without a unique least-squares solution."""
-
-
 def least_squares(rows: Tensor, right: Tensor) -> Tensor:
-    """Least squares by QR, for at most as many unknowns as equations and full rank.
+    """Least squares by QR, for at most as many unknowns as equations.
 
-    Raises:
-        RankError: If the rank is not full.
+    Systems without a unique solution, because rows are equal or zero, are solved with minimum norm.
     """
+    solution = _by_qr(rows, right)
+    if solution is not None:
+        return solution
+    if len(rows) == 1:
+        return minimum_norm(rows, right)
+    return torch.cat([least_squares(each, own) for each, own in zip(rows.split(1), right.split(1), strict=True)])
+
+
+def _by_qr(rows: Tensor, right: Tensor) -> Tensor | None:
+    """The solution; None if one of the stack is not unique."""
     try:
         solution: Tensor = torch.linalg.lstsq(rows.mT, right, driver="gels").solution
-    except RuntimeError as error:  # torch's LinAlgError is one
-        raise RankError(str(error)) from error
-    if not torch.isfinite(solution).all():
-        raise RankError("the least-squares solution is not finite")
-    return solution
+    except RuntimeError:  # torch's LinAlgError is one
+        return None
+    return solution if torch.isfinite(solution).all() else None
 
 
 def minimum_norm(rows: Tensor, right: Tensor) -> Tensor:

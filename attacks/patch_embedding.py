@@ -7,11 +7,10 @@ from torch import Tensor
 
 from attacks.base import NoOptions, on_device
 from attacks.closed_form import ClosedForm, System, rounding_of, stacked
-from attacks.linear_systems import Estimate, RankError, least_squares, posterior_mean
+from attacks.linear_systems import Estimate, least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
 from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
-from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -32,6 +31,9 @@ class PatchEmbedding(ClosedForm):
 
     Of several pictures only sum_i D_i and sum_i D_i^T X_i are seen: more unknowns than equations.
     The solution is then a mixture of the pictures, given once per picture.
+
+    Without positions, equal patches are equal tokens with equal gradients, and the solution is not
+    unique. The one of minimum norm gives each of them their mean, which is right.
 
     On an MJP upload it is naive: it solves the wrong system that the option ``reading`` makes of the
     upload. The true rows of the masked tokens are not in it, only their sum is, and the error
@@ -79,12 +81,7 @@ class PatchEmbedding(ClosedForm):
     def _solve(
         self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
     ) -> list[Reconstruction]:
-        try:
-            solved = least_squares(*stacked(systems))
-        except RankError:
-            raise AttackNotApplicableError(
-                f"{self.name}: the token gradients are linearly dependent; patch_embedding_wiener can use them"
-            ) from None
+        solved = least_squares(*stacked(systems))
         found = []
         for system, values, upload in zip(systems, solved, uploads, strict=True):
             visible = len(system.seen.patches)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attacks import ATTACKS
+from attacks.patch_embedding import PatchEmbedding
 from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
@@ -130,3 +131,18 @@ def test_a_blueprint_has_the_shapes_of_the_model_and_no_weights(name: str) -> No
     }
     assert all(parameter.is_meta for parameter in drawn.parameters())
     assert upload_bytes(config) == sum(weight.nbytes for weight in real.state_dict().values())
+
+
+def test_equal_patches_without_positions_are_recovered_all_the_same(generator: torch.Generator) -> None:
+    """Equal tokens have equal gradients: the system has no unique solution, the one of minimum norm is right."""
+    model = small_model("deit_tiny_zero_positions")
+    image = torch.rand(1, 3, 64, 64, generator=generator)
+    image[..., :8, :16] = 0.25  # two equal patches
+    nothing = torch.zeros(1, 64, dtype=torch.bool)
+    batch = PrivateBatch(
+        image, image, nothing, torch.arange(64)[None], torch.zeros(1, dtype=torch.int64), ("one",), Picture.CLEAN
+    )
+    (made,) = PatchEmbedding().reconstruct(
+        [upload_of(model, batch)], model, ThreatModel(), generator=torch.Generator().manual_seed(0)
+    )
+    assert float((made.images - image).abs().max()) < 1e-3
