@@ -62,8 +62,8 @@ class Environment(TypedDict):
 
 # Packages whose code, and data that ships with it, determine a trial's numbers.
 CODE = ("attacks", "benchmarks", "clients", "fedmjp", "server")
-# What only shows numbers.
-SHOWS = ("cli", "performance", "report")
+# What only summarises and shows numbers.
+SHOWS = {"cli", "leaderboard", "performance", "report"}
 
 
 def environment() -> Environment:
@@ -94,7 +94,8 @@ def package_digest(module: str) -> str:
 
 def _add_source(digest: "hashlib._Hash", folder: Path, root: Path) -> None:
     for path in sorted(folder.rglob("*")):
-        if path.suffix in (".py", ".json", ".safetensors") and path.parent.name not in SHOWS:
+        folders = path.relative_to(folder).parts[:-1]
+        if path.suffix in (".py", ".json", ".safetensors") and SHOWS.isdisjoint(folders):
             digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
 
 

@@ -72,9 +72,9 @@ def _on_weights(entries: Sequence[Entry]) -> list[str]:
         for entry in entries
         if entry.twin in by_id and by_id[entry.twin].weights != entry.weights
     }
-    every = "all models" if untrained == {entry.model for entry in entries} else _listed(untrained)
+    every = untrained == {entry.model for entry in entries}
     return [
-        *([UNTRAINED.format(models=every)] if untrained else []),
+        *([UNTRAINED.format(models="all models" if every else _listed(untrained))] if untrained else []),
         *([TWINS.format(models=_listed(twinned))] if twinned else []),
     ]
 

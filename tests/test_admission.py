@@ -1,0 +1,203 @@
+"""Third parties' entries: what is admitted, and why the rest is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.leaderboard.admission import admit, submitted
+from benchmarks.leaderboard.board import board_of
+from benchmarks.leaderboard.rechecking import AdmissionError
+from fedmjp.errors import BadInputError, ConfigError, OutputError
+from tests.boards import ENVIRONMENTS, Row, board, cell, grey, ledger_of, near
+
+ROWS = (
+    Row(cell("gradient_matching"), near(25)),
+    grey(),
+    Row(cell("gradient_matching", defence="none"), near(80)),
+    grey("none"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A board's folder."""
+    ledger, _ = ledger_of(ROWS)
+    (tmp_path / "board").mkdir()
+    ledger.save(tmp_path / "board")
+    return tmp_path / "board"
+
+
+def submission(*rows: Row) -> dict:
+    """A file of entries, as `fedmjp` itself would write them."""
+    entries = [entry.model_dump(mode="json") for entry in board(*(rows or ROWS), name="theirs").entries]
+    submitter = {"name": "A", "contact": "a@example.org", "link": "https://example.org"}
+    return {"schema_version": 1, "submitter": submitter, "entries": entries}
+
+
+def write(folder: Path, content: object) -> Path:
+    path = folder.parent / "entry.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def changed(path: str, value: object, content: dict | None = None) -> dict:
+    """A submission with one value replaced, by dotted path."""
+    content = content or submission()
+    *keys, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    place = content
+    for key in keys:
+        place = place[key]
+    place[last] = value
+    return content
+
+
+def test_an_honest_entry_is_admitted_flagged_and_shown(folder):
+    admitted = admit(write(folder, submission()), folder)
+    assert (admitted.origin, admitted.verdict, admitted.submitter.name) == ("submitted", "reduced", "A")
+    found = submitted(folder)
+    assert found[0] == admitted
+    assert [entry.origin for entry in found] == ["submitted"] * 4
+    assert {found[0].floor, found[0].twin} == {found[1].id, found[2].id}
+
+
+def test_submitted_entries_stand_apart_and_are_not_ranked(folder):
+    admit(write(folder, submission()), folder)
+    ledger, trials = ledger_of(ROWS)
+    ours = board_of(ledger, trials, ENVIRONMENTS)
+    both = board_of(ledger, trials, ENVIRONMENTS, submitted=submitted(folder))
+    assert both.entries[: len(ours.entries)] == ours.entries
+    assert [each for each in both.standings if each.origin == "reproduced"] == list(ours.standings)
+    assert {each.rank for each in both.standings if each.origin == "submitted"} == {None}
+
+
+def test_an_entry_is_admitted_once(folder):
+    admit(write(folder, submission()), folder)
+    with pytest.raises(AdmissionError, match="is there already"):
+        admit(write(folder, submission()), folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("entries.0.metrics.psnr.mean", 12.0, r"psnr mean is 12.0, but its leakage per picture gives 25\.0"),
+        ("entries.0.metrics.psnr.median", 12.0, "psnr median is 12.0"),
+        ("entries.0.metrics.psnr.p95", 12.0, "psnr p95 is 12.0"),
+        ("entries.0.metrics.psnr.low", 12.0, "psnr low is 12.0"),
+        ("entries.0.metrics.psnr.worst", 12.0, "psnr worst is 12.0"),
+        ("entries.0.n", 7, "n = 7 and trials = 8 do not fit 8 pictures"),
+        ("entries.0.over_floor.mean", 0.1, "over_floor mean is 0.1"),
+        ("entries.0.over_twin", None, "over_twin mean is None"),
+        ("entries.0.exposed", 0, "exposed is 0, but its leakage per picture gives 8"),
+        ("entries.0.recognisable.share", 0.5, "recognisable share is 0.5"),
+        ("entries.0.verdict", "withstood", "claims 'withstood', but the rules say 'reduced': 25.0 dB"),
+        ("entries.0.adapted", True, None),
+        ("entries.2.adapted", True, "does not take the defence none into account"),
+        ("entries.0.role", "bound", "its role is attack, not bound"),
+        ("entries.1.attack", "my_guess", "'my_guess' is no floor that is known here"),
+        ("entries.0.attack", "my_attack", "over twin is given, but not the entry to compare with"),
+        ("entries.0.provenance.environments", [], "its provenance lacks environments"),
+        ("entries.0.provenance.environments", [{}], "its provenance lacks an environment"),
+        ("entries.0.provenance.pictures_sha256", "", "its provenance lacks pictures_sha256"),
+        ("entries.0.provenance.weights_sha256", [], "its provenance lacks weights_sha256"),
+        ("entries.0.provenance.seeds", [], "its provenance lacks seeds"),
+    ],
+)
+def test_a_claim_that_does_not_follow_is_refused(folder, path, value, message):
+    content = changed(path, value)
+    if message is None:
+        assert admit(write(folder, content), folder).adapted
+        return
+    with pytest.raises(BadInputError, match=message) as caught:
+        admit(write(folder, content), folder)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "submitted").exists()
+
+
+def test_an_interval_within_monte_carlo_error_passes_and_is_replaced_by_ours(folder):
+    content = submission()
+    ours = content["entries"][0]["metrics"]["psnr"]["low"]
+    found = admit(write(folder, changed("entries.0.metrics.psnr.low", ours + 0.01, content)), folder)
+    assert found.metrics["psnr"].low == pytest.approx(ours, abs=1e-6)
+
+
+def test_a_floor_left_out_changes_the_verdict(folder):
+    content = submission()
+    del content["entries"][3], content["entries"][1]
+    for entry in content["entries"]:
+        entry |= {"over_floor": None, "exposed": 0}
+    with pytest.raises(AdmissionError, match=r"the rules say 'inconclusive': 25\.0 dB, and no guess to compare with"):
+        admit(write(folder, content), folder)
+
+
+def test_two_entries_of_one_cell_are_refused(folder):
+    content = submission()
+    content["entries"].append(content["entries"][0])
+    with pytest.raises(AdmissionError, match="two entries are of the same cell"):
+        admit(write(folder, content), folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ([], "Input should be an object"),
+        ({}, "key 'submitter' is missing; key 'entries' is missing"),
+        (changed("verdct", "leaks"), "unknown key 'verdct'"),
+        (changed("entries.0.verdct", "leaks"), "entry 1: unknown key 'verdct', did you mean 'verdict'?"),
+        (changed("entries.0.n", "8"), "entry 1: n = '8': Input should be a valid integer"),
+        (changed("entries.0.metrics.psnr.mean", float("nan")), "finite number"),
+        (changed("entries.0.verdict", "private"), "entry 1: verdict = 'private': Input should be 'leaks'"),
+        (changed("entries", []), "at least 1 item"),
+        (changed("schema_version", 2), "schema-version = 2"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_in_one_line(folder, content, message):
+    with pytest.raises(ConfigError) as caught:
+        admit(write(folder, content), folder)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_file_or_board_that_is_not_there_is_named(folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file"):
+        admit(tmp_path / "none.json", folder)
+    with pytest.raises(OutputError, match="holds no results"):
+        admit(write(folder, submission()), tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["12.6", "cut", "name"])
+def test_a_tampered_file_is_named_and_left_out(folder, damage):
+    admitted = admit(write(folder, submission()), folder)
+    path = folder / "submitted" / f"{admitted.id}.json"
+    if damage == "name":
+        path.rename(path.with_name("other.json"))
+    else:
+        text = path.read_text()
+        path.write_text(text[:-40] if damage == "cut" else text.replace('"caveat": null', '"caveat": "fine"', 1))
+    told: list[str] = []
+    assert submitted(folder, tell=told.append) == ()
+    assert len(told) == 1
+    assert "is left out" in told[0]
+
+
+def test_consistent_tampering_is_caught_by_the_rules(folder):
+    admitted = admit(write(folder, submission()), folder)
+    path = folder / "submitted" / f"{admitted.id}.json"
+    stored = json.loads(path.read_text())
+    stored["submission"]["entries"][0]["verdict"] = "withstood"
+    path.write_text(json.dumps(stored))
+    told: list[str] = []
+    assert submitted(folder, tell=told.append) == ()
+    assert "changed after" in told[0]
+
+
+def test_a_refused_cell_may_be_submitted(folder):
+    rows = (Row(cell("gradient_matching"), refusal="does not apply"), *ROWS[1:])
+    content = submission(*rows)
+    content["entries"].append(
+        submission()["entries"][0] | {"attack": "my_attack", "over_twin": None, "verdict": "leaks"}
+    )
+    assert admit(write(folder, content), folder).verdict == "refused"

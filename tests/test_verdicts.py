@@ -1,0 +1,215 @@
+"""Every rule of the verdicts, and the figure at which it flips."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.leaderboard.standings import standings
+from tests.boards import NOISE, Row, board, cell, entry, grey, near
+
+TWIN = (Row(cell(defence="none"), near(80)), grey("none"))
+WEAK_TWIN = (Row(cell(defence="none"), near(12.6)), grey("none"))
+
+
+def defended(*leakage, **values):
+    return Row(cell(), leakage or near(12.6), **values)
+
+
+def standing(*rows, defence="mjp", **about):
+    found = [each for each in board(*rows, **about).standings if each.defence == defence]
+    assert len(found) == 1
+    return found[0]
+
+
+# The cell
+
+
+def test_a_defended_cell_near_the_guess_has_withstood():
+    found = entry(defended(adapted=True), grey(), *TWIN)
+    assert found.verdict == "withstood"
+    assert found.reason == "12.6 dB, 0.1 dB over grey (-0.1 to 0.3); without the defence 80.0 dB"
+
+
+def test_withstood_by_a_naive_attack_says_that_it_is_no_evidence():
+    found = entry(defended(), grey(), *TWIN)
+    assert found.verdict == "withstood"
+    assert found.reason.endswith("the attack does not know the defence, so this is no evidence of protection")
+
+
+@pytest.mark.parametrize(("over", "verdict"), [(0.9, "inconclusive"), (1.1, "reduced")])
+def test_recovered_from_one_decibel_over_the_guess(over, verdict):
+    assert entry(defended(*near(12.5 + over)), grey(), *TWIN).verdict == verdict
+
+
+@pytest.mark.parametrize(("spread", "verdict"), [(1, "reduced"), (12, "inconclusive")])
+def test_not_recovered_if_the_interval_holds_zero(spread, verdict):
+    leakage = [14 + spread * noise for noise in NOISE]
+    found = entry(defended(*leakage), grey(), *TWIN)
+    assert (found.verdict, found.over_floor.low > 0) == (verdict, verdict == "reduced")
+
+
+def test_not_recovered_if_the_signed_ranks_are_not_significant():
+    found = entry(defended(19, 19, 19, 12.4, 12.4, 12.4, 12.4, 12.4), grey(), *TWIN)
+    assert found.over_floor.mean > 1
+    assert found.over_floor.low > 0 or found.over_floor.p_value > 0.05
+    assert found.verdict == "inconclusive"
+    assert "does not exclude 1 dB" in found.reason
+
+
+@pytest.mark.parametrize(("victim", "verdict"), [(19.9, "withstood"), (20.1, "reduced")])
+def test_one_exposed_picture_is_a_leak_however_low_the_mean(victim, verdict):
+    found = entry(defended(victim, *near(9)[1:]), grey(), *TWIN)
+    assert found.over_floor.mean < 0
+    assert (found.verdict, found.exposed) == (verdict, int(victim > 20))
+
+
+def test_a_picture_that_a_guess_recognises_is_not_exposed():
+    bright = replace(grey(), leakage=[22.0] * 8)
+    assert entry(defended(*near(22.1)), bright, *TWIN).exposed == 0
+    assert entry(defended(*near(25.5)), bright, *TWIN).exposed == 8
+
+
+@pytest.mark.parametrize(("twin", "verdict"), [(30.2, "leaks"), (40, "reduced")])
+def test_reduced_only_if_less_than_without_the_defence(twin, verdict):
+    leakage = [30 + 4 * noise for noise in NOISE]
+    found = entry(defended(*leakage), grey(), Row(cell(defence="none"), near(twin)), grey("none"))
+    assert found.verdict == verdict
+
+
+def test_a_leak_without_a_twin_leaks():
+    assert entry(defended(*near(30)), grey()).verdict == "leaks"
+
+
+@pytest.mark.parametrize("twin", [(), WEAK_TWIN])
+def test_inconclusive_if_the_attack_is_not_seen_to_work_without_the_defence(twin):
+    assert entry(defended(adapted=True), grey(), *twin).verdict == "inconclusive"
+
+
+def test_inconclusive_if_the_twin_is_incomplete():
+    twin = Row(cell(defence="none"), [*near(80)[:-1], None])
+    found = entry(defended(adapted=True), grey(), twin, grey("none"))
+    assert (found.verdict, "incomplete" in found.reason) == ("inconclusive", True)
+
+
+def test_inconclusive_without_a_guess():
+    found = entry(defended(*near(30)), Row(cell(defence="none"), near(80)))
+    assert (found.verdict, found.reason) == ("inconclusive", "30.0 dB, and no guess to compare with")
+
+
+def test_inconclusive_while_the_guess_is_incomplete():
+    guess = replace(grey(), leakage=[12.5, *[None] * 7])
+    assert entry(defended(*near(30)), guess, *TWIN).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(5, "inconclusive"), (6, "withstood")])
+def test_few_pictures_withstand_nothing(n, verdict):
+    rows = [defended(adapted=True), grey(), *TWIN]
+    found = entry(*(replace(row, leakage=row.leakage[:n]) for row in rows))
+    assert found.verdict == verdict
+
+
+def test_few_pictures_can_leak():
+    rows = [defended(*near(30)), grey(), *TWIN]
+    assert entry(*(replace(row, leakage=row.leakage[:2]) for row in rows)).verdict == "reduced"
+
+
+@pytest.mark.parametrize(("leakage", "verdict"), [(12.6, "no leak seen"), (14, "leaks"), (80, "leaks")])
+def test_undefended(leakage, verdict):
+    assert entry(Row(cell(defence="none"), near(leakage)), grey("none")).verdict == verdict
+
+
+def test_shuffling_alone_is_judged_like_a_defence():
+    rows = (Row(cell(defence="none", setting="c"), near(12.6)), grey("none", "c"), *TWIN)
+    assert entry(*rows).verdict == "withstood"
+    assert entry(*rows).twin == board(*rows).entries[2].id
+
+
+def test_a_missing_trial_makes_a_cell_incomplete():
+    found = entry(defended(*near(30)[:-1], None), grey(), *TWIN)
+    assert (found.verdict, found.reason) == ("incomplete", "1 of 8 trials are not run yet")
+
+
+@pytest.mark.parametrize(("failures", "verdict"), [(1, "reduced"), (2, "incomplete")])
+def test_more_than_a_twentieth_failed_makes_a_cell_incomplete(failures, verdict):
+    rows = [defended(*near(30)), grey(), *TWIN]
+    many = [replace(row, seeds=4, leakage=[value for value in row.leakage for _ in range(4)]) for row in rows]
+    many[0] = replace(many[0], leakage=[*many[0].leakage[failures:], *["broke down"] * failures])
+    found = entry(*many)
+    assert (found.verdict, found.failures, found.errors) == (verdict, failures, ("broke down",))
+
+
+def test_a_refused_cell_says_why():
+    found = entry(Row(cell(), refusal="does not apply"), grey(), *TWIN)
+    assert (found.verdict, found.reason, found.n) == ("refused", "does not apply", 0)
+
+
+def test_references_are_no_verdicts():
+    bound = Row(cell("oracle", role="bound"), near(80))
+    found = board(bound, grey(), *TWIN)
+    assert [each.verdict for each in found.entries[:2]] == ["bound", "floor"]
+    assert all(each.strongest == "april" for each in found.standings)
+
+
+# The standing
+
+
+def test_withstood_stands_only_with_an_adapted_attack():
+    naive, adapted = Row(cell("patch"), near(12.5)), defended(adapted=True)
+    twin = Row(cell("patch", "none"), near(80))
+    assert standing(naive, twin, adapted, grey(), *TWIN).verdict == "withstood"
+    found = standing(naive, twin, replace(adapted, adapted=False), grey(), *TWIN)
+    assert (found.verdict, found.rank, found.attacks, found.adapted) == ("inconclusive", None, 2, False)
+    assert found.reason == (
+        "no attack that takes the defence into account was run; 2 naive ones recovered no more than a guess"
+    )
+
+
+def test_an_adapted_attack_that_works_nowhere_proves_nothing():
+    adapted = Row(cell("patch"), near(12.5), adapted=True)
+    twin = Row(cell("patch", "none"), near(12.6))
+    found = standing(adapted, twin, defended(), grey(), *TWIN)
+    assert (found.verdict, found.adapted) == ("inconclusive", True)
+    assert found.reason.startswith("patch takes the defence into account: ")
+
+
+def test_a_leak_wins_over_a_stronger_attack_that_was_withstood():
+    victim = Row(cell("patch"), [20.5, *near(9)[1:]])
+    found = standing(victim, defended(adapted=True), grey(), *TWIN)
+    assert (found.strongest, found.verdict) == ("april", "leaks")
+    assert found.reason.startswith("patch: ")
+
+
+def test_nothing_is_withstood_while_an_attack_is_incomplete():
+    late = Row(cell("patch"), [*near(12)[:-1], None])
+    found = standing(late, defended(adapted=True), grey(), *TWIN)
+    assert (found.verdict, found.rank) == ("incomplete", None)
+
+
+def test_all_refused_is_refused():
+    found = standing(Row(cell(), refusal="does not apply"), grey(), *TWIN)
+    assert (found.verdict, found.rank, found.attacks) == ("refused", None, 0)
+
+
+def test_a_refused_attack_beside_others_changes_nothing():
+    found = standing(Row(cell("patch"), refusal="does not apply"), defended(adapted=True), grey(), *TWIN)
+    assert (found.verdict, found.attacks) == ("withstood", 1)
+
+
+def test_rank_one_leaks_least_and_equal_ones_share_a_rank():
+    levels = {"m1": 50.0, "m2": 30.0, "m3": 30.02, "m4": 12.6}
+    rows = [Row(cell(defence="none", model=model), near(level)) for model, level in levels.items()]
+    found = board(grey("none"), *rows).standings
+    assert [(each.model, each.rank) for each in found] == [("m2", 1), ("m3", 1), ("m1", 3), ("m4", None)]
+    assert found[-1].verdict == "no leak seen"
+
+
+def test_ranks_are_per_setting_protocol_and_threat_model():
+    rows = [Row(cell(defence="none", **where), near(40)) for where in ({}, {"protocol": "8bit"}, {"setting": "b"})]
+    assert [each.rank for each in board(*rows, grey("none"), grey("none", "b")).standings].count(1) == 2
+    assert standings(board(*rows).entries)[0].setting == "a"
+
+
+def test_the_strongest_attack_counts_not_the_mean_of_all():
+    weak, strong = Row(cell("weak"), near(12.5)), Row(cell("strong"), near(60))
+    found = standing(weak, strong, grey(), *TWIN)
+    assert (found.strongest, found.verdict) == ("strong", "leaks")
