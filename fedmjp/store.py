@@ -5,17 +5,23 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import (
     URL,
+    BigInteger,
+    Column,
     Connection,
+    DateTime,
+    Double,
     Engine,
-    Float,
     ForeignKey,
+    MetaData,
     Row,
+    Table,
     Text,
     TypeDecorator,
     create_engine,
@@ -27,7 +33,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 from fedmjp.errors import OutputError, StoreError
 
@@ -76,22 +81,44 @@ class _Message(TypeDecorator[str]):
 _KEY = Text().with_variant(Text(collation="C"), "postgresql")
 
 
-class Base(DeclarativeBase):
-    """Tables of the store."""
+_TABLES = MetaData()
+_ENVIRONMENTS = Table(
+    "environments",
+    _TABLES,
+    Column("sha256", _KEY, primary_key=True),
+    Column("content", _Json, nullable=False),
+)
+_TRIALS = Table(
+    "trials",
+    _TABLES,
+    Column("key", _KEY, primary_key=True),
+    Column("status", Text, nullable=False),
+    Column("error", _Message),
+    Column("model", Text, nullable=False),
+    Column("defence", Text, nullable=False),
+    Column("mask_ratio", Double, nullable=False),
+    Column("attack", Text, nullable=False),
+    Column("setting", Text, nullable=False),
+    Column("protocol", Text, nullable=False),
+    Column("picture", Text, nullable=False),
+    Column("picture_sha256", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("realised_ratio", Double),
+    Column("weights_sha256", Text),
+    Column("attack_seconds", Double),
+    Column("scores", _Json, nullable=False),
+    Column("diagnostics", _Json, nullable=False),
+    Column("environment_sha256", ForeignKey(_ENVIRONMENTS.c.sha256), nullable=False),
+    Column("recorded_at", DateTime, nullable=False),
+)
 
-    type_annotation_map = {str: Text, dict[str, Any]: _Json}  # noqa: RUF012 (SQLAlchemy's)
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(tzinfo=None)
 
 
-class _Environment(Base):
-    """Versions, revision and hardware, once for all the trials that share them."""
-
-    __tablename__ = "environments"
-
-    sha256: Mapped[str] = mapped_column(_KEY, primary_key=True)
-    content: Mapped[dict[str, Any]]
-
-
-class Trial(MappedAsDataclass, Base, kw_only=True):
+@dataclass(kw_only=True)
+class Trial:
     """One attack on one picture, scored in one setting; or the error that it ended with.
 
     ``key`` digests everything that determines the trial. ``scores`` maps metric names to values, or
@@ -100,34 +127,29 @@ class Trial(MappedAsDataclass, Base, kw_only=True):
     it stands once, and trials name its digest. ``recorded_at`` is UTC.
     """
 
-    __tablename__ = "trials"
-
-    key: Mapped[str] = mapped_column(_KEY, primary_key=True)
-    status: Mapped[str]
-    error: Mapped[str | None] = mapped_column(_Message, default=None)
-    model: Mapped[str]
-    defence: Mapped[str]
-    mask_ratio: Mapped[float]
-    attack: Mapped[str]
-    setting: Mapped[str]
-    protocol: Mapped[str]
-    picture: Mapped[str]
-    picture_sha256: Mapped[str]
-    seed: Mapped[int]
-    realised_ratio: Mapped[float | None] = mapped_column(default=None)
-    weights_sha256: Mapped[str | None] = mapped_column(default=None)
-    attack_seconds: Mapped[float | None] = mapped_column(default=None)
-    scores: Mapped[dict[str, Any]]
-    diagnostics: Mapped[dict[str, Any]]
+    key: str
+    status: str
+    error: str | None = None
+    model: str
+    defence: str
+    mask_ratio: float
+    attack: str
+    setting: str
+    protocol: str
+    picture: str
+    picture_sha256: str
+    seed: int
+    realised_ratio: float | None = None
+    weights_sha256: str | None = None
+    attack_seconds: float | None = None
+    scores: dict[str, Any]
+    diagnostics: dict[str, Any]
     environment: Mapping[str, Any]
-    environment_sha256: Mapped[str] = mapped_column(ForeignKey(_Environment.sha256), init=False)
-    recorded_at: Mapped[datetime] = mapped_column(default_factory=lambda: datetime.now(UTC).replace(tzinfo=None))
+    recorded_at: datetime = field(default_factory=_now)
 
-    def __post_init__(self) -> None:
-        self.environment_sha256 = hashlib.sha256(json.dumps(self.environment, sort_keys=True).encode()).hexdigest()
-
-
-_TRIALS, _ENVIRONMENTS = Base.metadata.tables["trials"], Base.metadata.tables["environments"]
+    def environment_sha256(self) -> str:
+        """Digest that the environment has in the database."""
+        return hashlib.sha256(json.dumps(self.environment, sort_keys=True).encode()).hexdigest()
 
 
 class Store:
@@ -187,7 +209,8 @@ class Store:
         ordered = sorted(trials, key=lambda trial: trial.key)
         if not ordered:
             return
-        environments = {trial.environment_sha256: trial.environment for trial in ordered}
+        rows = [{**vars(trial), "environment_sha256": trial.environment_sha256()} for trial in ordered]
+        environments = {row["environment_sha256"]: row.pop("environment") for row in rows}
         insert = INSERT[self._engine.dialect.name]
         statement = insert(_TRIALS)
         columns = {column.name: statement.excluded[column.name] for column in _TRIALS.c if column.name != "key"}
@@ -200,7 +223,7 @@ class Store:
                 statement.on_conflict_do_update(
                     index_elements=["key"], set_=columns, where=_TRIALS.c.status == "failed"
                 ),
-                [{column.name: getattr(trial, column.name) for column in _TRIALS.c} for trial in ordered],
+                rows,
             )
 
     def statuses(self, keys: Collection[str]) -> dict[str, str]:
@@ -235,7 +258,7 @@ class Store:
         with self._transaction() as connection:
             rows = [tuple(row) for row in _rows(connection, _TRIALS.c.keys(), keys)]
         found = pd.DataFrame(rows, columns=_TRIALS.c.keys())
-        return found.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Float)})
+        return found.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
 
     def environments(self) -> dict[str, dict[str, Any]]:
         """Versions, revision and hardware by digest."""
@@ -287,12 +310,12 @@ def _make_tables(engine: Engine, name: str) -> None:
         inspector = inspect(connection)
         found = {
             table: {column["name"] for column in inspector.get_columns(table)}
-            for table in Base.metadata.tables
+            for table in _TABLES.tables
             if inspector.has_table(table)
         }
         if not found:
-            Base.metadata.create_all(connection)
-        elif found != {name: set(table.c.keys()) for name, table in Base.metadata.tables.items()}:
+            _TABLES.create_all(connection)
+        elif found != {name: set(table.c.keys()) for name, table in _TABLES.tables.items()}:
             remedy = "--fresh starts over" if engine.dialect.name == "sqlite" else "name another database"
             raise OutputError(f"{name} was written by another version of fedmjp; {remedy}")
 

@@ -42,7 +42,7 @@ def test_a_trial_comes_back_as_it_was_put(store: Store) -> None:
         realised_ratio=0.1 + 0.2,
         weights_sha256="ff",
         attack_seconds=1e-9,
-        seed=2**31 - 1,
+        seed=2**63 - 1,
     )
     store.put([put])
     assert store.trials(["a"]) == [put]
@@ -102,7 +102,7 @@ def test_a_frame_has_the_trials_and_their_environments(store: Store) -> None:
     frame, environments = store.frame(), store.environments()
     assert len(environments) == 2
     assert [environments[digest] for digest in frame["environment_sha256"]] == [each.environment for each in put]
-    for column in frame.columns:
+    for column in frame.columns.drop("environment_sha256"):
         theirs = [getattr(each, column) for each in put]
         assert [None if pd.api.types.is_scalar(x) and pd.isna(x) else x for x in frame[column]] == theirs
 
