@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.report import numbers
 from benchmarks.report.rows import strongest, threats
 from fedmjp.threat import ThreatModel
 
@@ -22,6 +23,12 @@ MARKERS = "osD^vPX*"
 POINTS = 25  # pictures up to which each one is drawn
 SERIES = len(LINE_COLOURS) * len(LINE_STYLES)
 ROW_INCHES = 0.21
+LETTERS = 48  # of a label, before it is cut
+HANDLE_INCHES = 0.5
+LETTER_INCHES = 0.055
+LEAKAGE_LABEL = "leakage, PSNR in dB"
+DASHED: Any = {"color": "black", "linewidth": 0.8, "linestyle": "--"}
+DOTTED: Any = {"color": REFERENCE, "linewidth": 1.2, "linestyle": ":"}
 STYLE: Any = {
     "svg.hashsalt": "fedmjp",
     "svg.fonttype": "none",  # text stays text: searchable, and in the reader's own font
@@ -41,9 +48,10 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, its file name, and what it shows in words."""
+    """A figure, its file name, the threat model, and what it shows in words."""
 
     name: str
+    threat: ThreatModel
     caption: str
     figure: Figure
 
@@ -66,94 +74,132 @@ def _entries(board: Board, threat: ThreatModel) -> list[Entry]:
     return [entry for entry in board.entries if entry.threat == threat and entry.leakage]
 
 
+def _models(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries of one model with one set of weights each."""
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault((entry.model, entry.weights), []).append(entry)
+    return list(found.values())
+
+
 def _distributions(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
-    entries = _entries(board, threat)
+    """One figure per model, one row per attack and defence, one column per setting."""
+    caption = (
+        "Leakage per picture of {model}. Boxes hold the middle half of the pictures, whiskers 5 to 95 %, the bar is "
+        "the median; ticks are single pictures where there are few. Grey boxes are bounds, the dotted line is the "
+        "grey guess, the dashed one is where a picture counts as recognisable."
+    )
     return [
         Plot(
-            f"{prefix}-leakage-{setting}",
-            f"Leakage per picture in setting {setting}. Boxes hold the middle half of the pictures, "
-            f"whiskers 5 to 95 %, the bar is the median; grey rows are references. The dashed line is "
-            f"where a picture counts as recognisable. {threat.sentence()}",
-            _boxes(board, [entry for entry in entries if entry.setting == setting]),
+            f"{prefix}-leakage-{place}",
+            threat,
+            caption.format(model=_name(entries[0])),
+            _boxes(board, entries),
         )
-        for setting in sorted({entry.setting for entry in entries})
+        for place, entries in enumerate(_models(_entries(board, threat)), start=1)
+        if any(entry.role != "floor" for entry in entries)
     ]
 
 
 def _boxes(board: Board, entries: Sequence[Entry]) -> Figure:
-    figure = Figure(figsize=(7.5, 0.9 + ROW_INCHES * len(entries)))
-    axes = figure.subplots()
-    for place, entry in enumerate(entries):
-        _box(axes, place, list(entry.leakage.values()), _colour(entry))
-    axes.axvline(board.recognisable_at, color="black", linewidth=0.8, linestyle="--")
-    for floor in sorted({round(e.metrics[LEAKAGE].mean, 1) for e in entries if e.role == "floor"})[:1]:
-        axes.axvline(floor, color=REFERENCE, linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(len(entries)), [_label(entry) for entry in entries])
-    axes.set_ylim(len(entries) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("leakage per picture: PSNR in dB, higher reveals more")
-    present = [name for name in DEFENCE_COLOURS if any(e.defence == name and e.role == "attack" for e in entries)]
-    handles = [Line2D([], [], color=DEFENCE_COLOURS[name], linewidth=4, label=_defence(name)) for name in present]
-    handles += [
-        Line2D([], [], color=REFERENCE, linewidth=4, label="floor, bound"),
-        Line2D(
-            [], [], color="black", linewidth=0.8, linestyle="--", label=f"recognisable, {board.recognisable_at:g} dB"
-        ),
+    shown = [entry for entry in entries if entry.role != "floor"]
+    labels = list(dict.fromkeys(_label(entry) for entry in shown))
+    figure, facets = _facets(shown, height=1.1 + ROW_INCHES * len(labels))
+    for setting, axes in facets.items():
+        _boxes_of([entry for entry in shown if entry.setting == setting], labels, axes)
+        axes.axvline(board.recognisable_at, **DASHED)
+        for floor in [e for e in entries if e.role == "floor" and e.setting == setting][:1]:
+            axes.axvline(floor.metrics[LEAKAGE].mean, **DOTTED)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(LEAKAGE_LABEL)
+    first = next(iter(facets.values()))
+    first.set_yticks(range(len(labels)), labels)
+    first.set_ylim(len(labels) - 0.4, -0.6)
+    handles = [
+        *(Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in _colours(shown).items()),
+        Line2D([], [], **DOTTED, label="grey guess"),
+        Line2D([], [], **DASHED, label=f"recognisable, {board.recognisable_at:g} dB"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=1.4, columnspacing=1.2)
+    _legend(figure, handles)
     return figure
 
 
-def _dashed(label: str) -> Line2D:
-    return Line2D([], [], color="black", linewidth=0.8, linestyle="--", label=label)
-
-
-def _box(axes: Axes, place: int, values: list[float], colour: str) -> None:
+def _boxes_of(entries: Sequence[Entry], labels: Sequence[str], axes: Axes) -> None:
+    """One box per entry, in the row of its label."""
+    places = [labels.index(_label(entry)) for entry in entries]
+    values = [list(entry.leakage.values()) for entry in entries]
     parts = axes.boxplot(
-        [values],
-        positions=[place],
+        values,
+        positions=places,
         orientation="horizontal",
         widths=0.62,
         whis=(5, 95),
         showfliers=False,
+        showcaps=False,
         patch_artist=True,
         manage_ticks=False,
+        medianprops={"linewidth": 2},
     )
-    for line in (*parts["whiskers"], *parts["caps"], *parts["medians"], *parts["boxes"]):
-        line.set_color(colour)
-    for patch in parts["boxes"]:
-        patch.set(facecolor=(*mpl.colors.to_rgb(colour), 0.22), edgecolor=colour)
-    for median in parts["medians"]:
-        median.set_linewidth(2)
-    if len(values) <= POINTS:
-        axes.plot(values, [place] * len(values), "|", color=colour, markersize=5, alpha=0.8, markeredgewidth=0.8)
+    colours = [_colour(entry) for entry in entries]
+    for colour, box, median in zip(colours, parts["boxes"], parts["medians"], strict=True):
+        box.set(facecolor=(*mpl.colors.to_rgb(colour), 0.22), edgecolor=colour)
+        median.set_color(colour)
+    for colour, whisker in zip([colour for colour in colours for _ in range(2)], parts["whiskers"], strict=True):
+        whisker.set_color(colour)
+    for place, found, colour in zip(places, values, colours, strict=True):
+        if len(found) <= POINTS:
+            _ticks(axes, place, found, colour)
+
+
+def _ticks(axes: Axes, place: int, values: Sequence[float], colour: str) -> None:
+    """All of them as one broken line, which is one element of the picture."""
+    across = [x for value in values for x in (value, value, float("nan"))]
+    upwards = [y for _ in values for y in (place - 0.2, place + 0.2, float("nan"))]
+    axes.plot(across, upwards, color=colour, linewidth=0.7)
 
 
 def _label(entry: Entry) -> str:
     role = "" if entry.role == "attack" else f" ({entry.role})"
-    ratio = "" if entry.defence == "none" else f" {entry.mask_ratio:g}"
-    return _plain(f"{entry.attack}{role} | {entry.model} | {entry.defence}{ratio}")
+    ratio = f" {entry.mask_ratio:g}" if entry.mask_ratio else ""
+    return _plain(f"{entry.attack}{role} | {_defence(entry.defence)}{ratio}")
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.model}, {numbers.weights(entry.weights)}"
 
 
 def _colour(entry: Entry) -> str:
     return DEFENCE_COLOURS[entry.defence] if entry.role == "attack" else REFERENCE
 
 
+def _colours(entries: Sequence[Entry]) -> dict[str, str]:
+    """What the colours of the entries mean, for a legend."""
+    attacked = {entry.defence for entry in entries if entry.role == "attack"}
+    found = {_defence(name): colour for name, colour in DEFENCE_COLOURS.items() if name in attacked}
+    return found | ({"bound": REFERENCE} if any(entry.role == "bound" for entry in entries) else {})
+
+
 def _defence(name: str) -> str:
     return "no defence" if name == "none" else name
 
 
-def _plain(text: str, letters: int = 70) -> str:
+def _plain(text: str) -> str:
     """Text without mathematics, which matplotlib would read between dollars, and not too long."""
-    shown = text if len(text) <= letters else f"{text[: letters - 3]}..."
+    shown = text if len(text) <= LETTERS else f"{text[: LETTERS - 3]}..."
     return shown.replace("$", r"\$")
+
+
+def _legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    columns = int(figure.get_figwidth() / (HANDLE_INCHES + LETTER_INCHES * widest))
+    figure.legend(handles=handles, loc="outside upper center", ncols=max(1, min(columns, len(handles))))
 
 
 def _trade_off(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
     judged = [
         entry
         for standing in board.standings
-        if standing.threat == threat and (entry := strongest(board, standing)) and entry.utility and entry.leakage
+        if standing.threat == threat and (entry := strongest(board, standing)).utility and entry.leakage
     ]
     if not judged:
         return []
@@ -162,57 +208,63 @@ def _trade_off(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
     for setting, axes in facets.items():
         for entry in judged:
             if entry.setting == setting and entry.utility:
-                _point(axes, entry.utility.top1, entry, MARKERS[models.index(entry.model) % len(MARKERS)])
-        axes.axhline(board.recognisable_at, color="black", linewidth=0.8, linestyle="--")
+                _point(axes, entry.utility.top1, entry, _marker(models.index(entry.model)))
+        axes.axhline(board.recognisable_at, **DASHED)
         axes.set_xlabel("top-1 accuracy in %")
         axes.margins(0.12)
-    present = [name for name in DEFENCE_COLOURS if any(entry.defence == name for entry in judged)]
+    next(iter(facets.values())).set_ylabel(LEAKAGE_LABEL)
     handles = [
-        Line2D([], [], color=DEFENCE_COLOURS[name], linestyle="", marker="s", label=_defence(name)) for name in present
+        *(Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in _colours(judged).items()),
+        *(
+            Line2D([], [], color="black", linestyle="", marker=_marker(place), fillstyle="none", label=_plain(model))
+            for place, model in enumerate(models)
+        ),
     ]
-    handles += [
-        Line2D([], [], color="black", linestyle="", marker=MARKERS[i % len(MARKERS)], fillstyle="none", label=_plain(m))
-        for i, m in enumerate(models)
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    _legend(figure, handles)
     caption = (
-        "Leakage of the strongest attack (mean and 95 % interval) against top-1 accuracy; low and right is best. The "
-        f"dashed line is where a picture counts as recognisable. {threat.sentence()}"
+        "Leakage of the strongest attack (mean and 95 % interval) against top-1 accuracy; low and right is best. A "
+        "larger marker is a higher mask ratio. The dashed line is where a picture counts as recognisable."
     )
-    return [Plot(f"{prefix}-utility", caption, figure)]
+    return [Plot(f"{prefix}-utility", threat, caption, figure)]
+
+
+def _marker(place: int) -> str:
+    return MARKERS[place % len(MARKERS)]
 
 
 def _point(axes: Axes, top1: float, entry: Entry, marker: str) -> None:
+    size = 4 + 8 * entry.mask_ratio
     found = entry.metrics[LEAKAGE]
     if found.low is not None and found.high is not None:
         axes.plot([top1, top1], [found.low, found.high], color=_colour(entry), linewidth=1)
-    axes.plot([top1], [found.mean], marker, color=_colour(entry), markersize=5, fillstyle="none", markeredgewidth=1.3)
+    axes.plot(
+        [top1], [found.mean], marker, color=_colour(entry), markersize=size, fillstyle="none", markeredgewidth=1.3
+    )
 
 
-def _facets(entries: Sequence[Entry]) -> tuple[Figure, dict[str, Axes]]:
-    """A row of axes, one per setting, with one scale of leakage."""
+def _facets(entries: Sequence[Entry], height: float = 3.1) -> tuple[Figure, dict[str, Axes]]:
+    """A row of axes with the same scales, one per setting."""
     settings = sorted({str(entry.setting) for entry in entries})
-    figure = Figure(figsize=(2.2 + 1.9 * len(settings), 3.1))
+    figure = Figure(figsize=(2.4 + 1.9 * len(settings), height))
     row = figure.subplots(1, len(settings), sharey=True, sharex=True, squeeze=False)[0]
     facets = dict(zip(settings, row, strict=True))
     for setting, axes in facets.items():
         axes.set_title(f"setting {setting}", fontsize=8)
-    row[0].set_ylabel("leakage, PSNR in dB")
     return figure, facets
 
 
 def _ratios(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
     """One figure per model, one line per attack and defence with at least two ratios."""
     found: list[Plot] = []
-    entries = [entry for entry in _entries(board, threat) if entry.role == "attack"]
-    for index, model in enumerate(dict.fromkeys((e.model, e.weights) for e in entries), start=1):
-        lines = _lines([entry for entry in entries if (entry.model, entry.weights) == model])
+    attacked = [entry for entry in _entries(board, threat) if entry.role == "attack"]
+    for place, entries in enumerate(_models(attacked), start=1):
+        lines = _lines(entries)
         if lines:
             caption = (
-                f"Leakage against the share of patches shuffled or masked, {model[0]} (mean and 95 % interval). "
-                f"{threat.sentence()}"
+                f"Leakage of {_name(entries[0])} against the share of patches shuffled or masked (mean and 95 % "
+                "interval). The dashed line is where a picture counts as recognisable."
             )
-            found.append(Plot(f"{prefix}-mask-ratio-{index}", caption, _ratio_figure(board, lines)))
+            found.append(Plot(f"{prefix}-mask-ratio-{place}", threat, caption, _ratio_figure(board, lines)))
     return found
 
 
@@ -231,13 +283,14 @@ def _ratio_figure(board: Board, lines: dict[tuple[str, str], list[Entry]]) -> Fi
     for setting, axes in facets.items():
         for index, line in enumerate(lines.values()):
             _line(axes, index, sorted((e for e in line if e.setting == setting), key=lambda entry: entry.mask_ratio))
-        axes.axhline(board.recognisable_at, color="black", linewidth=0.8, linestyle="--")
+        axes.axhline(board.recognisable_at, **DASHED)
         axes.set_xlabel("mask ratio")
+    next(iter(facets.values())).set_ylabel(LEAKAGE_LABEL)
     handles = [
         Line2D([], [], **_style(index), label=_plain(f"{attack} | {_defence(defence)}"))
         for index, (attack, defence) in enumerate(lines)
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=2)
+    _legend(figure, handles)
     return figure
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported, Standing, Statistics, Verdict
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported, Standing, Verdict
 from benchmarks.report import numbers
 from fedmjp.metrics import METRICS
 from fedmjp.threat import ThreatModel
@@ -88,9 +88,9 @@ def threats(board: Board) -> list[ThreatModel]:
     return found
 
 
-def strongest(board: Board, standing: Standing) -> Entry | None:
-    """The entry that a standing is judged by; none if no attack ran."""
-    return next((entry for entry in board.entries if _judges(entry, standing)), None)
+def strongest(board: Board, standing: Standing) -> Entry:
+    """The entry that a standing is judged by."""
+    return next(entry for entry in board.entries if _judges(entry, standing))
 
 
 def _judges(entry: Entry, standing: Standing) -> bool:
@@ -121,28 +121,28 @@ def _listed(parts: Sequence[str]) -> str:
 
 def _standing_row(board: Board, standing: Standing) -> Row:
     entry = strongest(board, standing)
+    rank = "" if standing.rank is None else str(standing.rank)
     values = {
-        "rank": _number(standing.rank, "" if standing.rank is None else str(standing.rank), "this verdict has no rank"),
+        "rank": _number(standing.rank, rank, "this verdict has no rank"),
         **_what(standing),
-        "setting": Value(str(standing.setting)),
-        "verdict": Value(standing.verdict),
-        "strongest attack": Value(standing.strongest, why="no attack ran"),
-        **(_figures(board, entry) if entry else {}),
+        **_outcome(standing, entry),
+        "strongest attack": Value(standing.strongest),
+        **_figures(board, entry),
+        "reason": Value(standing.reason),
     }
     return Row(values, entry, standing.verdict)
 
 
 def _cell_row(board: Board, entry: Entry) -> Row:
-    attack = entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"
+    others = [name for name in board.metrics if name != LEAKAGE]
     values = {
         **_what(entry),
-        "attack": Value(attack),
-        "setting": Value(str(entry.setting)),
-        "verdict": Value(entry.verdict),
+        "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
+        **_outcome(entry, entry),
+        "over grey, dB": _difference(entry, "floor"),
         "failed": Value(str(entry.failures), entry.failures),
         **_figures(board, entry),
-        **{HEADINGS.get(name, name): _metric(entry, name) for name in board.metrics if name != LEAKAGE},
-        "over grey, dB": _difference(entry, "floor"),
+        **{HEADINGS.get(name, name): _metric(entry, name) for name in others},
         "reason": Value(entry.reason),
     }
     return Row(values, entry, entry.verdict, dim=entry.role != "attack")
@@ -152,27 +152,33 @@ def _what(row: Standing | Entry) -> dict[str, Value]:
     return {
         "model": Value(row.model),
         "origin": Value("" if row.origin == "reproduced" else row.origin),
-        "weights": Value(numbers.weights(row.weights)),
         "defence": Value(row.defence),
         "mask ratio": Value(f"{row.mask_ratio:g}", row.mask_ratio),
     }
 
 
+def _outcome(row: Standing | Entry, entry: Entry) -> dict[str, Value]:
+    return {
+        "setting": Value(str(row.setting)),
+        "verdict": Value(row.verdict),
+        LEAKAGE_HEADING: _metric(entry, LEAKAGE),
+        "against no defence, dB": _difference(entry, "twin"),
+        "weights": Value(numbers.weights(row.weights)),
+    }
+
+
 def _figures(board: Board, entry: Entry) -> dict[str, Value]:
-    leakage = entry.metrics.get(LEAKAGE)
     recognisable = entry.recognisable
     top1 = entry.utility.top1 if entry.utility else None
     return {
         "n": Value(str(entry.n), entry.n),
-        LEAKAGE_HEADING: _metric(entry, LEAKAGE),
-        "p95": _statistic(leakage, "p95", entry),
-        "worst": _statistic(leakage, "worst", entry),
+        "p95": _statistic(entry, "p95"),
+        "worst": _statistic(entry, "worst"),
         f"from {board.recognisable_at:g} dB": _number(
             recognisable.share if recognisable else None,
             numbers.share(recognisable) if recognisable else "",
             _no_score(entry),
         ),
-        "against no defence, dB": _difference(entry, "twin"),
         "top-1 %": _number(top1, f"{top1:.1f}" if top1 is not None else "", "no accuracy is known for these weights"),
         "attack s": _number(entry.cost.attack_seconds, numbers.seconds(entry.cost), "not timed"),
         "upload": _number(entry.cost.upload_bytes, numbers.size(entry.cost), "not known"),
@@ -190,10 +196,10 @@ def _metric(entry: Entry, name: str) -> Value:
     return Value(numbers.mean(statistics, name), statistics.mean, "" if statistics.low is not None else NO_INTERVAL)
 
 
-def _statistic(statistics: Statistics | None, name: str, entry: Entry) -> Value:
-    if statistics is None:
+def _statistic(entry: Entry, name: str) -> Value:
+    if LEAKAGE not in entry.metrics:
         return Value("", None, _no_score(entry))
-    value = float(getattr(statistics, name))
+    value = float(getattr(entry.metrics[LEAKAGE], name))
     return Value(numbers.score(value, LEAKAGE), value)
 
 
