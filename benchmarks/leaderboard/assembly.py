@@ -17,7 +17,7 @@ from benchmarks.leaderboard.entries import (
     Utility,
     entry_id,
 )
-from benchmarks.leaderboard.observations import Observation, pictures_digest, used
+from benchmarks.leaderboard.observations import Observation, used
 from benchmarks.leaderboard.pairing import floor_of, twin_of
 from benchmarks.leaderboard.statistics import Floats, Interval, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
@@ -33,6 +33,10 @@ class _Cells:
         self.about = about
         self.by_cell = {observation.planned.cell: observation for observation in observations}
         cells = list(self.by_cell)
+        self.ids: dict[Cell | None, str] = {
+            cell: entry_id(cell, about["name"], observation.pictures_sha256, "reproduced")
+            for cell, observation in self.by_cell.items()
+        }
         floors = [cell for cell in cells if cell.role == "floor"]
         self.floors = {cell: floor_of(cell, floors) for cell in cells}
         self.twins = {cell: twin_of(cell, cells) for cell in cells}
@@ -77,13 +81,6 @@ class _Cells:
             return None
         return difference(self.samples[cell, name], self.intervals[cell, name])
 
-    def id(self, cell: Cell | None) -> str | None:
-        """Of the entry of a cell."""
-        if cell is None:
-            return None
-        digest = pictures_digest(self.by_cell[cell].rows["picture_sha256"])
-        return entry_id(cell, self.about["name"], digest, "reproduced")
-
 
 def entries_of(
     observations: Sequence[Observation], about: Mapping[str, Any], environments: Environments
@@ -108,7 +105,7 @@ def _entry(observation: Observation, cells: _Cells, environments: Environments) 
     finished = observation.finished
     return Entry(
         **{name: getattr(cell, name) for name in Cell.__dataclass_fields__},
-        id=str(cells.id(cell)),
+        id=cells.ids[cell],
         adapted=planned.adapted,
         verdict="incomplete",
         reason="not judged yet",
@@ -125,8 +122,8 @@ def _entry(observation: Observation, cells: _Cells, environments: Environments) 
         realised_ratio=_mean(finished["realised_ratio"]),
         over_floor=cells.difference(cell, "over_floor"),
         over_twin=cells.difference(cell, "over_twin"),
-        floor=cells.id(cells.floors[cell]),
-        twin=cells.id(cells.twins[cell]),
+        floor=cells.ids.get(cells.floors[cell]),
+        twin=cells.ids.get(cells.twins[cell]),
         utility=_utility(cell, about["utility"]),
         cost=Cost(attack_seconds=_mean(finished["attack_seconds"]), upload_bytes=planned.upload_bytes),
         caveat=planned.caveat,
@@ -157,9 +154,9 @@ def _provenance(observation: Observation, about: Mapping[str, Any], environments
         campaign=about["name"],
         config_sha256=about["config_sha256"],
         data=about["data"],
-        pictures_sha256=pictures_digest(rows["picture_sha256"]),
-        weights_sha256=tuple(sorted(set(rows["weights_sha256"].dropna()))),
-        seeds=tuple(sorted({int(seed) for seed in rows["seed"]})),
+        pictures_sha256=observation.pictures_sha256,
+        weights_sha256=tuple(sorted(rows["weights_sha256"].dropna().unique())),
+        seeds=tuple(sorted(map(int, rows["seed"].unique()))),
         environments=tuple(used(rows, environments)),
         first=first,
         last=last,

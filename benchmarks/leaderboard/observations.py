@@ -1,8 +1,9 @@
 """What the store says of each planned cell: values per picture, failures, where they come from."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ class Observation:
     rows: pd.DataFrame
     pictures: pd.DataFrame
     worst: Mapping[str, float]
+
+    @cached_property
+    def pictures_sha256(self) -> str:
+        """One digest for all its pictures."""
+        return hashlib.sha256("\n".join(sorted(self.rows["picture_sha256"].unique())).encode()).hexdigest()
 
     @property
     def leakage(self) -> "pd.Series[float]":
@@ -109,9 +115,4 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
 
 def used(rows: pd.DataFrame, environments: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The environments of these trials."""
-    return [environments[digest] for digest in sorted(set(rows["environment_sha256"].dropna()))]
-
-
-def pictures_digest(digests: Iterable[str]) -> str:
-    """One SHA-256 for a set of pictures."""
-    return hashlib.sha256("\n".join(sorted(set(digests))).encode()).hexdigest()
+    return [environments[digest] for digest in sorted(rows["environment_sha256"].dropna().unique())]

@@ -1,0 +1,178 @@
+"""How long a large leaderboard takes: reading the store, computing the board, writing it.
+
+``python -m benchmarks.performance.leaderboard --trials 100000 --json FILE``
+
+200 cells of synthetic trials in a real store; nothing is attacked. Figures are wall-clock seconds on
+the machine that the file names.
+"""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import typer
+
+from benchmarks.experiment import Cell, PlannedCell
+from benchmarks.leaderboard.board import board_of
+from benchmarks.leaderboard.entries import RECOGNISABLE
+from benchmarks.leaderboard.reported import reported_in
+from benchmarks.ledger import Ledger
+from benchmarks.output import write_json
+from benchmarks.report.publish import FORMATS, publish
+from fedmjp import provenance
+from fedmjp.config import Defence
+from fedmjp.seeds import numpy_generator
+from fedmjp.settings import Setting
+from fedmjp.store import Store, Trial
+from fedmjp.threat import ThreatModel
+
+MODELS = 10
+ATTACKS = ("grey", "naive", "strong", "adapted", "weak")
+ARMS: tuple[tuple[Defence, Setting], ...] = tuple(itertools.product(("none", "mjp"), (Setting.A, Setting.C)))
+CELLS = MODELS * len(ATTACKS) * len(ARMS)
+METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
+MASK_RATIO = 0.27
+T = TypeVar("T")
+
+
+def main(
+    json: Annotated[Path, typer.Option(help="Where the figures go.")],
+    trials: Annotated[int, typer.Option(min=2 * CELLS, help=f"Spread over {CELLS} cells.")] = 100_000,
+) -> None:
+    """Fill a store, then time what a user waits for."""
+    environment = provenance.environment()
+    ledger = synthetic_ledger(trials // CELLS)
+    seconds: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        store = Store.at(folder / "trials.sqlite")
+        store.put(synthetic_trials(ledger, environment))
+        frame = _timed(seconds, "store", lambda: store.frame(ledger.trials["key"]))
+        board = _timed(
+            seconds,
+            "board",
+            lambda: board_of(ledger, frame, store.environments(), reported=reported_in(["mjp_table5"])),
+        )
+        store.close()
+        written = _timed(seconds, "files", lambda: publish(board, folder, formats=FORMATS, pictures=None))
+        sizes = {path.name: path.stat().st_size for path in written if path.parent == folder}
+    seconds["all"] = round(sum(seconds.values()), 2)
+    figures = {"trials": len(ledger.trials), "cells": CELLS, "seconds": seconds, "bytes": sizes}
+    command = f"python -m benchmarks.performance.leaderboard --trials {trials} --json {json.name}"
+    write_json(json, {"command": command, **figures, **environment})
+    typer.echo(", ".join(f"{name} {value} s" for name, value in seconds.items()))
+
+
+def _timed(seconds: dict[str, float], name: str, work: Callable[[], T]) -> T:
+    began = time.perf_counter()
+    done = work()
+    seconds[name] = round(time.perf_counter() - began, 2)
+    return done
+
+
+def synthetic_ledger(pictures: int) -> Ledger:
+    """The plan: every attack on every model, with and without defence, in settings a and c."""
+    cells = tuple(
+        PlannedCell(
+            Cell(
+                model=f"model{model}",
+                weights="untrained",
+                defence=defence,
+                mask_ratio=0.0 if (defence, setting) == ("none", Setting.A) else MASK_RATIO,
+                attack=attack,
+                role="floor" if attack == "grey" else "attack",
+                setting=setting,
+                protocol="float",
+                threat=ThreatModel(),
+            ),
+            refusal=None,
+            left_out=0,
+            adapted=attack == "adapted" and defence == "mjp",
+            caveat=None,
+            upload_bytes=88_000_000,
+        )
+        for model, attack, (defence, setting) in itertools.product(range(MODELS), ATTACKS, ARMS)
+    )
+    rows = pd.DataFrame(
+        [
+            (f"{cell:03d}-{picture:05d}", cell, f"class/{picture:05d}")
+            for cell in range(CELLS)
+            for picture in range(pictures)
+        ],
+        columns=["key", "cell", "picture"],
+    )
+    return Ledger(
+        _about(), cells, rows.assign(picture_sha256=rows["picture"], seed=0, clean="", shuffled="", reconstruction="")
+    )
+
+
+def _about() -> dict[str, Any]:
+    return {
+        "name": "performance",
+        "title": "Synthetic trials",
+        "question": "How long does a large leaderboard take?",
+        "config": {},
+        "config_sha256": "",
+        "data": "synthetic",
+        "metrics": list(METRICS),
+        "uploads": "none",
+        "recognisable_at": RECOGNISABLE,
+        "utility": {},
+        "keep": "none",
+        "reported": ["mjp_table5"],
+        "skipped": [],
+        "notes": [],
+        "command": "",
+    }
+
+
+def synthetic_trials(ledger: Ledger, environment: Mapping[str, Any]) -> list[Trial]:
+    """Scores around a level of each cell: the guess, or what an attack without and with the defence might reach."""
+    generator = numpy_generator(0, "performance of the leaderboard")
+    levels = np.array([_level(planned.cell) for planned in ledger.cells])[ledger.trials["cell"]]
+    psnr = levels + generator.normal(size=len(levels))
+    others = generator.uniform(size=(len(levels), len(METRICS) - 2))
+    scores = np.column_stack([10 ** (-psnr / 10), psnr, others])
+    return [
+        _trial(ledger.cells[row["cell"]].cell, row, dict(zip(METRICS, map(float, values), strict=True)), environment)
+        for row, values in zip(ledger.trials.to_dict("records"), scores, strict=True)
+    ]
+
+
+def _level(cell: Cell) -> float:
+    if cell.role == "floor" or cell.attack == "weak":
+        return 12.5
+    if cell.defence == "none" and cell.setting is Setting.A:
+        return 40.0
+    return 12.7 if cell.attack == "naive" else 18.0
+
+
+def _trial(cell: Cell, row: Mapping[Any, Any], scores: dict[str, float], environment: Mapping[str, Any]) -> Trial:
+    return Trial(
+        key=row["key"],
+        status="ok",
+        model=cell.model,
+        defence=cell.defence,
+        mask_ratio=cell.mask_ratio,
+        attack=cell.attack,
+        setting=str(cell.setting),
+        protocol=cell.protocol,
+        picture=row["picture"],
+        picture_sha256=row["picture_sha256"],
+        seed=row["seed"],
+        realised_ratio=cell.mask_ratio,
+        weights_sha256="0",
+        attack_seconds=0.1,
+        scores=scores,
+        diagnostics={},
+        environment=environment,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
