@@ -38,8 +38,8 @@ def _table(section: Section, setting: str, rows: Sequence[Row]) -> str:
     shown = filled(rows)
     columns = [name for name in COLUMNS if name in shown]
     alignment = "".join("l" if name in TEXT else "r" for name in columns)
-    body = [_line([row.values[name].text if name in row.values else "" for name in columns]) for row in rows]
-    caption = f"Setting {setting}, {_counts(rows)}. {section.threat.sentence()} {section.summary}"
+    body = [_line([row.values[name].text for name in columns]) for row in rows]
+    caption = f"Setting {setting}, {_counts(rows)}. {section.threat.sentence()}"
     return "\n".join(
         [
             r"\begin{table}",

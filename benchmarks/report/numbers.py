@@ -5,13 +5,13 @@ from rich.filesize import decimal
 from benchmarks.leaderboard.entries import Cost, Difference, Share, Statistics
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
-FORMATS = {"psnr": ".1f", "mse": ".2g", "fft2d": ".2g"}
+FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
 SMALLEST_P = 0.001
 
 
 def score(value: float, name: str) -> str:
     """One value of a metric."""
-    return format(value, FORMATS.get(name, ".3f"))
+    return format(value, FORMATS.get(name, ".3f")).removesuffix(".")
 
 
 def mean(statistics: Statistics, name: str) -> str:

@@ -23,6 +23,7 @@ from benchmarks.report.rows import (
     TEXT,
     VERDICTS,
     Row,
+    columns,
     definitions,
     reported_rows,
     sections,
@@ -36,7 +37,6 @@ NO_GALLERY = (
 )
 NO_UTILITY = "No plot of privacy against utility: no accuracy is known for the weights that were attacked."
 NO_RATIOS = "No plot of leakage against mask ratio: no model was attacked at two ratios or more."
-PACKAGES = ("python", "fedmjp", "torch", "timm", "flwr", "scikit-image")
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
         no_plots=_missing_plots(plots),
         verdicts={name: text for name, text in VERDICTS.items() if any(e.verdict == name for e in board.entries)},
         verdict_class=_verdict_class,
+        columns=columns(board),
         definitions=definitions(board.metrics),
         facts=_facts,
         environments=[(place, _described(one)) for place, one in enumerate(environments.values(), start=1)],
@@ -179,11 +180,15 @@ def _numbers_of(entry: Entry, keys: Sequence[str]) -> str:
 
 
 def _described(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    versions, hardware = environment["versions"], environment["hardware"]
-    commit = environment["revision"]["commit"] or "not run from a git checkout"
-    gpus = ", ".join(hardware["gpus"]) or "no GPU"
-    return [
-        ("Versions", ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)),
-        ("Hardware", f"{hardware['processor']}, {hardware['cores']} cores, {gpus}"),
-        ("Revision", f"{commit}{' (modified)' if environment['revision']['modified'] else ''}"),
-    ]
+    """Whatever was recorded, in words: a third party's environment need not look like ours."""
+    return [(name, _words(content)) for name, content in environment.items()]
+
+
+def _words(content: Any) -> str:
+    if isinstance(content, Mapping):
+        return ", ".join(f"{name}: {_words(value)}" for name, value in content.items())
+    if isinstance(content, (list, tuple)):
+        return ", ".join(map(_words, content)) or "none"
+    if content is None:
+        return "unknown"
+    return ("yes" if content else "no") if isinstance(content, bool) else str(content)

@@ -24,8 +24,8 @@ POINTS = 25  # pictures up to which each one is drawn
 SERIES = len(LINE_COLOURS) * len(LINE_STYLES)
 ROW_INCHES = 0.21
 LETTERS = 48  # of a label, before it is cut
-HANDLE_INCHES = 0.5
-LETTER_INCHES = 0.055
+HANDLE_INCHES = 0.4
+LETTER_INCHES = 0.05
 LEAKAGE_LABEL = "leakage, PSNR in dB"
 DASHED: Any = {"color": "black", "linewidth": 0.8, "linestyle": "--"}
 DOTTED: Any = {"color": REFERENCE, "linewidth": 1.2, "linestyle": ":"}
@@ -165,7 +165,7 @@ def _label(entry: Entry) -> str:
 
 
 def _name(entry: Entry) -> str:
-    return f"{entry.model}, {numbers.weights(entry.weights)}"
+    return f"{entry.model} ({numbers.weights(entry.weights)})"
 
 
 def _colour(entry: Entry) -> str:

@@ -127,7 +127,7 @@ def _standing_row(board: Board, standing: Standing) -> Row:
         **_what(standing),
         **_outcome(standing, entry),
         "strongest attack": Value(standing.strongest),
-        **_figures(board, entry),
+        **_figures(entry),
         "reason": Value(standing.reason),
     }
     return Row(values, entry, standing.verdict)
@@ -141,7 +141,7 @@ def _cell_row(board: Board, entry: Entry) -> Row:
         **_outcome(entry, entry),
         "over grey, dB": _difference(entry, "floor"),
         "failed": Value(str(entry.failures), entry.failures),
-        **_figures(board, entry),
+        **_figures(entry),
         **{HEADINGS.get(name, name): _metric(entry, name) for name in others},
         "reason": Value(entry.reason),
     }
@@ -167,14 +167,14 @@ def _outcome(row: Standing | Entry, entry: Entry) -> dict[str, Value]:
     }
 
 
-def _figures(board: Board, entry: Entry) -> dict[str, Value]:
+def _figures(entry: Entry) -> dict[str, Value]:
     recognisable = entry.recognisable
     top1 = entry.utility.top1 if entry.utility else None
     return {
         "n": Value(str(entry.n), entry.n),
         "p95": _statistic(entry, "p95"),
         "worst": _statistic(entry, "worst"),
-        f"from {board.recognisable_at:g} dB": _number(
+        "recognisable": _number(
             recognisable.share if recognisable else None,
             numbers.share(recognisable) if recognisable else "",
             _no_score(entry),
@@ -284,6 +284,26 @@ def _ours(entry: Entry | None, name: str) -> Value:
 def _heading(name: str) -> str:
     shown = HEADINGS.get(name, name)
     return f"{shown} dB" if name == LEAKAGE else shown
+
+
+def columns(board: Board) -> list[tuple[str, str]]:
+    """What the columns hold that do not speak for themselves."""
+    return [
+        (LEAKAGE_HEADING, "mean over pictures and its 95 % interval; higher reveals more"),
+        (
+            "against no defence, dB",
+            "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of Wilcoxon's test",
+        ),
+        ("over grey, dB", "the same against a grey picture, which uses nothing of the upload"),
+        ("p95, worst", "leakage of the picture at 95 %, and of the most revealing trial"),
+        (
+            "recognisable",
+            f"share of pictures with {board.recognisable_at:g} dB or more, which count as recognisable; 95 % interval",
+        ),
+        ("weights", "untrained, or the checkpoint by the first letters of its SHA-256"),
+        ("attack s", "seconds per picture, on the hardware of the provenance"),
+        ("upload", "size of one whole update in float32"),
+    ]
 
 
 def definitions(names: Sequence[str]) -> dict[str, str]:

@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from tabulate import tabulate
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics
-from benchmarks.report.rows import LEAKAGE_HEADING, TEXT, VERDICTS, Row, reported_rows, sections
+from benchmarks.report.rows import TEXT, VERDICTS, Row, columns, reported_rows, sections
 from fedmjp.config import Config
 from fedmjp.metrics import metric
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
-    "upload", "attack s", "reason", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "weights", "worst",
-    "SSIM", "failed", "against no defence, dB", "mask ratio", "strongest attack",
+    "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "SSIM", "worst",
+    "recognisable", "failed", "weights", "against no defence, dB", "strongest attack", "mask ratio",
 )  # fmt: skip
-UNLIMITED = 10_000
-GROUP = ("model", "weights", "defence")
+GAP = 2  # between columns of a terminal table
 NESTED: dict[str, type[Config]] = {"over_floor": Difference, "over_twin": Difference, "recognisable": Share}
 
 
@@ -81,18 +81,26 @@ def markdown_text(board: Board) -> str:
         parts += ["## Reported in papers, not measured here", _markdown(reported_rows(board))]
     shown = {entry.verdict for entry in board.entries}
     meanings = [f"- {name}: {meaning}." for name, meaning in VERDICTS.items() if name in shown]
-    parts += ["## Verdicts", "\n".join(meanings), "## Notes", "\n".join(f"- {_escaped(note)}" for note in board.notes)]
+    explained = [f"- {name}: {_escaped(text)}." for name, text in columns(board)]
+    parts += [
+        "## Verdicts",
+        "\n".join(meanings),
+        "## Columns",
+        "\n".join(explained),
+        "## Notes",
+        "\n".join(f"- {_escaped(note)}" for note in board.notes),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown(rows: Sequence[Row]) -> str:
-    columns = filled(rows)
+    names = filled(rows)
     return tabulate(
-        [[_escaped(row.values[name].text) if name in row.values else "" for name in columns] for row in rows],
-        headers=columns,
+        [[_escaped(row.values[name].text) for name in names] for row in rows],
+        headers=names,
         tablefmt="pipe",
         disable_numparse=True,
-        colalign=["left" if name in TEXT else "right" for name in columns],
+        colalign=["left" if name in TEXT else "right" for name in names],
     )
 
 
@@ -103,53 +111,50 @@ def _escaped(text: str) -> str:
 
 
 def filled(rows: Sequence[Row]) -> list[str]:
-    """Headings of the columns that are not empty throughout, in the order of the widest row."""
-    headings = max((list(row.values) for row in rows), key=len, default=[])
-    return [name for name in headings if any(name in row.values and row.values[name].text for row in rows)]
+    """Headings of the columns that are not empty throughout."""
+    return [name for name in (rows[0].values if rows else ()) if any(row.values[name].text for row in rows)]
 
 
 def print_table(board: Board, console: Console) -> None:
     """Standings and cells per threat model. A terminal that is too narrow gets fewer columns, and is told."""
     left_out: dict[str, None] = {}
     for section in sections(board):
-        console.print(section.threat.sentence(), markup=False, highlight=False)
-        console.print(section.summary, markup=False, highlight=False)
-        for title, rows in (("Standings", section.standings), ("All cells", section.cells)):
-            if rows:
-                left_out |= dict.fromkeys(_print(title, rows, console))
+        console.print(f"{section.threat.sentence()} {section.summary}\n", markup=False, highlight=False)
+        tables = {
+            "Standings, rank 1 leaks least": (section.standings, ("setting",)),
+            "All cells": (section.cells, ("model", "defence", "mask ratio")),
+        }
+        for title, (rows, grouped) in tables.items():
+            left_out |= dict.fromkeys(_print(title, rows, grouped, console))
     if left_out:
-        console.print(f"Left out for want of width: {', '.join(left_out)}. The report has every column.\n")
+        console.print(f"Left out for want of width: {'; '.join(left_out)}. The report has every column.\n")
 
 
-def _print(title: str, rows: Sequence[Row], console: Console) -> list[str]:
-    columns = [name for name in filled(rows) if name != "failed" or any(row.values[name].order for row in rows)]
+def _print(title: str, rows: Sequence[Row], grouped: Sequence[str], console: Console) -> list[str]:
+    names = [name for name in filled(rows) if name != "failed" or any(row.values[name].order for row in rows)]
+    widths = {name: max(cell_len(text) for text in (name, *(row.values[name].text for row in rows))) for name in names}
     left_out: list[str] = []
-    unlimited = console.options.update(max_width=UNLIMITED)
-    table = _terminal_table(title, rows, columns)
-    for column in DISPENSABLE:
-        if console.measure(table, options=unlimited).maximum <= console.width:
+    for name in DISPENSABLE:
+        if sum(widths.values()) + GAP * len(widths) + 1 <= console.width:
             break
-        if column in columns:
-            left_out.append(column)
-            columns.remove(column)
-            table = _terminal_table(title, rows, columns)
-    console.print(table)
+        if name in widths:
+            left_out.append(name)
+            del widths[name]
+    console.print(_terminal_table(title, rows, list(widths), grouped))
     return left_out
 
 
-def _terminal_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
+def _terminal_table(title: str, rows: Sequence[Row], names: Sequence[str], grouped: Sequence[str]) -> Table:
+    """Rows of one group stand together."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column in TEXT else "right", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="left" if name in TEXT else "right", no_wrap=True)
     former: list[str] = []
     for row in rows:
-        texts = {name: row.values[name].text if name in row.values else "" for name in columns}
-        group = [texts[name] for name in GROUP if name in texts]
-        if group == former and LEAKAGE_HEADING in columns and "rank" not in columns:
-            texts |= {name: "" for name in GROUP if name in texts}
-        elif table.row_count and "rank" not in columns:
+        group = [row.values[name].text for name in grouped]
+        if table.row_count and group != former:
             table.add_section()
-        table.add_row(*map(escape, texts.values()), style="dim" if row.dim else "")
+        table.add_row(*(escape(row.values[name].text) for name in names), style="dim" if row.dim else "")
         former = group
     return table
 

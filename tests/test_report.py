@@ -1,0 +1,270 @@
+"""What a leaderboard is published as: every number at full precision, every name as text, the same bytes again."""
+
+import csv
+import io
+import json
+import re
+import time
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.report import numbers
+from benchmarks.report.gallery import Gallery, Shown
+from benchmarks.report.latex import escaped, latex_text
+from benchmarks.report.page import page
+from benchmarks.report.plots import plots
+from benchmarks.report.publish import FORMATS, publish
+from benchmarks.report.rows import nearest_of_ours, reported_rows, sections, strongest
+from benchmarks.report.svg import inline, standalone
+from benchmarks.report.tables import csv_text, markdown_text, print_table
+from tests.sample_board import NASTY, THREATS, nasty_entry, sample_board, sample_entry
+
+
+@pytest.fixture(scope="module")
+def board() -> Board:
+    return sample_board(models=["deit_small"], extra=[nasty_entry()])
+
+
+@pytest.fixture(scope="module")
+def folder(board: Board, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    publish(board, folder, formats=FORMATS, pictures=None)
+    return folder
+
+
+def test_every_format_is_written(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    assert names == {f"leaderboard.{suffix}" for suffix in ("html", "md", "csv", "json", "tex")} | {"plots"}
+
+
+def test_files_are_whole_or_as_they_were(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaderboard.csv").write_text("before")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        publish(board, tmp_path, formats=["csv"], pictures=None)
+    assert (tmp_path / "leaderboard.csv").read_text() == "before"
+
+
+def test_the_same_board_gives_the_same_bytes(board: Board, folder: Path) -> None:
+    again = {plot.name: standalone(plot) for plot in plots(board)}
+    assert again == {path.stem: path.read_text() for path in (folder / "plots").iterdir()}
+    text = page(board, None, again, plots(board))
+    assert text == (folder / "leaderboard.html").read_text()
+
+
+def test_json_is_the_board(board: Board, folder: Path) -> None:
+    assert Board.model_validate_json((folder / "leaderboard.json").read_text()) == board
+
+
+def test_csv_holds_every_number_at_full_precision(board: Board) -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_text(board))))
+    assert len(lines) == len(board.entries)
+    for line, entry in zip(lines, board.entries, strict=True):
+        for name in board.metrics:
+            for statistic in ("mean", "low", "high", "median", "p95", "worst"):
+                text = line[f"{name}_{statistic}"]
+                found = entry.metrics.get(name)
+                assert (float(text) if text else None) == (getattr(found, statistic) if found else None)
+        assert (line["model"], line["reason"]) == (entry.model, entry.reason)
+        assert line["threat_local_steps"] == str(entry.threat.local_steps)
+    assert not re.search(r"\bnan\b", csv_text(board), flags=re.I)
+
+
+class Cells(HTMLParser):
+    """Texts of all cells, and the tags that there are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag == "td"
+        if self.inside:
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = self.inside and tag != "td"
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.cells[-1] += data
+
+
+def test_html_shows_names_as_they_are_and_loads_nothing(folder: Path) -> None:
+    parsed = Cells((folder / "leaderboard.html").read_text())
+    assert parsed.cells.count(NASTY) >= 4, "model and attack, in standings and cells"
+    links = [
+        value for tag, attrs in parsed.tags for name, value in attrs.items() if name in ("src", "href") and tag != "a"
+    ]
+    assert all(str(link).startswith(("data:", "#")) for link in links)
+    assert sum(tag == "script" for tag, _ in parsed.tags) == 2
+    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_html_says_why_there_are_no_pictures(folder: Path) -> None:
+    assert "may be passed on" in (folder / "leaderboard.html").read_text()
+
+
+def test_a_picture_is_embedded_once(board: Board, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.zeros((4, 4, 3), dtype=np.uint8)).save(path)
+    copy = tmp_path / "b.png"
+    copy.write_bytes(path.read_bytes())
+    shown = {entry.id: (Shown("median", "cat", 12.0, path, copy, path),) for entry in board.entries[:5]}
+    text = page(board, Gallery(shown), {}, [])
+    assert text.count("data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAE") == 1
+    assert text.count('href="#picture-0"') == 15
+
+
+def test_refused_rows_say_why_and_empty_cells_have_a_reason(board: Board) -> None:
+    (_, delta) = sections(board)
+    refused = next(row for row in delta.cells if row.verdict == "refused")
+    assert refused.values["reason"].text == "needs a gradient, and the update is a weight delta"
+    for section in sections(board):
+        for row in (*section.standings, *section.cells):
+            named = {name: value for name, value in row.values.items() if name not in ("origin", "reason")}
+            assert all(value.text or value.why for value in named.values())
+            assert not any(value.text == "nan" for value in named.values())
+
+
+def test_a_standing_shows_the_numbers_of_its_strongest_attack(board: Board) -> None:
+    for standing in board.standings:
+        rivals = [
+            entry.metrics["psnr"].mean
+            for entry in board.entries
+            if entry.role == "attack"
+            and entry.metrics
+            and (entry.threat, entry.setting, entry.model, entry.defence, entry.mask_ratio)
+            == (standing.threat, standing.setting, standing.model, standing.defence, standing.mask_ratio)
+        ]
+        assert strongest(board, standing).metrics["psnr"].mean == max(rivals)
+
+
+def test_verdicts_are_counted_in_a_sentence(board: Board) -> None:
+    section = sections(board)[0]
+    counted = [int(number) for number in re.findall(r"\d+", section.summary)]
+    assert counted[0] == sum(counted[1:]) == len(section.standings)
+
+
+def test_reported_figures_stand_beside_ours_as_they_were_printed(board: Board) -> None:
+    ours, none = reported_rows(board)
+    assert ours.values["PSNR dB"].text == "10.34"
+    assert ours.values["nearest of ours"].text.startswith("deit_small, mjp, patch_embedding")
+    assert none.values["nearest of ours"].text == ""
+    nearest = nearest_of_ours(board, board.reported[0])
+    assert nearest is not None
+    assert nearest.setting == board.reported[0].setting
+
+
+def test_markdown_tables_have_as_many_cells_as_headings(board: Board) -> None:
+    text = markdown_text(board)
+    tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
+    assert len(tables) == 5
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+    assert "<script>" not in text
+    assert "deit_small" in text, "underscores inside words stay readable"
+
+
+def test_latex_escapes_and_closes_what_it_opens(board: Board) -> None:
+    text = latex_text(board)
+    plain = re.sub(r"\\[&%$#_{}\\]", "", text)
+    assert plain.count("{") == plain.count("}")
+    assert not re.search(r"[$#_~^<>\"]", plain)
+    for name in ("table", "tabular"):
+        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") > 0
+    for line in text.splitlines():
+        if line.endswith(r"\\") and not line.startswith("%"):
+            assert len(re.findall(r"(?<!\\)&", line)) == 11
+    assert THREATS[0].sentence() in text
+    assert "n = 3 to 20 pictures" in text
+
+
+def test_latex_keeps_every_letter() -> None:
+    names = {r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textless{}": "<"}
+    names |= {r"\textgreater{}": ">", r"\textbar{}": "|", r"\textquotedbl{}": '"'}
+    text = escaped(NASTY)
+    back = re.sub(r"\\text\w+\{\}|\\([&%$#_{}])", lambda found: found[1] or names[found[0]], text)
+    assert back == NASTY
+
+
+@pytest.mark.parametrize("width", [100, 140, 200])
+def test_terminal_tables_fit_and_say_what_is_left_out(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), no_color=True)
+    print_table(sample_board(models=["deit_small"]), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text, "nothing is cut"
+    assert "Left out for want of width" in text
+    assert "withstood" in text
+
+
+def test_plots_have_titles_their_own_ids_and_no_black(board: Board) -> None:
+    found = plots(board)
+    assert len({plot.name for plot in found}) == len(found)
+    for plot in found:
+        element = ET.fromstring(inline(plot, standalone(plot)).replace("xlink:href", "href"))
+        assert plot.caption in str(element[0].text)
+        ids = [each.get("id") for each in element.iter() if each.get("id")]
+        assert len(ids) == len(set(ids))
+        assert all(str(each).startswith(plot.name) for each in ids)
+        text = ET.tostring(element, encoding="unicode")
+        assert "#000" not in text
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
+
+
+def test_plots_without_numbers_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    one = sample_entry(
+        id="one", model="vit", weights="untrained", defence="none", mask_ratio=0.0, attack="grey", role="attack",
+        setting="a", threat=THREATS[0], verdict="leaks", reason="", values=np.array([20.0]),
+    )  # fmt: skip
+    board = sample_board(models=[], extra=[one])
+    publish(board, tmp_path, formats=["html"], pictures=None)
+    text = (tmp_path / "leaderboard.html").read_text()
+    assert "no accuracy is known" in text
+    assert "at two ratios or more" in text
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["threat-1-leakage-1.svg"]
+
+
+def test_a_board_with_nothing_finished_is_published(tmp_path: Path, board: Board) -> None:
+    refused = [entry for entry in board.entries if entry.verdict == "refused"]
+    kept = [standing for standing in board.standings if standing.verdict == "refused"]
+    empty = board.model_copy(update={"entries": tuple(refused), "standings": tuple(kept), "reported": ()})
+    assert len(publish(empty, tmp_path, formats=FORMATS, pictures=None)) == 5
+
+
+def test_numbers_are_shown_with_fitting_digits() -> None:
+    entry: Entry = nasty_entry()
+    assert numbers.score(17.26, "psnr") == "17.3"
+    assert numbers.score(0.3, "fft2d") == "0.30"
+    assert numbers.score(1.234e-10, "mse") == "1.2e-10"
+    assert numbers.p_value(0.0123) == ", p = 0.012"
+    assert numbers.p_value(1e-9) == ", p < 0.001"
+    assert numbers.p_value(None) == ""
+    assert numbers.seconds(entry.cost.model_copy(update={"attack_seconds": 1234.5})) == "1234"
+    assert numbers.seconds(entry.cost.model_copy(update={"attack_seconds": 0.01234})) == "0.012"
+    assert numbers.weights("untrained") == "untrained"
+
+
+def test_a_large_board_is_published_in_seconds_and_stays_small(tmp_path: Path) -> None:
+    whole = sample_board(pictures=500)
+    board = whole.model_copy(update={"entries": whole.entries[:200], "standings": whole.standings[:30]})
+    kept = [standing for standing in board.standings if standing.threat == THREATS[0]]
+    board = board.model_copy(update={"standings": tuple(kept)})
+    began = time.process_time()
+    publish(board, tmp_path, formats=FORMATS, pictures=None)
+    assert time.process_time() - began < 15
+    assert (tmp_path / "leaderboard.html").stat().st_size < 3_000_000
+    assert len(json.loads((tmp_path / "leaderboard.json").read_text())["entries"]) == 200
