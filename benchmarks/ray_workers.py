@@ -73,7 +73,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 def _knock(address: str) -> None:
     """Ray itself would try for minutes."""
-    import grpc  # noqa: PLC0415 (comes with Flower, as Ray does)
+    import grpc  # type: ignore[import-untyped] # noqa: PLC0415 (comes with Flower, as Ray does)
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

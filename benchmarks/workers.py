@@ -266,7 +266,9 @@ class LocalTeam:
         self.size = workers
         self._setup = setup
         self._threads = setup.threads or max(1, provenance.hardware()["cores"] // max(1, workers))
-        self._context = get_context("spawn")  # CUDA does not survive a fork
+        # Imports are paid for once. CUDA does not survive a fork, but starts only after it.
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
         self._workers: dict[int, _Worker] = {}
         self._proven = False
 

@@ -1,7 +1,9 @@
 """Small experiments that tests run in direct mode."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine import Engine, JobReport, Silent
 from benchmarks.experiment import Experiment, Plan, PlannedTrial
@@ -30,10 +32,19 @@ def small_experiment(**federation: object) -> Experiment:
     )
 
 
+ATTACKS = ("patch_embedding", {"name": "patch_embedding", "options": {"reading": "zeros"}}, "grey")
+
+
 def small_campaign(
-    folder: Path, *, pictures: int = 4, seeds: int = 2, keep: Keep = "extremes", database: str = ""
+    folder: Path,
+    *,
+    pictures: int = 4,
+    seeds: Sequence[int] = (0, 1),
+    mask_ratios: Sequence[float] = (0.27, 0.5),
+    attacks: Sequence[object] = ATTACKS,
+    keep: Keep = "extremes",
 ) -> tuple[Plan, Setup]:
-    """The experiment on DeiT-Ti alone, in one part per seed and mask ratio, on the same pictures."""
+    """DeiT-Ti with and without MJP, one part per seed and mask ratio, all on the same pictures."""
     experiments = [
         Experiment(
             federation=FederationConfig(
@@ -47,18 +58,31 @@ def small_campaign(
                 seed=seed,
                 mask_ratio=mask_ratio,
             ),
-            attacks={"deit_tiny": ("patch_embedding", "april", "grey")},
+            attacks={"deit_tiny": attacks},
             metrics=("mse", "psnr"),
         )
-        for seed in range(seeds)
-        for mask_ratio in (0.27, 0.5)
+        for seed in seeds
+        for mask_ratio in mask_ratios
     ]
     selection = select_for(experiments[0].federation)
     batches = [selection.batches(experiment.federation) for experiment in experiments]
     output = OutputFolder(folder)
-    database = database or f"sqlite:///{output.database}"
-    setup = Setup(output, database, tuple(experiments), selection, keep, threads=1)
+    output.prepare(fresh=False)
+    setup = Setup(output, f"sqlite:///{output.database}", tuple(experiments), selection, keep, threads=1)
     return plan(experiments, batches, uploads="direct"), setup
+
+
+def rows(plan: Plan, setup: Setup) -> dict[str, dict[str, Any]]:
+    """What is in the store of a plan's trials, without times."""
+    found = Store.open(setup.database).trials([trial.key for trial in plan.trials])
+    times = {"attack_seconds": None, "recorded_at": None}
+    return {trial.key: asdict(trial) | times for trial in found}
+
+
+def files(setup: Setup) -> dict[str, bytes]:
+    """All files in the folder of pictures."""
+    root = setup.output.pictures.root
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 class Told(Silent):

@@ -1,0 +1,187 @@
+"""Plans worked off in one process and in several: the same rows, whatever dies, fails or is stopped."""
+
+import os
+import signal
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass, replace
+from multiprocessing import active_children, parent_process
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engine import JobReport
+from benchmarks.experiment import Plan
+from benchmarks.workers import Setup, WorkerError, run_local
+from fedmjp.data.pictures import LabelledPicture, PictureSource
+from fedmjp.errors import StoreError
+from fedmjp.store import Store
+from tests.experiments import Told, files, rows, small_campaign
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Pictures one of which kills the worker that loads it, each time or until a file appears."""
+
+    source: PictureSource
+    name: str
+    once: Path | None = None
+
+    def names(self) -> list[str]:
+        return list(self.source.names())
+
+    def load(self, name: str) -> LabelledPicture:
+        if name == self.name and parent_process() is not None and not (self.once and self.once.exists()):
+            if self.once:
+                self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.source.load(name)
+
+
+def with_deadly_picture(plan: Plan, setup: Setup, once: Path | None = None) -> tuple[str, Setup]:
+    name = plan.trials[2].picture.name
+    source = Deadly(setup.selection.source, name, once)
+    return name, replace(setup, selection=replace(setup.selection, source=source))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Plan, Setup]:
+    """One job per picture and version of two arms, of an attack that reads nothing."""
+    monkeypatch.setattr("benchmarks.engine.CHUNK", 1)
+    return small_campaign(tmp_path / "quick", seeds=(0,), mask_ratios=(0.27,), attacks=("grey",))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
+    plan, setup = small_campaign(tmp_path_factory.mktemp("alone"), keep="all")
+    told = Told()
+    assert run_local(plan, setup, workers=1, progress=told) == 0
+    assert told.announced == told.done == len(plan.trials)
+    assert sum((Counter(report.ok) for report in told.reports), Counter()) == Counter(t.cell for t in plan.trials)
+    assert not any(report.failed for report in told.reports)
+    return plan, setup
+
+
+def test_what_parts_share_is_run_once(alone: tuple[Plan, Setup]) -> None:
+    plan, setup = alone
+    kept = rows(plan, setup)
+    assert len(plan.parts) == 4
+    assert len(kept) == len(plan.trials) == len({trial.key for trial in plan.trials})
+    assert {row["status"] for row in kept.values()} == {"ok"}
+    assert {row["seed"] for row in kept.values()} == {0, 1}
+
+
+def test_two_processes_give_the_same_rows_and_pictures(alone: tuple[Plan, Setup], tmp_path: Path) -> None:
+    plan, setup = alone
+    _, other = small_campaign(tmp_path, keep="all")
+    told = Told()
+    assert run_local(plan, other, workers=2, progress=told) == 0
+    assert told.announced == told.done == len(plan.trials)
+    assert rows(plan, other) == rows(plan, setup)
+    assert files(other) == files(setup)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_is_stopped_says_what_it_left_and_goes_on_later(quick: tuple[Plan, Setup], workers: int) -> None:
+    plan, setup = quick
+    told = Told()
+    left = run_local(plan, setup, workers=workers, progress=told, stop=lambda: len(told.reports) >= 3)
+    assert 0 < left == len(plan.trials) - told.done
+    assert told.done == sum(sum(report.ok.values()) for report in told.reports)
+    assert len(rows(plan, setup)) == told.done
+    assert run_local(plan, setup, workers=1, progress=told) == 0
+    assert told.done == len(plan.trials) == len(rows(plan, setup))
+
+
+def test_a_job_whose_worker_died_is_tried_again(quick: tuple[Plan, Setup], tmp_path: Path) -> None:
+    plan, setup = quick
+    died = tmp_path / "died"
+    _, deadly = with_deadly_picture(plan, setup, once=died)
+    told = Told()
+    assert run_local(plan, deadly, workers=2, progress=told) == 0
+    assert died.exists()
+    assert {row["status"] for row in rows(plan, setup).values()} == {"ok"}
+    assert told.done == len(plan.trials)
+
+
+def test_a_job_that_kills_its_worker_twice_becomes_failed_rows(quick: tuple[Plan, Setup]) -> None:
+    plan, setup = quick
+    name, deadly = with_deadly_picture(plan, setup)
+    told = Told()
+    run_local(plan, deadly, workers=2, progress=told)
+    found = rows(plan, setup)
+    assert len(found) == len(plan.trials) == told.done
+    for row in found.values():
+        died = "the worker process died (signal 9); the trial was tried twice" if row["picture"] == name else None
+        assert row["error"] == died
+    assert sum(sum(report.failed.values()) for report in told.reports) == len(plan.trials) / 4
+    assert run_local(plan, setup, workers=1, progress=Told()) == 0
+    assert {row["status"] for row in rows(plan, setup).values()} == {"ok"}, "failed trials are tried again"
+
+
+def test_workers_that_never_get_to_work_end_the_run(quick: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, setup = quick
+    monkeypatch.setattr("benchmarks.workers._serve", os.abort)  # with arguments: a TypeError, before any work
+    with pytest.raises(WorkerError, match="died before it got to work"):
+        run_local(plan, setup, workers=2, progress=Told())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_database_that_fails_ends_the_run_and_keeps_what_is_finished(quick: tuple[Plan, Setup], workers: int) -> None:
+    plan, setup = quick
+    Store.open(setup.database).close()
+    victim = plan.trials[-1].picture.name
+    with sqlite3.connect(setup.output.database) as connection:
+        connection.execute(
+            f"create trigger full before insert on trials when new.defence = 'mjp' and new.picture = '{victim}' "
+            "begin select raise(abort, 'database or disk is full'); end"
+        )
+    told = Told()
+    with pytest.raises(StoreError, match="database or disk is full") as error:
+        run_local(plan, setup, workers=workers, progress=told)
+    assert "\n" not in str(error.value)
+    assert not active_children()
+    finished = rows(plan, setup)
+    assert told.done <= len(finished) < len(plan.trials)
+    assert finished
+    with sqlite3.connect(setup.output.database) as connection:
+        connection.execute("drop trigger full")
+    assert run_local(plan, setup, workers=1, progress=Told()) == 0
+    assert rows(plan, setup).items() >= finished.items()
+    assert len(rows(plan, setup)) == len(plan.trials)
+
+
+def test_two_runs_in_different_folders_share_a_database(quick: tuple[Plan, Setup], tmp_path: Path) -> None:
+    plan, setup = quick
+    _, elsewhere = small_campaign(tmp_path / "elsewhere")
+    elsewhere = replace(elsewhere, database=setup.database)
+    stamps: list[list[object]] = []
+
+    def recorded() -> list[object]:
+        return Store.open(setup.database).frame()["recorded_at"].tolist()
+
+    def meanwhile() -> bool:
+        if not stamps:
+            run_local(plan, elsewhere, workers=1, progress=Told())
+            stamps.append(recorded())
+        return False
+
+    told = Told()
+    assert run_local(plan, setup, workers=1, progress=told, stop=meanwhile) == 0
+    assert told.done == len(plan.trials) == len(recorded())
+    assert recorded() == stamps[0], "nothing was run a second time"
+    assert not files(setup)
+
+
+def test_an_error_in_the_parent_leaves_no_process_behind(quick: tuple[Plan, Setup]) -> None:
+    plan, setup = quick
+
+    class Interrupted(Told):
+        def job(self, report: JobReport) -> None:
+            assert len(active_children()) == 2
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_local(plan, setup, workers=2, progress=Interrupted())
+    assert not active_children()
+    assert 0 < len(rows(plan, setup)) < len(plan.trials)
