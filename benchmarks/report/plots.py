@@ -24,8 +24,8 @@ POINTS = 25  # pictures up to which each one is drawn
 SERIES = len(LINE_COLOURS) * len(LINE_STYLES)
 ROW_INCHES = 0.21
 LETTERS = 48  # of a label, before it is cut
-HANDLE_INCHES = 0.4
-LETTER_INCHES = 0.05
+HANDLE_INCHES = 0.5
+LETTER_INCHES = 0.06
 LEAKAGE_LABEL = "leakage, PSNR in dB"
 DASHED: Any = {"color": "black", "linewidth": 0.8, "linestyle": "--"}
 DOTTED: Any = {"color": REFERENCE, "linewidth": 1.2, "linestyle": ":"}
@@ -104,12 +104,13 @@ def _distributions(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]
 def _boxes(board: Board, entries: Sequence[Entry]) -> Figure:
     shown = [entry for entry in entries if entry.role != "floor"]
     labels = list(dict.fromkeys(_label(entry) for entry in shown))
+    floors = {str(entry.setting): entry.metrics[LEAKAGE].mean for entry in entries if entry.role == "floor"}
     figure, facets = _facets(shown, height=1.1 + ROW_INCHES * len(labels))
     for setting, axes in facets.items():
         _boxes_of([entry for entry in shown if entry.setting == setting], labels, axes)
         axes.axvline(board.recognisable_at, **DASHED)
-        for floor in [e for e in entries if e.role == "floor" and e.setting == setting][:1]:
-            axes.axvline(floor.metrics[LEAKAGE].mean, **DOTTED)
+        if setting in floors:
+            axes.axvline(floors[setting], **DOTTED)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(LEAKAGE_LABEL)
     first = next(iter(facets.values()))
@@ -117,7 +118,7 @@ def _boxes(board: Board, entries: Sequence[Entry]) -> Figure:
     first.set_ylim(len(labels) - 0.4, -0.6)
     handles = [
         *(Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in _colours(shown).items()),
-        Line2D([], [], **DOTTED, label="grey guess"),
+        *([Line2D([], [], **DOTTED, label="grey guess")] if floors else []),
         Line2D([], [], **DASHED, label=f"recognisable, {board.recognisable_at:g} dB"),
     ]
     _legend(figure, handles)
@@ -190,9 +191,11 @@ def _plain(text: str) -> str:
 
 
 def _legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    widest = max(len(str(handle.get_label())) for handle in handles)
-    columns = int(figure.get_figwidth() / (HANDLE_INCHES + LETTER_INCHES * widest))
-    figure.legend(handles=handles, loc="outside upper center", ncols=max(1, min(columns, len(handles))))
+    """One row where it fits, and otherwise columns of the width of the longest name."""
+    widths = [HANDLE_INCHES + LETTER_INCHES * len(str(handle.get_label())) for handle in handles]
+    fits = sum(widths) <= figure.get_figwidth()
+    columns = len(handles) if fits else max(1, int(figure.get_figwidth() / max(widths)))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
 
 
 def _trade_off(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
