@@ -1,5 +1,6 @@
 """The board as a whole: pairs, figures, notes, JSON."""
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -12,6 +13,7 @@ from benchmarks.leaderboard.entries import Board, entry_id
 from benchmarks.leaderboard.reported import reported_in
 from benchmarks.ledger import Ledger
 from fedmjp.errors import RecordError, UnknownNameError
+from fedmjp.provenance import _add_source
 from fedmjp.threat import ThreatModel
 from tests.boards import ABOUT, ENVIRONMENT, ENVIRONMENTS, PICTURES, Row, board, cell, entry, grey, ledger_of, near
 
@@ -199,3 +201,20 @@ def test_models_that_the_reported_rows_name_exist():
 def test_an_unknown_table_is_named():
     with pytest.raises(UnknownNameError, match="Did you mean mjp_table5"):
         reported_in(["mjp_table6"])
+
+
+def test_summarising_leaves_the_keys_of_trials_alone(tmp_path):
+    def digest() -> str:
+        found = hashlib.sha256()
+        _add_source(found, tmp_path, tmp_path)
+        return found.hexdigest()
+
+    for name in ("leaderboard/reported/table.json", "leaderboard/verdicts.py", "engine.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    before = digest()
+    (tmp_path / "leaderboard/reported/table.json").write_text("2")
+    (tmp_path / "leaderboard/verdicts.py").write_text("2")
+    assert digest() == before
+    (tmp_path / "engine.py").write_text("2")
+    assert digest() != before

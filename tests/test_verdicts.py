@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.leaderboard.entries import Difference
 from benchmarks.leaderboard.standings import standings
+from benchmarks.leaderboard.verdicts import judge
 from tests.boards import NOISE, Row, board, cell, entry, grey, near
 
 TWIN = (Row(cell(defence="none"), near(80)), grey("none"))
@@ -108,6 +110,33 @@ def test_few_pictures_withstand_nothing(n, verdict):
     assert found.verdict == verdict
 
 
+def judged(*rows, **figures):
+    """The verdict on the first cell with some of its figures replaced."""
+    first, floor, twin, *_ = board(*rows).entries
+    return judge(first.model_copy(update=figures), floor, twin).verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "p_value", "verdict"), [(0.1, 0.04, "reduced"), (-0.1, 0.04, "inconclusive"), (0.1, 0.06, "inconclusive")]
+)
+def test_recovered_needs_interval_and_test(low, p_value, verdict):
+    over = Difference(mean=2, low=low, high=4, p_value=p_value, n=8)
+    assert judged(defended(), grey(), *TWIN, over_floor=over) == verdict
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(8, "withstood"), (7, "inconclusive")])
+@pytest.mark.parametrize("which", ["over_floor", "over_twin"])
+def test_guess_and_twin_have_to_be_of_the_same_pictures(which, n, verdict):
+    over = Difference(mean=0, low=-0.5, high=0.5, p_value=1, n=n)
+    assert judged(defended(adapted=True), grey(), *TWIN, **{which: over}) == verdict
+
+
+def test_inconclusive_if_too_many_trials_of_the_guess_failed():
+    first, floor, twin, _ = board(defended(*near(30)), grey(), *TWIN).entries
+    assert judge(first, floor, twin).verdict == "reduced"
+    assert judge(first, floor.model_copy(update={"failures": 2}), twin).verdict == "inconclusive"
+
+
 def test_few_pictures_can_leak():
     rows = [defended(*near(30)), grey(), *TWIN]
     assert entry(*(replace(row, leakage=row.leakage[:2]) for row in rows)).verdict == "reduced"
@@ -183,6 +212,12 @@ def test_nothing_is_withstood_while_an_attack_is_incomplete():
     late = Row(cell("patch"), [*near(12)[:-1], None])
     found = standing(late, defended(adapted=True), grey(), *TWIN)
     assert (found.verdict, found.rank) == ("incomplete", None)
+
+
+def test_a_leak_is_one_while_another_attack_is_incomplete():
+    late = Row(cell("patch"), [*near(50)[:-1], None])
+    found = standing(late, defended(*near(30)), grey(), *TWIN)
+    assert (found.strongest, found.verdict) == ("patch", "reduced")
 
 
 def test_all_refused_is_refused():
