@@ -53,7 +53,7 @@ def changed(path: str, value: object, content: dict | None = None) -> dict:
 
 
 def test_an_honest_entry_is_admitted_flagged_and_shown(folder):
-    admitted = admit(write(folder, submission()), folder)
+    admitted = admit(write(folder, submission()), folder)[0]
     assert (admitted.origin, admitted.verdict, admitted.submitter.name) == ("submitted", "reduced", "A")
     found = submitted(folder)
     assert found[0] == admitted
@@ -106,7 +106,7 @@ def test_an_entry_is_admitted_once(folder):
 def test_a_claim_that_does_not_follow_is_refused(folder, path, value, message):
     content = changed(path, value)
     if message is None:
-        assert admit(write(folder, content), folder).adapted
+        assert admit(write(folder, content), folder)[0].adapted
         return
     with pytest.raises(BadInputError, match=message) as caught:
         admit(write(folder, content), folder)
@@ -117,7 +117,7 @@ def test_a_claim_that_does_not_follow_is_refused(folder, path, value, message):
 def test_an_interval_within_monte_carlo_error_passes_and_is_replaced_by_ours(folder):
     content = submission()
     ours = content["entries"][0]["metrics"]["psnr"]["low"]
-    found = admit(write(folder, changed("entries.0.metrics.psnr.low", ours + 0.01, content)), folder)
+    found = admit(write(folder, changed("entries.0.metrics.psnr.low", ours + 0.01, content)), folder)[0]
     assert found.metrics["psnr"].low == pytest.approx(ours, abs=1e-6)
 
 
@@ -170,7 +170,7 @@ def test_a_file_or_board_that_is_not_there_is_named(folder, tmp_path):
 
 @pytest.mark.parametrize("damage", ["12.6", "cut", "name"])
 def test_a_tampered_file_is_named_and_left_out(folder, damage):
-    admitted = admit(write(folder, submission()), folder)
+    admitted = admit(write(folder, submission()), folder)[0]
     path = folder / "submitted" / f"{admitted.id}.json"
     if damage == "name":
         path.rename(path.with_name("other.json"))
@@ -184,7 +184,7 @@ def test_a_tampered_file_is_named_and_left_out(folder, damage):
 
 
 def test_consistent_tampering_is_caught_by_the_rules(folder):
-    admitted = admit(write(folder, submission()), folder)
+    admitted = admit(write(folder, submission()), folder)[0]
     path = folder / "submitted" / f"{admitted.id}.json"
     stored = json.loads(path.read_text())
     stored["submission"]["entries"][0]["verdict"] = "withstood"
@@ -200,4 +200,4 @@ def test_a_refused_cell_may_be_submitted(folder):
     content["entries"].append(
         submission()["entries"][0] | {"attack": "my_attack", "over_twin": None, "verdict": "leaks"}
     )
-    assert admit(write(folder, content), folder).verdict == "refused"
+    assert admit(write(folder, content), folder)[0].verdict == "refused"

@@ -21,14 +21,14 @@ class _Admitted(Record):
     submission: Submission
 
 
-def admit(entry_file: Path, board_folder: Path) -> Entry:
+def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
     """Check a file of entries and put it beside a board.
 
     The file holds a ``Submission``: cells with the floors and undefended twins that they are held
     against. Everything that can be computed again is, and is stored as it was computed here.
 
     Returns:
-        The first of its entries, whose id names the stored file.
+        Its entries; the id of the first names the stored file.
 
     Raises:
         ConfigError: If the file is not of that form.
@@ -50,7 +50,7 @@ def admit(entry_file: Path, board_folder: Path) -> Entry:
         write_text(board_folder / SUBMITTED / f"{first.id}.json", admitted.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise OutputError(f"{board_folder / SUBMITTED} cannot be written: {error.strerror or error}") from None
-    return first
+    return submission.entries
 
 
 def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[Entry, ...]:
