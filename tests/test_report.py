@@ -168,6 +168,13 @@ def test_reported_figures_stand_beside_ours_as_they_were_printed(board: Board) -
     assert nearest.setting == board.reported[0].setting
 
 
+def test_the_attack_that_a_paper_names_is_nearest(board: Board) -> None:
+    named = board.reported[0].model_copy(update={"attack": "Gradient matching (DLG)"})
+    nearest = nearest_of_ours(board, named)
+    assert nearest is not None
+    assert nearest.attack == "gradient_matching", "although patch_embedding reveals more"
+
+
 def test_markdown_tables_have_as_many_cells_as_headings(board: Board) -> None:
     text = markdown_text(board)
     tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)

@@ -3,7 +3,8 @@ r"""The standings as LaTeX tables, to be read into a paper with ``\input``."""
 from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import Board
-from benchmarks.report.rows import LEAKAGE_HEADING, TEXT, Row, Section, sections
+from benchmarks.report.legend import LEAKAGE_HEADING
+from benchmarks.report.rows import TEXT, Row, Section, sections
 from benchmarks.report.tables import filled
 
 COLUMNS = (

@@ -16,18 +16,9 @@ from PIL import Image
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.report import numbers
 from benchmarks.report.gallery import Gallery
+from benchmarks.report.legend import HEADINGS, VERDICTS, columns, definitions
 from benchmarks.report.plots import Plot
-from benchmarks.report.rows import (
-    FILTERED,
-    HEADINGS,
-    TEXT,
-    VERDICTS,
-    Row,
-    columns,
-    definitions,
-    reported_rows,
-    sections,
-)
+from benchmarks.report.rows import FILTERED, TEXT, Row, reported_rows, sections
 from benchmarks.report.svg import inline
 from benchmarks.report.tables import filled
 

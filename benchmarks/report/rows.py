@@ -1,31 +1,19 @@
 """The tables of a leaderboard as rows of shown values, whatever they are then written as."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported, Standing, Verdict
 from benchmarks.report import numbers
-from fedmjp.metrics import METRICS
+from benchmarks.report.legend import HEADINGS, LEAKAGE_HEADING, heading
 from fedmjp.threat import ThreatModel
 
-HEADINGS = {"psnr": "PSNR", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
-LEAKAGE_HEADING = "leakage, PSNR dB"
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict")
 TEXT = (*FILTERED, "origin", "source", "row", "differs", "nearest of ours")
 NO_INTERVAL = "no interval below two pictures"
 
-VERDICTS: dict[Verdict, str] = {
-    "leaks": "recovered more than a guess; if defended, no less than without the defence",
-    "reduced": "defended: recovered more than a guess, but less than without the defence",
-    "withstood": "defended: these attacks recovered no more than a guess, although they do without the defence",
-    "inconclusive": "nothing follows: the undefended twin is missing or does not leak, or pictures are too few to tell",
-    "no leak seen": "undefended: this attack recovered no more than a guess",
-    "incomplete": "trials are missing, or more than a twentieth failed",
-    "refused": "the attack does not apply and was not run",
-    "floor": "a reference that uses nothing of the upload; not ranked",
-    "bound": "was given more than any server sees; not ranked",
-}
 _COUNTED: dict[Verdict, tuple[str, str]] = {
     "leaks": ("leaks", "leak"),
     "reduced": ("leaks less than without the defence", "leak less than without the defence"),
@@ -238,9 +226,9 @@ def _reported_row(board: Board, row: Reported, names: Sequence[str]) -> Row:
         "setting": Value(str(row.setting)),
         "n": Value(str(row.n), row.n),
         "top-1 %": _number(row.top1, f"{row.top1}", "not reported"),
-        **{_heading(name): _number(row.metrics.get(name), _reported(row, name), "not reported") for name in names},
+        **{heading(name): _number(row.metrics.get(name), _reported(row, name), "not reported") for name in names},
         "nearest of ours": Value(_named(nearest) if nearest else "", why="nothing of ours comes near"),
-        **{f"ours: {_heading(name)}": _ours(nearest, name) for name in names},
+        **{f"ours: {heading(name)}": _ours(nearest, name) for name in names},
         "differs": Value(row.differs),
     }
     return Row(values, nearest, "")
@@ -249,7 +237,7 @@ def _reported_row(board: Board, row: Reported, names: Sequence[str]) -> Row:
 def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
     """The entry that comes nearest a reported row: same setting and defence, the model that it names.
 
-    The same attack if it was run, and otherwise the one that revealed most.
+    The attack of the same name if it was run, and otherwise the one that revealed most.
     """
     candidates = [
         entry
@@ -261,9 +249,19 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
     ]
     return max(
         candidates,
-        key=lambda entry: (entry.attack.casefold() == row.attack.casefold(), entry.metrics[LEAKAGE].mean),
+        key=lambda entry: (_shared_name(entry.attack, row.attack), entry.metrics[LEAKAGE].mean),
         default=None,
     )
+
+
+def _shared_name(ours: str, theirs: str) -> int:
+    """Words of our attack's name, if the paper's holds them all: ``breaching_april`` is in "APRIL (breaching)"."""
+    words = _words(ours)
+    return len(words) if words <= _words(theirs) else 0
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.casefold()))
 
 
 def _named(entry: Entry) -> str:
@@ -279,33 +277,3 @@ def _ours(entry: Entry | None, name: str) -> Value:
     if entry is None:
         return Value("", None, "nothing of ours comes near")
     return _metric(entry, name)
-
-
-def _heading(name: str) -> str:
-    shown = HEADINGS.get(name, name)
-    return f"{shown} dB" if name == LEAKAGE else shown
-
-
-def columns(board: Board) -> list[tuple[str, str]]:
-    """What the columns hold that do not speak for themselves."""
-    return [
-        (LEAKAGE_HEADING, "mean over pictures and its 95 % interval; higher reveals more"),
-        (
-            "against no defence, dB",
-            "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of Wilcoxon's test",
-        ),
-        ("over grey, dB", "the same against a grey picture, which uses nothing of the upload"),
-        ("p95, worst", "leakage of the picture at 95 %, and of the most revealing trial"),
-        (
-            "recognisable",
-            f"share of pictures with {board.recognisable_at:g} dB or more, which count as recognisable; 95 % interval",
-        ),
-        ("weights", "untrained, or the checkpoint by the first letters of its SHA-256"),
-        ("attack s", "seconds per picture, on the hardware of the provenance"),
-        ("upload", "size of one whole update in float32"),
-    ]
-
-
-def definitions(names: Sequence[str]) -> dict[str, str]:
-    """What each metric is exactly, by its heading."""
-    return {_heading(name): f"{METRICS[name].definition}; {METRICS[name].bounds}" for name in names if name in METRICS}

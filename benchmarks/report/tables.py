@@ -14,9 +14,9 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics
-from benchmarks.report.rows import TEXT, VERDICTS, Row, columns, reported_rows, sections
+from benchmarks.report.legend import VERDICTS, columns
+from benchmarks.report.rows import TEXT, Row, reported_rows, sections
 from fedmjp.config import Config
-from fedmjp.metrics import metric
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
@@ -157,9 +157,3 @@ def _terminal_table(title: str, rows: Sequence[Row], names: Sequence[str], group
         table.add_row(*(escape(row.values[name].text) for name in names), style="dim" if row.dim else "")
         former = group
     return table
-
-
-def missing_metrics(metrics: Sequence[str]) -> dict[str, str]:
-    """Metrics that this machine cannot compute, and why."""
-    reasons = {name: metric(name).missing() for name in metrics}
-    return {name: reason for name, reason in reasons.items() if reason}

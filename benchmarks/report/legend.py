@@ -1,0 +1,52 @@
+"""What columns, metrics and verdicts are called, and what they mean."""
+
+from collections.abc import Sequence
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Verdict
+from fedmjp.metrics import METRICS
+
+HEADINGS = {"psnr": "PSNR", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
+LEAKAGE_HEADING = "leakage, PSNR dB"
+
+VERDICTS: dict[Verdict, str] = {
+    "leaks": "recovered more than a guess; if defended, no less than without the defence",
+    "reduced": "defended: recovered more than a guess, but less than without the defence",
+    "withstood": "defended: these attacks recovered no more than a guess, although they do without the defence",
+    "inconclusive": "nothing follows: the undefended twin is missing or does not leak, or pictures are too few to tell",
+    "no leak seen": "undefended: this attack recovered no more than a guess",
+    "incomplete": "trials are missing, or more than a twentieth failed",
+    "refused": "the attack does not apply and was not run",
+    "floor": "a reference that uses nothing of the upload; not ranked",
+    "bound": "was given more than any server sees; not ranked",
+}
+
+
+def columns(board: Board) -> list[tuple[str, str]]:
+    """What the columns hold that do not speak for themselves."""
+    return [
+        (LEAKAGE_HEADING, "mean over pictures and its 95 % interval; higher reveals more"),
+        (
+            "against no defence, dB",
+            "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of Wilcoxon's test",
+        ),
+        ("over grey, dB", "the same against a grey picture, which uses nothing of the upload"),
+        ("p95, worst", "leakage of the picture at 95 %, and of the most revealing trial"),
+        (
+            "recognisable",
+            f"share of pictures with {board.recognisable_at:g} dB or more, which count as recognisable; 95 % interval",
+        ),
+        ("weights", "untrained, or the checkpoint by the first letters of its SHA-256"),
+        ("attack s", "seconds per picture, on the hardware of the provenance"),
+        ("upload", "size of one whole update in float32"),
+    ]
+
+
+def heading(name: str) -> str:
+    """A metric as a heading of its own, with its unit."""
+    shown = HEADINGS.get(name, name)
+    return f"{shown} dB" if name == LEAKAGE else shown
+
+
+def definitions(names: Sequence[str]) -> dict[str, str]:
+    """What each metric is exactly, by its heading."""
+    return {heading(name): f"{METRICS[name].definition}; {METRICS[name].bounds}" for name in names if name in METRICS}
