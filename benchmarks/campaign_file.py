@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from benchmarks.campaign import Campaign, Grid
+from benchmarks.campaign import Campaign
 from fedmjp.errors import BadInputError, ConfigError
 
 Location = tuple[int | str, ...]
@@ -44,7 +44,10 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
     try:
         return Campaign.model_validate(values)
     except ValidationError as error:
-        complaints = [_complaint(dict(detail), root, path, overrides) for detail in error.errors()]
+        details = [dict(detail) for detail in error.errors()]
+        # A list is also called too short when all that it holds is wrong.
+        first_hand = [detail for detail in details if detail["type"] != "too_short" or len(details) == 1]
+        complaints = [_complaint(detail, root, path, overrides) for detail in first_hand or details]
         raise ConfigError("; ".join(dict.fromkeys(complaints))) from None
     except BadInputError as error:  # an unknown model or attack says so itself
         raise ConfigError(f"{path}: {error}") from None
@@ -65,14 +68,14 @@ def _overridden(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: Sequence[str]) -> str:
-    location: Location = detail["loc"]
+    location = _place(root, detail["loc"])
     key = ".".join(map(str, location))
     if key and any(_touches(override.partition("=")[0], key) for override in overrides):
         where = "override"
     else:
-        where = f"{path}, line {_line(root, location)}"
+        where = f"{path}, line {_deepest(root, location)[1]}"
     if detail["type"] == "extra_forbidden":
-        known = _fields(Campaign, location[:-1])
+        known = _fields(Campaign, detail["loc"][:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f", did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(known))}"
         return f"{where}: unknown key {key!r}{hint}"
@@ -110,16 +113,17 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _line(root: yaml.Node, location: Location) -> int:
-    """Line of the deepest node on the way to a location; what a grid lacks may stand under ``shared``."""
-    lines = [_deepest(root, location)]
-    if location[:1] == (GRIDS,) and len(location) > 2 and location[2] in Grid.model_fields:
-        lines.append(_deepest(root, ("shared", *location[2:])))
-    return max(lines, key=lambda found: found[0])[1]
+def _place(root: yaml.Node, location: Location) -> Location:
+    """Where a value really stands: what a grid does not say itself, it has from ``shared``."""
+    if location[:1] == (GRIDS,) and len(location) > 2:
+        shared: Location = ("shared", *location[2:])
+        if _deepest(root, location[:3])[0] < 3 and _deepest(root, shared[:2])[0] == 2:
+            return shared
+    return location
 
 
 def _deepest(node: yaml.Node, location: Location) -> tuple[int, int]:
-    """How many steps can be gone, and the line where that ends."""
+    """How many steps towards a location can be gone, and the line where they end."""
     line = node.start_mark.line + 1
     for depth, step in enumerate(location):
         found = _child(node, step)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from benchmarks.experiment import Plan, PlannedCell
 from benchmarks.output import write_json, write_text
@@ -78,6 +78,6 @@ class Ledger:
             trials = pd.read_csv(folder / TRIALS, dtype={"key": str, "picture": str, "picture_sha256": str})
         except FileNotFoundError as error:
             raise OutputError(f"{folder} holds no results: {Path(error.filename).name} is missing") from None
-        except (OSError, ValueError, KeyError, AttributeError, ValidationError, pd.errors.ParserError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pd.errors.ParserError) as error:
             raise OutputError(f"the plan in {folder} is damaged ({type(error).__name__}); run it again") from None
         return cls(about, cells, trials)

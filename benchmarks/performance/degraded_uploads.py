@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
-from benchmarks.leaderboard.summary import summary
+from benchmarks.leaderboard.statistics import intervals, statistics
 from benchmarks.output import write_json
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
@@ -133,8 +133,9 @@ def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Ten
     except AttackNotApplicableError as error:
         return str(error)
     values = metric("psnr").function(torch.cat([each.images for each in made]), private)
-    found = summary(np.asarray(values, dtype=float), "psnr")
-    return {statistic: None if value is None else round(value, 2) for statistic, value in found.items()}
+    found = np.asarray(values, dtype=float)
+    figures = statistics(found, intervals([found])[0], worst=float(found.max()), higher_leaks=True)
+    return {name: None if value is None else round(value, 2) for name, value in figures.model_dump().items()}
 
 
 if __name__ == "__main__":

@@ -39,5 +39,5 @@ def tell_outcome(
         console.print(f"Unusable upload {problem}", style="bold red", markup=False, soft_wrap=True)
     if unusable:
         raise typer.Exit(BAD_INPUT)
-    if failed:
+    if len(failed):
         raise typer.Exit(FAILED)

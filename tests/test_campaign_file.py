@@ -1,0 +1,123 @@
+"""Campaign files: what they expand to, and what every mistake is told."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.campaign import Campaign
+from benchmarks.campaign_file import read_campaign
+from fedmjp.errors import ConfigError
+from fedmjp.settings import Setting
+
+ROOT = Path(__file__).parents[1]
+FILE = """\
+name: tiny
+data: {source: bundled, pictures: 2}
+image_size: 64
+metrics: [mse, psnr]
+shared:
+  patch_size: 8
+  settings: [a, c]
+grids:
+  - models: [deit_tiny]
+    defences: [none, mjp]
+    attacks: [patch_embedding, grey]
+    mask_ratios: [0.27, 0.5]
+  - models: [deit_tiny_april]
+    attacks:
+      - {name: april, options: {reading: zeros}}
+    settings: [b]
+"""
+
+
+def read(folder: Path, text: str, *overrides: str) -> Campaign:
+    path = folder / "campaign.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_campaign(path, overrides)
+
+
+def test_grids_take_what_is_shared_unless_they_say_otherwise(tmp_path: Path) -> None:
+    campaign = read(tmp_path, FILE)
+    assert [grid.settings for grid in campaign.grids] == [(Setting.A, Setting.C), (Setting.B,)]
+    assert [grid.patch_size for grid in campaign.grids] == [8, 8]
+
+
+def test_experiments_are_the_product_of_seeds_threats_and_ratios(tmp_path: Path) -> None:
+    text = FILE.replace("name: tiny", "name: tiny\nseeds: [3, 4]").replace(
+        "mask_ratios: [0.27, 0.5]",
+        "mask_ratios: [0.27, 0.5]\n    threats:\n      - {batch_size: [1, 2]}\n      - {update: delta, local_steps: [1, 5]}",
+    )
+    experiments = read(tmp_path, text).experiments(device="cpu")
+    first = [each for each in experiments if each.federation.models == ("deit_tiny",)]
+    found = {
+        (each.federation.seed, each.federation.mask_ratio, each.threat.update, each.threat.batch_size, each.threat.local_steps)
+        for each in first
+    }  # fmt: skip
+    threats = [("gradient", 1, 1), ("gradient", 2, 1), ("delta", 1, 1), ("delta", 1, 5)]
+    assert found == {(seed, ratio, *threat) for seed in (3, 4) for ratio in (0.27, 0.5) for threat in threats}
+    assert len(first) == len(found) == 16
+
+
+def test_overrides_replace_keys_and_elements(tmp_path: Path) -> None:
+    campaign = read(tmp_path, FILE, "data.pictures=1", "grids.0.settings=[b]", "budget.hours=0.5", "title='a: b'")
+    assert (campaign.data.pictures, campaign.grids[0].settings, campaign.budget.hours) == (1, (Setting.B,), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("image_size", "image_sise", r"campaign.yaml, line 3: unknown key 'image_sise', did you mean 'image_size'\?"),
+        ("mask_ratios", "mask_ratio", r"line 12: unknown key 'grids.0.mask_ratio', did you mean 'mask_ratios'\?"),
+        ("  patch_size", "  patch_sise", r"line 6: unknown key 'shared.patch_sise', did you mean 'patch_size'\?"),
+        ("{source: bundled,", "{sauce: bundled,", r"line 2: unknown key 'data.sauce', did you mean 'source'\?"),
+        ("patch_embedding,", "patch_embeding,", r"line 11: .*Unknown attack 'patch_embeding'. Did you mean patch_embedding"),
+        ("[deit_tiny]", "[deit_tini]", r"line 9: .*Unknown model 'deit_tini'. Did you mean deit_tiny"),
+        ("reading: zeros", "reding: zeros", r"line 15: .*unknown key 'reding', did you mean 'reading'\?"),
+        ("[0.27, 0.5]", "[0.27, 1.5]", r"line 12: grids.0.mask_ratios.1 = 1.5: Input should be less than or equal to 1"),
+        ("[mse, psnr]", "[mse]", "metrics must hold psnr"),
+        ("[mse, psnr]", "[mse, psnr", "is not YAML"),
+        ("name: tiny", "name: tiny\nname: other", "line 2: key 'name' was given before, in line 1"),
+        ("name: tiny", "name: Tiny!", "line 1: name = 'Tiny!'"),
+        ("name: tiny", "weights: {deit_base: x.pth}\nname: tiny", "weights or accuracy of deit_base, which no grid attacks"),
+        (FILE, "- 1", "must hold keys and values"),
+        (FILE, "", "must hold keys and values"),
+        ("grids:", "grid:", r"line 8: unknown key 'grid', did you mean 'grids'\?"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_with_line_and_suggestion(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(tmp_path, FILE.replace(old, new, 1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.picures=2", r"override: unknown key 'data.picures', did you mean 'pictures'\?"),
+        ("data.pictures", "is not of the form KEY=VALUE"),
+        ("data.pictures=0", "override: data.pictures = 0"),
+        ("grids.7.settings=[a]", "cannot be applied"),
+        ("data.pictures=[", "cannot be applied"),
+    ],
+)
+def test_mistakes_in_overrides_are_told(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, FILE, override)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_campaign(tmp_path / "none.yaml")
+
+
+def test_batches_that_do_not_divide_the_pictures_are_told(tmp_path: Path) -> None:
+    text = FILE.replace("settings: [b]", "threats: [{batch_size: 3}]")
+    with pytest.raises(ConfigError, match="batch-size 3 does not divide the 2 pictures"):
+        read(tmp_path, text).experiments(device="cpu")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "campaigns").glob("*.yaml")), ids=lambda path: path.stem)
+def test_reference_campaigns_are_valid(path: Path) -> None:
+    campaign = read_campaign(path)
+    assert campaign.name == path.stem
+    assert campaign.experiments(device="cpu")
