@@ -36,6 +36,7 @@ def columns(board: Board) -> list[tuple[str, str]]:
             f"share of pictures with {board.recognisable_at:g} dB or more, which count as recognisable; 95 % interval",
         ),
         ("weights", "untrained, or the checkpoint by the first letters of its SHA-256"),
+        ("protocol", "whether pictures were scored as floats, or rounded to 8 bits as in a PNG file"),
         ("attack s", "seconds per picture, on the hardware of the provenance"),
         ("upload", "size of one whole update in float32"),
     ]

@@ -75,10 +75,10 @@ def _entries(board: Board, threat: ThreatModel) -> list[Entry]:
 
 
 def _models(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Entries of one model with one set of weights each."""
-    found: dict[tuple[str, str], list[Entry]] = {}
+    """Entries of one model with one set of weights each, scored alike."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
-        found.setdefault((entry.model, entry.weights), []).append(entry)
+        found.setdefault((entry.model, entry.weights, entry.protocol), []).append(entry)
     return list(found.values())
 
 
@@ -166,7 +166,7 @@ def _label(entry: Entry) -> str:
 
 
 def _name(entry: Entry) -> str:
-    return f"{entry.model} ({numbers.weights(entry.weights)})"
+    return f"{entry.model} ({numbers.weights(entry.weights)}, scored as {entry.protocol})"
 
 
 def _colour(entry: Entry) -> str:

@@ -10,7 +10,7 @@ from benchmarks.report import numbers
 from benchmarks.report.legend import HEADINGS, LEAKAGE_HEADING, heading
 from fedmjp.threat import ThreatModel
 
-FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict")
+FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
 TEXT = (*FILTERED, "origin", "source", "row", "differs", "nearest of ours")
 NO_INTERVAL = "no interval below two pictures"
 
@@ -152,6 +152,7 @@ def _outcome(row: Standing | Entry, entry: Entry) -> dict[str, Value]:
         LEAKAGE_HEADING: _metric(entry, LEAKAGE),
         "against no defence, dB": _difference(entry, "twin"),
         "weights": Value(numbers.weights(row.weights)),
+        "protocol": Value(row.protocol),
     }
 
 

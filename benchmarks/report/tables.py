@@ -20,8 +20,8 @@ from fedmjp.config import Config
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
-    "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "SSIM", "worst",
-    "recognisable", "failed", "weights", "against no defence, dB", "strongest attack", "mask ratio",
+    "protocol", "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "SSIM",
+    "worst", "recognisable", "failed", "weights", "against no defence, dB", "strongest attack", "mask ratio",
 )  # fmt: skip
 GAP = 2  # between columns of a terminal table
 NESTED: dict[str, type[Config]] = {"over_floor": Difference, "over_twin": Difference, "recognisable": Share}
