@@ -87,9 +87,7 @@ class Experiment(Config):
     @property
     def arms(self) -> list[ModelConfig]:
         """What is attacked, with the weights that it has."""
-        return [
-            arm.model_copy(update={"weights": self.checkpoints.get(arm.label)}) for arm in self.federation.arms
-        ]
+        return [arm.model_copy(update={"weights": self.checkpoints.get(arm.label)}) for arm in self.federation.arms]
 
     @property
     def threat(self) -> ThreatModel:

@@ -25,7 +25,7 @@ DECISIVE = (
 Batches = Sequence[tuple[PictureEntry, ...]]
 
 
-def plan(experiments: Sequence[Experiment], batches: Batches | Sequence[Batches], *, uploads: str) -> Plan:
+def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploads: str) -> Plan:
     """Every cell and trial; what several experiments share is planned once.
 
     Args:
@@ -103,7 +103,7 @@ class _Group:
 
 
 def _groups(experiment: Experiment, origin: Mapping[str, str]) -> list[_Group]:
-    shared = _shared(experiment) | origin
+    shared = {**_shared(experiment), **origin}
     return [
         _group(experiment, shared, arm, tried, setting)
         for arm in experiment.arms

@@ -171,13 +171,12 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
         store = Store.at(folder.database)
         for part in prepared.plan.parts:
             trials = [each for each in part.trials if (each.cell, each.picture.name, each.seed) in wanted]
+            trials.sort(key=lambda trial: trial.key)  # as the store gives them
             source = DirectUploads(part.experiment, prepared.selection)
             Engine(part.experiment, folder, store, Silent(), source).run(trials)
-            rows = store.frame([trial.key for trial in trials]).set_index("key")
-            for trial in trials:
-                row = rows.loc[trial.key]
-                if row["status"] == "ok":
-                    again[trial.cell, trial.picture.name, trial.seed] = row["scores"]
+            for trial, row in zip(trials, store.trials([trial.key for trial in trials]), strict=True):
+                if row.status == "ok":
+                    again[trial.cell, trial.picture.name, trial.seed] = row.scores
         store.close()
     return again
 

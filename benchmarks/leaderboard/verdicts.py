@@ -90,15 +90,20 @@ def _no_floor(case: Case) -> Judgement | None:
 
 
 def _leaks(case: Case) -> Judgement | None:
-    """More than a guess. It is less than without the defence only if the interval of the difference says so."""
+    """More than a guess. It is less than without the defence only if interval and test of the difference say so."""
     entry, _, twin = case
     if not leaking(entry):
         return None
     over = entry.over_twin
-    lower = twin is not None and not unfinished(twin) and _covers(over, entry) and over is not None
-    if lower and over is not None and over.high is not None and over.high < 0:
+    if over is not None and twin is not None and not unfinished(twin) and _covers(over, entry) and _lower(over):
         return Judgement("reduced", f"{_figures(case)}, a difference of {_with_interval(over)}")
     return Judgement("leaks", _figures(case))
+
+
+def _lower(over: Difference) -> bool:
+    """Whether a difference is below 0, by its interval and, because that is too narrow for few pictures, by its test."""
+    below = over.high is not None and over.high < 0
+    return below and over.p_value is not None and over.p_value < SIGNIFICANT
 
 
 def _undecided(case: Case) -> Judgement | None:

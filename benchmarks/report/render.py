@@ -1,6 +1,7 @@
 """Everything that is made of a folder's trials: board, tables, page, manifest."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -63,13 +64,15 @@ def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder)
     by_cell = dict(list(trials.groupby("cell")))
     entries = [entry for entry in board.entries if entry.origin == "reproduced"]
     shown = {
-        entry.id: _shown(by_cell[index], output.pictures.root) for index, entry in enumerate(entries) if index in by_cell
+        entry.id: _shown(by_cell[index], output.pictures.root)
+        for index, entry in enumerate(entries)
+        if index in by_cell
     }
     return Gallery(shown)
 
 
 def _shown(cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
-    rows = cell.set_index("key")
+    rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
     found = [
         Shown(
             label=label,
@@ -79,7 +82,7 @@ def _shown(cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
             shuffled=pictures / row["shuffled"],
             reconstruction=pictures / row["reconstruction"],
         )
-        for label, row in ((label, rows.loc[key]) for label, key in extremes(cell).items())
+        for label, row in ((label, rows[key]) for label, key in extremes(cell).items())
     ]
     return tuple(each for each in found if each.reconstruction.exists() and each.original.exists())
 
