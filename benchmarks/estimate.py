@@ -120,7 +120,7 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
         source = DirectUploads(kind.experiment, prepared.selection)
         on_probe(f"{kind.arm.label}, uploads")
         probes.append(_upload_probe(kind, source))
-        for tried in dict.fromkeys(trial.attack for trial in kind.trials):
+        for tried in {trial.attack.label: trial.attack for trial in kind.trials}.values():
             on_probe(f"{kind.arm.label}, {tried.label}")
             probe, recorded, made = _attack_probe(kind, source, tried)
             probes.append(probe)

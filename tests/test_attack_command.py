@@ -47,7 +47,7 @@ def test_one_cell_and_its_floor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert found.loc[("patch_embedding", "a"), "psnr_mean"] > 60
     assert found.loc[("grey", "a"), "role"] == "floor"
     assert {path.name for path in tmp_path.iterdir()} >= {
-        "report.html", "leaderboard.md", "reconstructions.png", "manifest.json", "trials.sqlite", "pictures",
+        "leaderboard.html", "leaderboard.md", "reconstructions.png", "manifest.json", "trials.sqlite", "pictures",
     }  # fmt: skip
     assert json.loads((tmp_path / "manifest.json").read_text())["uploads"] == "computed in process (direct mode)"
 
@@ -87,7 +87,7 @@ def test_weight_deltas_settings_and_defence(monkeypatch: pytest.MonkeyPatch, tmp
     assert board(tmp_path / "none").loc[("patch_embedding", "b"), "psnr_mean"] > 35
     assert attack(monkeypatch, tmp_path / "mjp", "patch_embedding", *arguments, "--defence", "mjp") == 0
     assert board(tmp_path / "mjp").loc[("patch_embedding", "b"), "psnr_mean"] < 25
-    assert "weight delta after 2 SGD steps" in (tmp_path / "mjp" / "report.html").read_text()
+    assert "weight delta after 2 SGD steps" in (tmp_path / "mjp" / "leaderboard.html").read_text()
 
 
 def test_bounds_are_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ("arguments", "message"),
     [
         (["simulate", "--model", "deit_smal"], "Unknown model 'deit_smal'. Did you mean deit_small"),
-        (["simulate", "--defence", "mpj"], "'mpj': Input should be 'none' or 'mjp'"),
+        (["simulate", "--defence", "mpj"], "'mpj': Input should be 'none', 'jigsaw' or 'mjp'"),
         (["simulate", "--mask-ratio", "1.5"], "mask-ratio = 1.5"),
         (["simulate", "--mask-ratio", "-0.1"], "mask-ratio = -0.1"),
         (["simulate", "--mask-ratio", "much"], "'much' is not a valid float"),
@@ -99,7 +99,7 @@ def test_quickstart_whose_federation_fails_says_why_and_exits_1(
     assert run(monkeypatch, "quickstart", "--device", "cpu", "--output", str(tmp_path)) == 1
     printed = capsys.readouterr().out
     assert "96 trials failed: the federated run failed: client 7: RuntimeError: out of memory" in printed
-    assert "96 trials failed" in (tmp_path / "report.html").read_text()
+    assert "96 trials failed" in (tmp_path / "leaderboard.html").read_text()
     assert (tmp_path / "leaderboard.csv").read_text().count(",0,4,") == 24, "n = 0, four failures in every cell"
 
 

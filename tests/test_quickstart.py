@@ -49,9 +49,14 @@ def test_it_writes_what_it_promises(first: Run) -> None:
     promised = {
         "trials.sqlite",
         "leaderboard.csv",
+        "leaderboard.html",
+        "leaderboard.json",
         "leaderboard.md",
+        "leaderboard.tex",
+        "plan.csv",
+        "plan.json",
+        "plots",
         "reconstructions.png",
-        "report.html",
         "manifest.json",
         "pictures",
         ".fedmjp",
@@ -66,8 +71,8 @@ def test_every_cell_is_complete(board: pd.DataFrame) -> None:
     assert len(board) == 24
     assert (board["n"] == 8).all()
     assert (board["failures"] == 0).all()
-    scores = board[[column for column in board.columns if not column.startswith("lpips")]]
-    assert scores.notna().all(axis=None)
+    for name in ("mse", "psnr", "ssim", "fft2d"):
+        assert board[[column for column in board.columns if column.startswith(f"{name}_")]].notna().all(axis=None)
 
 
 def test_patch_embedding_leaks_undefended_and_fails_naively_on_masked_uploads(board: pd.DataFrame) -> None:

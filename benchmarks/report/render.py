@@ -32,6 +32,8 @@ def render(ledger: Ledger, store: Store, output: OutputFolder, console: Console)
     write_json(output.root / "manifest.json", board.about)
     publish(board, output.root, formats=FORMATS, pictures=gallery_in(ledger, store, board, output))
     print_table(board, console)
+    for note in board.notes:
+        console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
     return trials[trials["status"] == "failed"]
 
 

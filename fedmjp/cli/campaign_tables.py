@@ -45,7 +45,9 @@ def cannot_run(prepared: "Prepared", found: "Estimate") -> list[str]:
     reasons = [f"{probe.what} failed when it was tried: {probe.failure}" for probe in found.probes if probe.failure]
     reasons += _refusals(prepared.plan.cells)
     left_out = {planned.cell.attack: planned.left_out for planned in prepared.plan.cells if planned.left_out}
-    reasons += [f"{attack}: {count} pictures are left out, its prior was made of them" for attack, count in left_out.items()]
+    reasons += [
+        f"{attack}: {count} pictures are left out, its prior was made of them" for attack, count in left_out.items()
+    ]
     for name in prepared.campaign.metrics:
         missing = metric(name).missing()
         reasons += [f"{name} will be empty: {missing}; `fedmjp doctor` says what to do"] if missing else []
@@ -71,7 +73,9 @@ def print_status(ledger: "Ledger", found: "Status", running: bool, console: "Con
                    f"{found.failed} failed, {found.missing} not tried.")  # fmt: skip
     _line(console, _pace(found, running))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
-    threats = {threat: str(number) for number, threat in enumerate(dict.fromkeys(c.cell.cell.threat for c in found.cells), 1)}
+    threats = {
+        threat: str(number) for number, threat in enumerate(dict.fromkeys(c.cell.cell.threat for c in found.cells), 1)
+    }
     for each in found.cells:
         cell = each.cell.cell
         todo = "refused" if each.cell.refusal else str(each.missing or "")
