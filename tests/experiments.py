@@ -1,7 +1,7 @@
 """Small experiments that tests run in direct mode."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,13 @@ def small_campaign(
     output.prepare(fresh=False)
     setup = Setup(output, f"sqlite:///{output.database}", tuple(experiments), selection, keep, threads=1)
     return plan(experiments, batches, uploads="direct"), setup
+
+
+def moved(setup: Setup, folder: Path, keep: Keep = "extremes") -> Setup:
+    """The same campaign in another folder."""
+    output = OutputFolder(folder)
+    output.prepare(fresh=False)
+    return replace(setup, output=output, database=f"sqlite:///{output.database}", keep=keep)
 
 
 def rows(plan: Plan, setup: Setup) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,119 @@
+"""A campaign on a Ray cluster of this machine gives the rows of a local run."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ray_workers
+from benchmarks.experiment import Plan
+from benchmarks.output import OutputFolder
+from benchmarks.ray_workers import run_ray
+from benchmarks.workers import Setup, run_local
+from fedmjp.errors import BadInputError, ConfigError, OutputError
+from tests.experiments import Told, files, moved, rows, small_campaign
+from tests.test_workers import with_deadly_picture
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Address of a cluster of two cores, ended by its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short: sockets lie in it
+        command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=2"]
+        command += [f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+        command += ["--object-store-memory=80000000", f"--temp-dir={folder}"]
+        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert any("Ray runtime started" in line for line in process.stdout)
+            try:
+                yield f"127.0.0.1:{port}"
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
+    plan, setup = small_campaign(tmp_path_factory.mktemp("alone"), seeds=(0,))
+    run_local(plan, setup, workers=1, progress=Told())
+    return plan, setup
+
+
+@pytest.mark.slow
+def test_it_gives_the_rows_and_pictures_of_a_local_run(
+    cluster: str, planned: tuple[Plan, Setup], tmp_path: Path
+) -> None:
+    plan, alone = planned
+    setup = moved(alone, tmp_path)
+    told = Told()
+    assert run_ray(plan, setup, address=cluster, progress=told) == 0
+    assert told.announced == told.done == len(plan.trials)
+    assert rows(plan, setup) == rows(plan, alone)
+    assert files(setup) == files(alone)
+
+
+@pytest.mark.slow
+def test_a_job_that_kills_its_actor_twice_becomes_failed_rows(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.engine.CHUNK", 1)
+    plan, setup = small_campaign(tmp_path, seeds=(0,), mask_ratios=(0.27,), attacks=("grey",))
+    name, deadly = with_deadly_picture(plan, setup)
+    told = Told()
+    run_ray(plan, deadly, address=cluster, progress=told)
+    found = rows(plan, setup)
+    assert len(found) == len(plan.trials) == told.done
+    for row in found.values():
+        assert row["status"] == ("failed" if row["picture"] == name else "ok")
+        assert row["error"] is None or "the worker process died (" in row["error"]
+        assert row["error"] is None or row["error"].endswith("the trial was tried twice")
+
+
+@pytest.mark.slow
+def test_files_of_one_machine_are_refused_on_several(
+    cluster: str, planned: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, setup = planned
+    monkeypatch.setattr(ray_workers.platform, "node", lambda: "another-machine")
+    with pytest.raises(ConfigError, match="SQLite files are safe on one machine alone"):
+        run_ray(plan, setup, address=cluster, progress=Told())
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_not_shared_is_refused(cluster: str, planned: tuple[Plan, Setup], tmp_path: Path) -> None:
+    plan, setup = planned
+    empty = f"sqlite:///{tmp_path / 'trials.sqlite'}"
+    unshared = replace(setup, output=OutputFolder(tmp_path / "unshared"), database=empty)
+    with pytest.raises(OutputError, match="does not see"):
+        run_ray(plan, unshared, address=cluster, progress=Told())
+
+
+def test_an_address_where_nothing_answers_is_one_line_in_time(
+    planned: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_workers, "PATIENCE", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(BadInputError, match=f"no Ray cluster answered at {address} within 0.5 s"):
+            run_ray(*planned, address=address, progress=Told())
+
+
+@pytest.mark.parametrize("address", ["", "auto", "head:", "ray://head"])
+def test_a_malformed_address_is_refused(planned: tuple[Plan, Setup], address: str) -> None:
+    with pytest.raises(ConfigError, match="is not of the form HOST:PORT"):
+        run_ray(*planned, address=address, progress=Told())

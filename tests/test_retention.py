@@ -1,0 +1,142 @@
+"""Which pictures stay, held against a slow reading of the rule."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.engine import JobReport
+from benchmarks.experiment import Plan
+from benchmarks.ledger import Ledger
+from benchmarks.retention import Keep, Retention, extremes
+from benchmarks.workers import Setup, run_local
+from fedmjp.store import Store
+from tests.experiments import Told, files, moved, rows, small_campaign
+
+COLUMNS = ["clean", "shuffled", "reconstruction"]
+
+
+def cell_of(values: list[float | None]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "key": [f"{index:03}" for index in range(len(values))],
+            "status": ["failed" if value is None else "ok" for value in values],
+            "scores": [{} if value is None else {"psnr": value} for value in values],
+        }
+    )
+
+
+@given(st.lists(st.none() | st.integers(0, 9).map(float), max_size=12), st.randoms())
+def test_extremes_are_the_ends_and_numpy_s_lower_median(values: list[float | None], order: object) -> None:
+    cell = cell_of(values)
+    found = extremes(cell.sample(frac=1, random_state=order.randrange(99)))
+    finished = [value for value in values if value is not None]
+    if not finished:
+        assert found == {}
+        return
+    psnr = {label: values[int(key)] for label, key in found.items()}
+    assert psnr == {
+        "most revealing": max(finished),
+        "median": np.quantile(finished, 0.5, method="lower"),
+        "least revealing": min(finished),
+    }
+
+
+def test_equal_trials_are_taken_by_key() -> None:
+    assert extremes(cell_of([5.0, 5.0, 5.0, None])) == {
+        "most revealing": "002",
+        "median": "001",
+        "least revealing": "000",
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
+    plan, setup = small_campaign(tmp_path_factory.mktemp("all"), pictures=6, seeds=(0,), keep="all")
+    run_local(plan, setup, workers=1, progress=Told())
+    return plan, setup
+
+
+def expected(plan: Plan, setup: Setup) -> set[str]:
+    """By the ledger alone, cell by cell."""
+    trials = Ledger.of(plan, {}).trials.merge(Store.open(setup.database).frame(), on="key")
+    shown: set[str] = set()
+    for _, own in trials.groupby("cell"):
+        ranked = own.assign(psnr=[scores["psnr"] for scores in own["scores"]]).sort_values(["psnr", "key"])
+        three = ranked.iloc[[0, (len(ranked) - 1) // 2, len(ranked) - 1]]
+        shown |= {name for column in COLUMNS for name in three[column]}
+    return shown
+
+
+def test_all_keeps_every_file_that_the_ledger_names(finished: tuple[Plan, Setup]) -> None:
+    plan, setup = finished
+    trials = Ledger.of(plan, {}).trials
+    assert files(setup).keys() == {name for column in COLUMNS for name in trials[column]}
+
+
+def test_extremes_keep_three_trials_per_cell_and_what_they_share(finished: tuple[Plan, Setup], tmp_path: Path) -> None:
+    plan, everything = finished
+    setup = moved(everything, tmp_path)
+    bystanders = [tmp_path / "notes.png", tmp_path / "pictures.png"]
+    for path in bystanders:
+        path.touch()
+    most: list[int] = []
+
+    class Counting(Told):
+        def job(self, report: JobReport) -> None:
+            super().job(report)
+            most.append(len(files(setup)))
+
+    run_local(plan, setup, workers=1, progress=Counting())
+    kept = files(setup)
+    assert kept.keys() == expected(plan, setup)
+    assert kept.items() <= files(everything).items()
+    assert len(kept) <= max(most) < len(files(everything)), "pictures of complete cells go during the run"
+    assert all(path.exists() for path in bystanders)
+
+
+def test_none_writes_nothing(finished: tuple[Plan, Setup], tmp_path: Path) -> None:
+    plan, everything = finished
+    setup = moved(everything, tmp_path, keep="none")
+    run_local(plan, setup, workers=1, progress=Told())
+    assert not setup.output.pictures.root.exists()
+    assert rows(plan, setup) == rows(plan, everything)
+
+
+@pytest.mark.parametrize("keep", ["extremes", "all"])
+def test_an_interrupted_run_ends_with_the_same_pictures(
+    finished: tuple[Plan, Setup], tmp_path: Path, keep: Keep
+) -> None:
+    plan, everything = finished
+    setup = moved(everything, tmp_path, keep=keep)
+    left = 1
+    while left:
+        told = Told()
+        left = run_local(plan, setup, workers=1, progress=told, stop=lambda told=told: len(told.reports) == 2)
+    wanted = expected(plan, setup) if keep == "extremes" else files(everything).keys()
+    assert files(setup).keys() == wanted
+
+
+def test_pictures_of_a_cell_in_work_stay(finished: tuple[Plan, Setup], tmp_path: Path) -> None:
+    """Another cell's end must not take an original that a running job has just written."""
+    plan, everything = finished
+    setup = moved(everything, tmp_path)
+    pictures, cells = setup.output.pictures, list(dict.fromkeys(trial.cell for trial in plan.trials))
+    first, second = ([trial for trial in plan.trials if trial.cell == cell] for cell in cells[:2])
+    store = Store.open(setup.database)
+    retention = Retention("extremes", plan, pictures, store)
+    retention.starts([*first, *second])
+    for trial in [*first, *second]:
+        for path in pictures.of(trial):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    done = Store.open(everything.database)
+    store.put(done.trials([trial.key for trial in first]))
+    retention.ends(first)
+    assert all(path.exists() for trial in second for path in pictures.of(trial))
+    store.put(done.trials([trial.key for trial in second]))
+    retention.ends(second)
+    assert files(setup).keys() == expected(plan, setup)
