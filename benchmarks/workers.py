@@ -45,18 +45,18 @@ class Setup:
 
     Attributes:
         output: Where pictures go.
-        database: URL of the trials; the output folder's own file if empty.
         experiments: Those of the plan's parts, in order.
         selection: The pictures of all of them.
+        database: URL of the trials; the output folder's own file if empty.
         keep: Which pictures stay.
         threads: Of torch per process; None shares the cores out. Other numbers of threads can change the
             last bits of a score.
     """
 
     output: OutputFolder
-    database: str
     experiments: tuple[Experiment, ...]
     selection: Selection
+    database: str = ""
     keep: Keep = "extremes"
     threads: int | None = None
 

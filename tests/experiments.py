@@ -68,7 +68,7 @@ def small_campaign(
     batches = [selection.batches(experiment.federation) for experiment in experiments]
     output = OutputFolder(folder)
     output.prepare(fresh=False)
-    setup = Setup(output, f"sqlite:///{output.database}", tuple(experiments), selection, keep, threads=1)
+    setup = Setup(output, tuple(experiments), selection, keep=keep, threads=1)
     return plan(experiments, batches, uploads="direct"), setup
 
 
@@ -76,12 +76,12 @@ def moved(setup: Setup, folder: Path, keep: Keep = "extremes") -> Setup:
     """The same campaign in another folder."""
     output = OutputFolder(folder)
     output.prepare(fresh=False)
-    return replace(setup, output=output, database=f"sqlite:///{output.database}", keep=keep)
+    return replace(setup, output=output, keep=keep)
 
 
 def rows(plan: Plan, setup: Setup) -> dict[str, dict[str, Any]]:
     """What is in the store of a plan's trials, without times."""
-    found = Store.open(setup.database).trials([trial.key for trial in plan.trials])
+    found = setup.store().trials([trial.key for trial in plan.trials])
     times = {"attack_seconds": None, "recorded_at": None}
     return {trial.key: asdict(trial) | times for trial in found}
 

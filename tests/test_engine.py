@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,30 @@ import pytest
 from PIL import Image
 
 from attacks.patch_embedding import PatchEmbedding
-from benchmarks.engine import Engine, Silent
+from benchmarks.engine import Engine, Silent, jobs
 from benchmarks.experiment import AttackConfig, Experiment
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
-from benchmarks.sources import DirectUploads
+from benchmarks.sources import DirectUploads, Recorded
+from benchmarks.workers import run_local
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
 from fedmjp.errors import FederationError
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Reconstruction, Upload, weights_digest
+from fedmjp.settings import Picture
 from fedmjp.store import Store, Trial
 from fedmjp.threat import ThreatModel
-from tests.experiments import engine_of, planned_trials, record_directly, run_small, small_experiment
+from tests.experiments import (
+    Told,
+    engine_of,
+    planned_trials,
+    record_directly,
+    rows,
+    run_small,
+    small_campaign,
+    small_experiment,
+)
 
 TRIALS = 96  # 2 models x 2 defences x 2 attacks x 3 settings x 4 pictures
 
@@ -102,7 +114,7 @@ def test_a_failed_federation_becomes_rows_and_is_tried_again(tmp_path: Path) -> 
     assert {trial.status for trial in stored(output, experiment)} == {"ok"}
 
 
-def test_a_refused_attack_is_rows_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_refused_attack_has_no_trials_and_stops_nothing(tmp_path: Path) -> None:
     experiment = small_experiment().model_copy(
         update={
             "attacks": {
@@ -112,12 +124,54 @@ def test_a_refused_attack_is_rows_and_stops_nothing(tmp_path: Path) -> None:
         }
     )
     output = OutputFolder(tmp_path)
-    planned = planned_trials(experiment)
-    engine_of(experiment, output, record_directly).run(planned)
-    failed = [trial for trial in stored(output, experiment) if trial.status == "failed"]
-    assert len(failed) == 2 * 3 * 4
-    assert all("_april variant" in trial.error for trial in failed if trial.error)
-    assert len(planned) - len(failed) == 4 * 3 * 4
+    engine_of(experiment, output, record_directly).run(planned_trials(experiment))
+    trials = stored(output, experiment)
+    assert len(trials) == 2 * 2 * 3 * 4
+    assert {(trial.attack, trial.status) for trial in trials} == {("grey", "ok")}
+
+
+def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tmp_path: Path) -> None:
+    plan, setup = small_campaign(tmp_path)
+    store = setup.store()
+    found = jobs(plan, store)
+    assert sorted(trial.key for job in found for trial in job.trials) == sorted(trial.key for trial in plan.trials)
+    arms = [arm for arm, _ in groupby(job.arm for job in found)]
+    assert len(arms) == len(set(arms)) == 4, "two seeds with and without MJP"
+    for job in found:
+        assert {(trial.arm, trial.cell.setting.gradient_of) for trial in job.trials} == {(job.arm, job.gradient_of)}
+        assert all(trial in plan.parts[job.part].trials for trial in job.trials)
+    experiment, source = setup.experiments[0], DirectUploads(setup.experiments[0], setup.selection)
+    Engine(experiment, setup.output, store, Silent(), source).work(found[0])
+    assert jobs(plan, store) == found[1:]
+
+
+def test_an_upload_does_not_depend_on_its_neighbours_to_the_last_bit(tmp_path: Path) -> None:
+    plan, setup = small_campaign(tmp_path)
+    source = DirectUploads(setup.experiments[0], setup.selection)
+    batches = list(dict.fromkeys(trial.batch for trial in plan.trials))
+    for arm in setup.experiments[0].arms:
+        together = source.uploads(arm, Picture.SHUFFLED, batches)
+        for batch in batches:
+            alone, same = source.uploads(arm, Picture.SHUFFLED, [batch])[batch], together[batch]
+            assert isinstance(alone, Recorded)
+            assert isinstance(same, Recorded)
+            assert weights_digest(alone.upload.tensors) == weights_digest(same.upload.tensors)
+
+
+def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: VitClassifier, *_: object) -> None:
+        raise MemoryError("too large")
+
+    monkeypatch.setattr("benchmarks.sources.entrance_gradients", broken)
+    plan, setup = small_campaign(tmp_path, seeds=(0,))
+    told = Told()
+    run_local(plan, setup, workers=1, progress=told)
+    found = rows(plan, setup).values()
+    assert len(found) == told.done == len(plan.trials)
+    assert {row["status"] for row in found} == {"failed"}
+    assert all(
+        f"the client's update of {row['picture']} failed: MemoryError: too large" == row["error"] for row in found
+    )
 
 
 def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def test_files_of_one_machine_are_refused_on_several(
 @pytest.mark.slow
 def test_a_folder_that_is_not_shared_is_refused(cluster: str, planned: tuple[Plan, Setup], tmp_path: Path) -> None:
     plan, setup = planned
-    empty = f"sqlite:///{tmp_path / 'trials.sqlite'}"
-    unshared = replace(setup, output=OutputFolder(tmp_path / "unshared"), database=empty)
+    database = f"sqlite:///{tmp_path / 'trials.sqlite'}"
+    unshared = replace(setup, output=OutputFolder(tmp_path / "unshared"), database=database)
     with pytest.raises(OutputError, match="does not see"):
         run_ray(plan, unshared, address=cluster, progress=Told())
 

@@ -13,7 +13,6 @@ from benchmarks.experiment import Plan
 from benchmarks.ledger import Ledger
 from benchmarks.retention import Keep, Retention, extremes
 from benchmarks.workers import Setup, run_local
-from fedmjp.store import Store
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 COLUMNS = ["clean", "shuffled", "reconstruction"]
@@ -62,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
 
 def expected(plan: Plan, setup: Setup) -> set[str]:
     """By the ledger alone, cell by cell."""
-    trials = Ledger.of(plan, {}).trials.merge(Store.open(setup.database).frame(), on="key")
+    trials = Ledger.of(plan, {}).trials.merge(setup.store().frame(), on="key")
     shown: set[str] = set()
     for _, own in trials.groupby("cell"):
         ranked = own.assign(psnr=[scores["psnr"] for scores in own["scores"]]).sort_values(["psnr", "key"])
@@ -126,14 +125,14 @@ def test_pictures_of_a_cell_in_work_stay(finished: tuple[Plan, Setup], tmp_path:
     setup = moved(everything, tmp_path)
     pictures, cells = setup.output.pictures, list(dict.fromkeys(trial.cell for trial in plan.trials))
     first, second = ([trial for trial in plan.trials if trial.cell == cell] for cell in cells[:2])
-    store = Store.open(setup.database)
+    store = setup.store()
     retention = Retention("extremes", plan, pictures, store)
     retention.starts([*first, *second])
     for trial in [*first, *second]:
         for path in pictures.of(trial):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-    done = Store.open(everything.database)
+    done = everything.store()
     store.put(done.trials([trial.key for trial in first]))
     retention.ends(first)
     assert all(path.exists() for trial in second for path in pictures.of(trial))

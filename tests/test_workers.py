@@ -15,7 +15,6 @@ from benchmarks.experiment import Plan
 from benchmarks.workers import Setup, WorkerError, run_local
 from fedmjp.data.pictures import LabelledPicture, PictureSource
 from fedmjp.errors import StoreError
-from fedmjp.store import Store
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 
@@ -130,7 +129,7 @@ def test_workers_that_never_get_to_work_end_the_run(quick: tuple[Plan, Setup], m
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_database_that_fails_ends_the_run_and_keeps_what_is_finished(quick: tuple[Plan, Setup], workers: int) -> None:
     plan, setup = quick
-    Store.open(setup.database).close()
+    setup.store().close()
     victim = plan.trials[-1].picture.name
     with sqlite3.connect(setup.output.database) as connection:
         connection.execute(
@@ -154,11 +153,11 @@ def test_a_database_that_fails_ends_the_run_and_keeps_what_is_finished(quick: tu
 
 def test_two_runs_in_different_folders_share_a_database(quick: tuple[Plan, Setup], tmp_path: Path) -> None:
     plan, setup = quick
-    elsewhere = replace(moved(setup, tmp_path / "elsewhere"), database=setup.database)
+    elsewhere = replace(moved(setup, tmp_path / "elsewhere"), database=f"sqlite:///{setup.output.database}")
     stamps: list[list[object]] = []
 
     def recorded() -> list[object]:
-        return Store.open(setup.database).frame()["recorded_at"].tolist()
+        return setup.store().frame()["recorded_at"].tolist()
 
     def meanwhile() -> bool:
         if not stamps:
