@@ -54,7 +54,7 @@ REPORTED = (
         attack="APRIL",
         n=50,
         top1=80.5,
-        metrics={"psnr": 10.34, "mse": 0.0925, "ssim": 0.0212},
+        metrics={"psnr": 10.34, "mse": 0.035, "ssim": 0.0212},
         compares_with="deit_small",
         differs="trained weights, ImageNet validation pictures, scored as 8-bit PNG",
     ),
@@ -67,7 +67,7 @@ REPORTED = (
         attack="APRIL",
         n=50,
         top1=None,
-        metrics={"psnr": 40.1},
+        metrics={"psnr": 40.1, "mse": 0.0925},
         compares_with=None,
         differs="a model that we did not run",
     ),
@@ -115,8 +115,11 @@ def _cell(
     refused = attack == "gradient_matching" and threat.update == "delta"
     verdict, reason = _judged(ROLES.get(attack, "attack"), defence, setting, level, refused)
     top1 = MODELS.get(model)
+    undefended = f"{threat.update}-{model}-none-0"
     return sample_entry(
         id=f"{threat.update}-{model}-{defence}-{ratio:g}-{attack}-{setting}",
+        floor=None if attack == "grey" else f"{undefended}-grey-{setting}",
+        twin=None if attack == "grey" or defence == "none" else f"{undefended}-{attack}-a",
         model=model,
         weights="untrained" if top1 is None else "ab12cd34" * 8,
         defence=defence,

@@ -37,6 +37,11 @@ OPTIONS = (
 )
 CELLS = 1  # the second sortable table: all cells under the first threat model
 LEAKAGE = "leakage, PSNR dB"
+REFUSED = "needs a gradient, and the update is a weight delta"
+FIRST = [
+    "rank", "model", "defence", "mask ratio", "setting", "verdict", LEAKAGE, "worst", "p95", "recognisable",
+    "against no defence, dB", "strongest attack",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +149,64 @@ def test_refused_cells_are_last_whichever_way(browser: webdriver.Chrome) -> None
     for _ in range(2):
         click(browser, heading(browser, LEAKAGE, place))
         texts = column(browser, LEAKAGE, place)
-        gaps = texts.count("")
-        assert gaps > 0
-        assert not any(texts[-gaps:])
+        gaps = sum(REFUSED in text for text in texts)
+        assert 0 < gaps < len(texts)
+        assert texts[-gaps:] == [REFUSED] * gaps
+
+
+def test_a_refused_row_says_why_in_one_line_and_its_details_say_all(browser: webdriver.Chrome) -> None:
+    refused = table(browser, 3).find_element(By.CSS_SELECTOR, "tbody tr.verdict-refused")
+    other = table(browser, 3).find_element(By.CSS_SELECTOR, "tbody tr:not(.verdict-refused)")
+    reason = refused.find_element(By.CSS_SELECTOR, ".why span")
+    assert reason.text == REFUSED
+    assert reason.size["width"] > 300
+    assert refused.size["height"] == other.size["height"] < 35
+    click(browser, refused.find_element(By.CSS_SELECTOR, "button.more"))
+    (panel,) = opened(browser)
+    assert panel.find_element(By.CSS_SELECTOR, "header + *").text == f"refused: {REFUSED}"
+
+
+def test_rows_are_one_line_high(browser: webdriver.Chrome) -> None:
+    heights = browser.execute_script(
+        "return [...document.querySelectorAll('table.sortable tbody tr')].map(row => row.offsetHeight)"
+    )
+    assert max(heights) < 35
+
+
+def test_standings_show_the_strongest_attack_on_a_laptop(browser: webdriver.Chrome) -> None:
+    names = [title(each) for each in headings(browser, 0)]
+    assert names[: len(FIRST)] == FIRST
+    last = headings(browser, 0)[len(FIRST) - 1]
+    browser.find_elements(By.CSS_SELECTOR, ".dt-search input")[0].send_keys("deit_small")
+    assert right_of(browser, last) <= right_of(browser, table(browser, 0).find_element(By.XPATH, ".."))
+
+
+def right_of(browser: webdriver.Chrome, element: WebElement) -> float:
+    return float(browser.execute_script("return arguments[0].getBoundingClientRect().right", element))
+
+
+@pytest.mark.parametrize("scrolled", [0, 400, 5000])
+def test_verdicts_stay_in_sight_on_a_phone(browser: webdriver.Chrome, scrolled: int) -> None:
+    show(browser, 420, "light")
+    for place in range(4):
+        box = table(browser, place).find_element(By.XPATH, "..")
+        browser.execute_script("arguments[0].scrollLeft = arguments[1]", box, scrolled)
+        button = box.find_element(By.CSS_SELECTOR, "button.more")
+        assert 0 <= button.rect["x"] < right_of(browser, button) <= 420
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center', inline: 'nearest'})", button)
+        button.click()
+        assert len(opened(browser)) == 1, "nothing lies over it"
+        press(browser, Keys.ESCAPE)
+
+
+def test_means_line_up_whatever_their_intervals(browser: webdriver.Chrome) -> None:
+    edges = browser.execute_script(
+        "return [...arguments[0].tBodies[0].rows].filter(row => !row.querySelector('.why'))"
+        ".map(row => row.querySelector('.interval').getBoundingClientRect().left)",
+        table(browser),
+    )
+    assert len(edges) > 50
+    assert max(edges) - min(edges) < 1
 
 
 def test_columns_sort_by_keyboard(browser: webdriver.Chrome) -> None:
@@ -220,10 +280,16 @@ def test_names_are_text_also_where_the_library_shows_them(browser: webdriver.Chr
     click(browser, heading(browser, "model").find_element(By.CSS_SELECTOR, ".dtcc-button_dropdown"))
     offered = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".dtcc-dropdown .dtcc-list-buttons button")]
     assert NASTY in offered
+    assert "deit_small" in offered
     assert browser.find_elements(By.CSS_SELECTOR, "img, table script, .dtcc-dropdown script") == []
     press(browser, Keys.ESCAPE)
     click(browser, more(browser))
     assert NASTY in opened(browser)[0].text
+
+
+def test_a_name_of_special_letters_is_filtered_by(browser: webdriver.Chrome) -> None:
+    choose(browser, "model", NASTY)
+    assert column(browser, "model") == [NASTY]
 
 
 def test_nothing_is_requested(browser: webdriver.Chrome) -> None:
@@ -235,16 +301,27 @@ def test_nothing_is_requested(browser: webdriver.Chrome) -> None:
     assert {url for url in urls if not url.startswith("data:")} == {browser.current_url}
 
 
-def test_only_tables_scroll_sideways_on_a_phone(browser: webdriver.Chrome) -> None:
+def test_only_tables_and_plots_scroll_sideways_on_a_phone(browser: webdriver.Chrome) -> None:
     show(browser, 420, "light")
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     wider = browser.execute_script(
         "return [...document.querySelectorAll('body *')]"
         ".filter(each => !each.closest('table, svg, pre, [popover]') && each.scrollWidth > each.clientWidth + 1"
         " && getComputedStyle(each).overflowX !== 'visible' && each.clientWidth > 0)"
-        ".map(each => each.querySelector('table') ? 'table' : each.outerHTML.slice(0, 80))"
+        ".map(each => each.querySelector('table') ? 'table' : each.matches('.wide') ? 'plot' : each.outerHTML)"
     )
-    assert set(wider) == {"table"}
+    assert set(wider) == {"table", "plot"}
+
+
+@pytest.mark.parametrize("width", [420, 1300])
+def test_letters_of_plots_are_large_enough_to_read(browser: webdriver.Chrome, width: int) -> None:
+    show(browser, width, "light")
+    heights = browser.execute_script(
+        "return [...document.querySelectorAll('.plots svg text')]"
+        ".map(each => [each.getScreenCTM(), parseFloat(getComputedStyle(each).fontSize)])"
+        ".map(([matrix, size]) => Math.hypot(matrix.a, matrix.b) * size)"
+    )
+    assert min(heights) >= 9
 
 
 # Relative luminance and contrast as WCAG 2 defines them.
@@ -267,7 +344,10 @@ return [...document.querySelectorAll(arguments[0])].slice(0, 60).map(element => 
 """
 
 
-READ = ("body", "h2", ".question", "thead th", "tbody td", "tr.dim td", "td.verdict", "figcaption", "dt", "button.more")
+READ = (
+    "body", "h2", ".question", "thead th", "tbody td", "tr.dim td", "td.verdict", "figcaption", "dt", "button.more",
+    ".interval", ".why span",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -16,14 +16,16 @@ from rich.console import Console
 
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.report import numbers
+from benchmarks.report.findings import LINES, NAIVE, findings, strongest
 from benchmarks.report.gallery import Gallery, Shown
 from benchmarks.report.latex import escaped, latex_text
 from benchmarks.report.page import page
 from benchmarks.report.plots import plots
 from benchmarks.report.publish import FORMATS, publish
-from benchmarks.report.rows import nearest_of_ours, reported_rows, sections, strongest
+from benchmarks.report.reported import nearest_of_ours, reported_rows
+from benchmarks.report.rows import sections
 from benchmarks.report.svg import inline, standalone
-from benchmarks.report.tables import csv_text, markdown_text, print_table
+from benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
 from tests.sample_board import NASTY, THREATS, nasty_entry, sample_board, sample_entry
 
 
@@ -152,6 +154,68 @@ def test_a_standing_shows_the_numbers_of_its_strongest_attack(board: Board) -> N
         assert strongest(board, standing).metrics["psnr"].mean == max(rivals)
 
 
+def test_a_jigsaw_that_shuffles_nothing_stands_among_the_cells_only(board: Board) -> None:
+    section = sections(board)[0]
+    names = [
+        [(row.values["defence"].text, row.values["setting"].text) for row in rows]
+        for rows in (section.standings, section.cells)
+    ]
+    assert [("jigsaw", "a") in found for found in names] == [False, True]
+    assert all(("jigsaw", setting) in names[0] for setting in "bc")
+
+
+def test_undefended_models_with_shuffled_pictures_are_marked(board: Board) -> None:
+    for section in sections(board):
+        for row in (*section.standings, *section.cells):
+            assert row.entry is not None
+            control = row.entry.defence == "none" and str(row.entry.setting) != "a"
+            assert (row.values["defence"].text == "none, shuffled") == control
+
+
+def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board: Board) -> None:
+    entries = {entry.id: entry for entry in board.entries}
+    lines = sections(board)[0].findings
+    assert len(lines) == 4, "jigsaw and mjp at three ratios; what has no defence is none"
+    assert lines[0].startswith("jigsaw at mask ratio 0.27 on deit_small"), "the one that leaks comes first"
+    (line,) = [line for line in lines if line.startswith("mjp at mask ratio 0.5 ")]
+    prefix = "gradient-deit_small-mjp-0.5-patch_embedding"
+    for setting in "abc":
+        entry = entries[f"{prefix}-{setting}"]
+        twin, floor = entries[str(entry.twin)], entries[str(entry.floor)]
+        shown = [f"{one.metrics['psnr'].mean:.1f}" for one in (entry, floor, twin)]
+        assert f"strongest attack patch_embedding recovers {shown[0]} dB in {setting}" in line
+        assert f"(grey guess {shown[1]} dB, without defence {shown[2]} dB): {verdict_in(board, entry)}" in line
+    assert line.endswith(NAIVE)
+
+
+def verdict_in(board: Board, entry: Entry) -> str:
+    return next(one.verdict for one in board.standings if strongest(board, one) == entry)
+
+
+def test_findings_name_naive_attacks_only_where_all_are(board: Board) -> None:
+    knows = [one.model_copy(update={"adapted": one.defence == "mjp"}) for one in board.standings]
+    lines = findings(board, knows)
+    assert {line.split()[0]: line.endswith(NAIVE) for line in lines} == {"jigsaw": True, "mjp": False}
+
+
+def test_findings_of_a_defence_that_no_attack_applies_to_say_so(board: Board) -> None:
+    refused = [entry for entry in board.entries if entry.verdict == "refused" and entry.defence == "mjp"]
+    mjp = [one for one in board.standings if one.threat == THREATS[1] and one.defence == "mjp"]
+    entry = refused[0]
+    standing = next(
+        one for one in mjp if (one.setting, one.mask_ratio) == (entry.setting, entry.mask_ratio)
+    ).model_copy(update={"strongest": entry.attack, "verdict": "refused", "attacks": 0})
+    (line,) = findings(board, [standing])
+    assert line.endswith(f": no attack applies in {entry.setting}")
+
+
+def test_many_findings_are_cut_and_counted() -> None:
+    whole = sample_board(pictures=3)
+    lines = sections(whole)[0].findings
+    assert len(lines) == LINES + 1
+    assert lines[-1] == "and 6 more below", "four on each of three models"
+
+
 def test_verdicts_are_counted_in_a_sentence(board: Board) -> None:
     section = sections(board)[0]
     counted = [int(number) for number in re.findall(r"\d+", section.summary)]
@@ -161,18 +225,21 @@ def test_verdicts_are_counted_in_a_sentence(board: Board) -> None:
 def test_reported_figures_stand_beside_ours_as_they_were_printed(board: Board) -> None:
     ours, none = reported_rows(board)
     assert ours.values["PSNR dB"].text == "10.34"
-    assert ours.values["nearest of ours"].text.startswith("deit_small, mjp, patch_embedding")
+    assert ours.values["MSE"].text == "0.0350", "its column has four digits"
+    assert ours.values["nearest of ours"].text.startswith("deit_small, mjp at mask ratio 0.1, patch_embedding")
     assert none.values["nearest of ours"].text == ""
     nearest = nearest_of_ours(board, board.reported[0])
     assert nearest is not None
     assert nearest.setting == board.reported[0].setting
 
 
-def test_the_attack_that_a_paper_names_is_nearest(board: Board) -> None:
-    named = board.reported[0].model_copy(update={"attack": "Gradient matching (DLG)"})
-    nearest = nearest_of_ours(board, named)
-    assert nearest is not None
-    assert nearest.attack == "gradient_matching", "although patch_embedding reveals more"
+def test_the_attack_of_breaching_is_nearest_to_a_paper_that_ran_it(board: Board) -> None:
+    weaker = next(entry for entry in board.entries if entry.defence == "mjp" and entry.attack == "gradient_matching")
+    ours = weaker.model_copy(update={"id": "ours", "attack": "april_min_norm"})
+    more = board.model_copy(update={"entries": (*board.entries, ours)})
+    named = board.reported[0].model_copy(update={"attack": "APRIL analytic attack (breaching)"})
+    assert nearest_of_ours(more, named) == ours, "although patch_embedding reveals more"
+    assert nearest_of_ours(board, named) == nearest_of_ours(board, board.reported[0])
 
 
 def test_markdown_tables_have_as_many_cells_as_headings(board: Board) -> None:
@@ -210,12 +277,29 @@ def test_latex_keeps_every_letter() -> None:
 @pytest.mark.parametrize("width", [100, 140, 200])
 def test_terminal_tables_fit_and_say_what_is_left_out(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), no_color=True)
-    print_table(sample_board(models=["deit_small"]), console)
+    whole = sample_board(models=["deit_small"])
+    few = {
+        one: [each for each in getattr(whole, one) if each.defence != "mjp" and each.threat == THREATS[0]]
+        for one in ("entries", "standings")
+    }
+    board = whole.model_copy(update=few)
+    assert len(board.entries) <= PRINTED
+    print_table(board, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "All cells" in text
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text, "nothing is cut"
     assert "Left out for want of width" in text
-    assert "withstood" in text
+    assert "recognisable" in text or width < 200
+
+
+def test_a_terminal_gets_the_standings_of_a_large_board(board: Board) -> None:
+    console = Console(width=120, file=io.StringIO(), no_color=True)
+    print_table(board, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "All cells" not in text
+    assert f"All {len(board.entries)} cells are in the report." in text
+    assert text.count("Standings") == 2
 
 
 def test_plots_have_titles_their_own_ids_and_no_black(board: Board) -> None:

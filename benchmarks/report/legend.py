@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Verdict
 from fedmjp.metrics import METRICS
+from fedmjp.threat import ThreatModel
 
 HEADINGS = {"psnr": "PSNR", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
 LEAKAGE_HEADING = "leakage, PSNR dB"
+AGAINST_HEADING = "against no defence, dB"
 
 VERDICTS: dict[Verdict, str] = {
     "leaks": "recovered more than a guess; if defended, no less than without the defence",
@@ -24,9 +26,18 @@ VERDICTS: dict[Verdict, str] = {
 def columns(board: Board) -> list[tuple[str, str]]:
     """What the columns hold that do not speak for themselves."""
     return [
+        (
+            "setting",
+            (
+                "a: the gradient of the picture is attacked, the reconstruction compared with the picture; b: the "
+                "gradient of the shuffled picture, compared with the shuffled picture; c: the gradient of the shuffled "
+                "picture, compared with the picture"
+            ),
+        ),
+        ("none, shuffled", "no defence, but shuffled pictures in the gradient: what shuffling alone does"),
         (LEAKAGE_HEADING, "mean over pictures and its 95 % interval; higher reveals more"),
         (
-            "against no defence, dB",
+            AGAINST_HEADING,
             "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of Wilcoxon's test",
         ),
         ("over grey, dB", "the same against a grey picture, which uses nothing of the upload"),
@@ -40,6 +51,16 @@ def columns(board: Board) -> list[tuple[str, str]]:
         ("attack s", "seconds per picture, on the hardware of the provenance"),
         ("upload", "size of one whole update in float32"),
     ]
+
+
+def threat_title(threat: ThreatModel) -> str:
+    """A threat model in a few words, for a heading: ``gradient of 1 picture, labels not told``."""
+    kind = "gradient"
+    if threat.update == "delta":
+        kind = f"weight delta after {threat.local_steps} {'step' if threat.local_steps == 1 else 'steps'}"
+    summed = "" if threat.individual_updates else "sum of the clients' updates, each a "
+    pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
+    return f"{summed}{kind} of {pictures}, labels {'told' if threat.labels_known else 'not told'}"
 
 
 def heading(name: str) -> str:

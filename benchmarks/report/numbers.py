@@ -28,8 +28,12 @@ def interval(statistics: Statistics, name: str) -> str:
 
 def difference(found: Difference) -> str:
     """``-3.2 (-4.1 to -2.3), p < 0.001``."""
-    bounds = "" if found.low is None or found.high is None else f" ({found.low:+.1f} to {found.high:+.1f})"
-    return f"{found.mean:+.1f}{bounds}{p_value(found.p_value)}"
+    return f"{found.mean:+.1f}{difference_interval(found)}{p_value(found.p_value)}"
+
+
+def difference_interval(found: Difference) -> str:
+    """The interval in brackets, with a space before it; nothing below two pictures."""
+    return "" if found.low is None or found.high is None else f" ({found.low:+.1f} to {found.high:+.1f})"
 
 
 def p_value(value: float | None) -> str:
@@ -39,9 +43,9 @@ def p_value(value: float | None) -> str:
     return f", p < {SMALLEST_P:g}" if value < SMALLEST_P else f", p = {value:.2g}"
 
 
-def share(found: Share) -> str:
-    """``40 % (21 to 63)``."""
-    return f"{found.share:.0%} ({100 * found.low:.0f} to {100 * found.high:.0f})".replace("%", " %", 1)
+def share_interval(found: Share) -> str:
+    """The interval of a share in percent, in brackets."""
+    return f" ({100 * found.low:.0f} to {100 * found.high:.0f})"
 
 
 def seconds(cost: Cost) -> str:

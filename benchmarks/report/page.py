@@ -13,12 +13,14 @@ from itables import options as itables_options
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
-from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.leaderboard.entries import Board, Entry, Standing
 from benchmarks.report import numbers
+from benchmarks.report.drawing import Plot
+from benchmarks.report.findings import strongest
 from benchmarks.report.gallery import Gallery
-from benchmarks.report.legend import HEADINGS, VERDICTS, columns, definitions
-from benchmarks.report.plots import Plot
-from benchmarks.report.rows import FILTERED, TEXT, Row, reported_rows, sections
+from benchmarks.report.legend import HEADINGS, LEAKAGE_HEADING, VERDICTS, columns, definitions
+from benchmarks.report.reported import reported_rows
+from benchmarks.report.rows import FILTERED, TEXT, Row, sections
 from benchmarks.report.svg import inline
 from benchmarks.report.tables import filled
 
@@ -82,7 +84,10 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
         headings=HEADINGS,
         text_columns=TEXT,
         filtered=FILTERED,
-        filled=filled,
+        leakage=LEAKAGE_HEADING,
+        columns_of=_columns,
+        widths=_widths,
+        standing_reasons=_standing_reasons(board),
         anchors={entry.id: f"entry-{place}" for place, entry in enumerate(board.entries)},
         galleries=galleries,
         pictures=list(pictures.found.values()),
@@ -124,6 +129,30 @@ def _verdict_class(row: Row) -> str:
     return f"verdict-{row.verdict.replace(' ', '-')}"
 
 
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """Columns of the page: reasons stand in the details, and so does a protocol that all rows share."""
+    alike = len({row.values["protocol"].text for row in rows if "protocol" in row.values}) == 1
+    return [name for name in filled(rows) if name != "reason" and not (name == "protocol" and alike)]
+
+
+def _widths(rows: Sequence[Row], names: Sequence[str]) -> dict[str, int]:
+    """Letters of the longest interval of each column, so that the numbers before them line up."""
+    return {name: max(len(row.values[name].interval) for row in rows) for name in names}
+
+
+def _standing_reasons(board: Board) -> dict[str, str]:
+    """What the standing that an entry decides says, where that is not what the entry says; by the entry's id."""
+    return {
+        strongest(board, standing).id: f"{standing.verdict}: {standing.reason}"
+        for standing in board.standings
+        if _differ(standing, strongest(board, standing))
+    }
+
+
+def _differ(standing: Standing, entry: Entry) -> bool:
+    return (standing.verdict, standing.reason) != (entry.verdict, entry.reason)
+
+
 def _missing_plots(plots: Sequence[Plot]) -> list[str]:
     needed = {"-utility": NO_UTILITY, "-mask-ratio": NO_RATIOS}
     return [reason for part, reason in needed.items() if not any(part in plot.name for plot in plots)]
@@ -133,8 +162,9 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     """What the table has no column for."""
     provenance = entry.provenance
     found = [
-        ("Verdict", f"{entry.verdict}: {entry.reason}"),
         ("Caveat", entry.caveat),
+        ("Against no defence, dB", numbers.difference(entry.over_twin) if entry.over_twin else ""),
+        ("Over grey, dB", numbers.difference(entry.over_floor) if entry.over_floor else ""),
         ("Weights", entry.weights if entry.weights == "untrained" else f"checkpoint {entry.weights}"),
         ("Accuracy", f"top-1 {entry.utility.top1:g} %, {entry.utility.source}" if entry.utility else ""),
         ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),

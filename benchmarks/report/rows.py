@@ -1,13 +1,14 @@
 """The tables of a leaderboard as rows of shown values, whatever they are then written as."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported, Standing, Verdict
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing, Verdict
 from benchmarks.report import numbers
-from benchmarks.report.legend import HEADINGS, LEAKAGE_HEADING, heading
+from benchmarks.report.findings import findings, repeats_undefended, strongest
+from benchmarks.report.legend import AGAINST_HEADING, HEADINGS, LEAKAGE_HEADING, threat_title
+from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
@@ -27,11 +28,21 @@ _COUNTED: dict[Verdict, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Value:
-    """One cell: its text, the number that it sorts by, and why it is empty where it is."""
+    """One cell: a number or name, what it sorts by, and why it is empty where it is.
 
-    text: str
+    ``interval`` stands behind the number, in brackets; ``test`` behind both, where no details follow.
+    """
+
+    main: str
     order: float | None = None
     why: str = ""
+    interval: str = ""
+    test: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return f"{self.main}{self.interval}{self.test}"
 
 
 @dataclass(frozen=True)
@@ -46,9 +57,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """What one threat model has to show."""
+    """What one threat model has to show: ``findings`` are sentences, ``summary`` counts the standings."""
 
     threat: ThreatModel
+    title: str
+    findings: tuple[str, ...]
     summary: str
     standings: tuple[Row, ...]
     cells: tuple[Row, ...]
@@ -56,15 +69,19 @@ class Section:
 
 def sections(board: Board) -> list[Section]:
     """One per threat model, in the order of the entries."""
-    return [
-        Section(
-            threat,
-            summary([standing for standing in board.standings if standing.threat == threat]),
-            tuple(_standing_row(board, standing) for standing in board.standings if standing.threat == threat),
-            tuple(_cell_row(board, entry) for entry in board.entries if entry.threat == threat),
-        )
-        for threat in threats(board)
-    ]
+    return [_section(board, threat, place) for place, threat in enumerate(threats(board), start=1)]
+
+
+def _section(board: Board, threat: ThreatModel, place: int) -> Section:
+    shown = [one for one in board.standings if one.threat == threat and not repeats_undefended(one)]
+    return Section(
+        threat,
+        f"Threat model {place}: {threat_title(threat)}",
+        tuple(findings(board, shown)),
+        summary(shown),
+        tuple(_standing_row(board, standing) for standing in shown),
+        tuple(_cell_row(board, entry) for entry in board.entries if entry.threat == threat),
+    )
 
 
 def threats(board: Board) -> list[ThreatModel]:
@@ -74,18 +91,6 @@ def threats(board: Board) -> list[ThreatModel]:
         if entry.threat not in found:
             found.append(entry.threat)
     return found
-
-
-def strongest(board: Board, standing: Standing) -> Entry:
-    """The entry that a standing is judged by."""
-    return next(entry for entry in board.entries if _judges(entry, standing))
-
-
-def _judges(entry: Entry, standing: Standing) -> bool:
-    return entry.attack == standing.strongest and all(
-        getattr(entry, key) == getattr(standing, key)
-        for key in ("threat", "origin", "setting", "protocol", "model", "weights", "defence", "mask_ratio")
-    )
 
 
 def summary(standings: Sequence[Standing]) -> str:
@@ -111,11 +116,13 @@ def _standing_row(board: Board, standing: Standing) -> Row:
     entry = strongest(board, standing)
     rank = "" if standing.rank is None else str(standing.rank)
     values = {
-        "rank": _number(standing.rank, rank, "this verdict has no rank"),
-        **_what(standing),
-        **_outcome(standing, entry),
+        "rank": number(standing.rank, rank, "this verdict has no rank"),
+        **_model(standing),
+        **_defence(standing),
+        **_leakage(entry),
+        AGAINST_HEADING: _difference(entry, "twin"),
         "strongest attack": Value(standing.strongest),
-        **_figures(entry),
+        **_circumstances(entry),
         "reason": Value(standing.reason),
     }
     return Row(values, entry, standing.verdict)
@@ -124,65 +131,73 @@ def _standing_row(board: Board, standing: Standing) -> Row:
 def _cell_row(board: Board, entry: Entry) -> Row:
     others = [name for name in board.metrics if name != LEAKAGE]
     values = {
-        **_what(entry),
+        **_model(entry),
         "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
-        **_outcome(entry, entry),
+        **_defence(entry),
+        **_leakage(entry),
+        AGAINST_HEADING: _difference(entry, "twin"),
         "over grey, dB": _difference(entry, "floor"),
-        "failed": Value(str(entry.failures), entry.failures),
-        **_figures(entry),
-        **{HEADINGS.get(name, name): _metric(entry, name) for name in others},
+        **_circumstances(entry),
+        **{HEADINGS.get(name, name): metric(entry, name) for name in others},
         "reason": Value(entry.reason),
     }
     return Row(values, entry, entry.verdict, dim=entry.role != "attack")
 
 
-def _what(row: Standing | Entry) -> dict[str, Value]:
+def _model(row: Standing | Entry) -> dict[str, Value]:
+    return {"model": Value(row.model), "origin": Value("" if row.origin == "reproduced" else row.origin)}
+
+
+def _defence(row: Standing | Entry) -> dict[str, Value]:
+    """An undefended model whose pictures were shuffled shows what shuffling does without the defence's training."""
+    control = row.defence == "none" and row.setting is not Setting.A
     return {
-        "model": Value(row.model),
-        "origin": Value("" if row.origin == "reproduced" else row.origin),
-        "defence": Value(row.defence),
+        "defence": Value("none, shuffled" if control else row.defence),
         "mask ratio": Value(f"{row.mask_ratio:g}", row.mask_ratio),
-    }
-
-
-def _outcome(row: Standing | Entry, entry: Entry) -> dict[str, Value]:
-    return {
         "setting": Value(str(row.setting)),
         "verdict": Value(row.verdict),
-        LEAKAGE_HEADING: _metric(entry, LEAKAGE),
-        "against no defence, dB": _difference(entry, "twin"),
-        "weights": Value(numbers.weights(row.weights)),
-        "protocol": Value(row.protocol),
     }
 
 
-def _figures(entry: Entry) -> dict[str, Value]:
-    recognisable = entry.recognisable
+def _leakage(entry: Entry) -> dict[str, Value]:
+    found = entry.recognisable
+    return {
+        LEAKAGE_HEADING: metric(entry, LEAKAGE),
+        "worst": _statistic(entry, "worst"),
+        "p95": _statistic(entry, "p95"),
+        "recognisable": Value(
+            f"{found.share:.0%}".replace("%", " %"), found.share, interval=numbers.share_interval(found)
+        )
+        if found
+        else Value("", why=_no_score(entry)),
+    }
+
+
+def _circumstances(entry: Entry) -> dict[str, Value]:
     top1 = entry.utility.top1 if entry.utility else None
     return {
+        "top-1 %": number(top1, f"{top1:.1f}" if top1 is not None else "", "no accuracy is known for these weights"),
+        "weights": Value(numbers.weights(entry.weights)),
+        "protocol": Value(entry.protocol),
+        "attack s": number(entry.cost.attack_seconds, numbers.seconds(entry.cost), "not timed"),
+        "upload": number(entry.cost.upload_bytes, numbers.size(entry.cost), "not known"),
         "n": Value(str(entry.n), entry.n),
-        "p95": _statistic(entry, "p95"),
-        "worst": _statistic(entry, "worst"),
-        "recognisable": _number(
-            recognisable.share if recognisable else None,
-            numbers.share(recognisable) if recognisable else "",
-            _no_score(entry),
-        ),
-        "top-1 %": _number(top1, f"{top1:.1f}" if top1 is not None else "", "no accuracy is known for these weights"),
-        "attack s": _number(entry.cost.attack_seconds, numbers.seconds(entry.cost), "not timed"),
-        "upload": _number(entry.cost.upload_bytes, numbers.size(entry.cost), "not known"),
+        "failed": Value(str(entry.failures), entry.failures),
     }
 
 
-def _number(order: float | None, text: str, why: str) -> Value:
+def number(order: float | None, text: str, why: str) -> Value:
+    """A number as it is shown, or why there is none."""
     return Value("", None, why) if order is None else Value(text, order)
 
 
-def _metric(entry: Entry, name: str) -> Value:
+def metric(entry: Entry, name: str) -> Value:
+    """A metric's mean with its interval, or why there is none."""
     statistics = entry.metrics.get(name)
     if statistics is None:
         return Value("", None, _no_score(entry))
-    return Value(numbers.mean(statistics, name), statistics.mean, "" if statistics.low is not None else NO_INTERVAL)
+    interval = numbers.interval(statistics, name)
+    return Value(numbers.score(statistics.mean, name), statistics.mean, "" if interval else NO_INTERVAL, interval)
 
 
 def _statistic(entry: Entry, name: str) -> Value:
@@ -195,7 +210,12 @@ def _statistic(entry: Entry, name: str) -> Value:
 def _difference(entry: Entry, of: str) -> Value:
     found = entry.over_twin if of == "twin" else entry.over_floor
     if found:
-        return Value(numbers.difference(found), found.mean)
+        return Value(
+            f"{found.mean:+.1f}",
+            found.mean,
+            interval=numbers.difference_interval(found),
+            test=numbers.p_value(found.p_value),
+        )
     if of == "twin" and entry.defence == "none":
         return Value("", None, "not defended")
     return Value("", None, f"nothing to compare with: no scored {'undefended twin' if of == 'twin' else 'grey guess'}")
@@ -203,78 +223,3 @@ def _difference(entry: Entry, of: str) -> Value:
 
 def _no_score(entry: Entry) -> str:
     return entry.reason if not entry.n else "not computed"
-
-
-def reported_rows(board: Board) -> list[Row]:
-    """A paper's figures, each with the nearest of ours named and measured beside it."""
-    names = reported_metrics(board)
-    return [_reported_row(board, row, names) for row in board.reported]
-
-
-def reported_metrics(board: Board) -> list[str]:
-    """Metrics that some reported row has, in the order in which they appear."""
-    return list(dict.fromkeys(name for row in board.reported for name in row.metrics))
-
-
-def _reported_row(board: Board, row: Reported, names: Sequence[str]) -> Row:
-    nearest = nearest_of_ours(board, row)
-    values = {
-        "source": Value(row.source),
-        "row": Value(row.row),
-        "model": Value(row.model),
-        "defence": Value(row.defence),
-        "attack": Value(row.attack),
-        "setting": Value(str(row.setting)),
-        "n": Value(str(row.n), row.n),
-        "top-1 %": _number(row.top1, f"{row.top1}", "not reported"),
-        **{heading(name): _number(row.metrics.get(name), _reported(row, name), "not reported") for name in names},
-        "nearest of ours": Value(_named(nearest) if nearest else "", why="nothing of ours comes near"),
-        **{f"ours: {heading(name)}": _ours(nearest, name) for name in names},
-        "differs": Value(row.differs),
-    }
-    return Row(values, nearest, "")
-
-
-def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
-    """The entry that comes nearest a reported row: same setting and defence, the model that it names.
-
-    The attack of the same name if it was run, and otherwise the one that revealed most.
-    """
-    candidates = [
-        entry
-        for entry in board.entries
-        if (entry.model, entry.setting) == (row.compares_with, row.setting)
-        and entry.defence == row.defence.casefold()
-        and entry.role == "attack"
-        and LEAKAGE in entry.metrics
-    ]
-    return max(
-        candidates,
-        key=lambda entry: (_shared_name(entry.attack, row.attack), entry.metrics[LEAKAGE].mean),
-        default=None,
-    )
-
-
-def _shared_name(ours: str, theirs: str) -> int:
-    """Words of our attack's name, if the paper's holds them all: ``breaching_april`` is in "APRIL (breaching)"."""
-    words = _words(ours)
-    return len(words) if words <= _words(theirs) else 0
-
-
-def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", name.casefold()))
-
-
-def _named(entry: Entry) -> str:
-    return f"{entry.model}, {entry.defence}, {entry.attack}, {numbers.weights(entry.weights)}, n = {entry.n}"
-
-
-def _reported(row: Reported, name: str) -> str:
-    # As printed there: never rounded by us.
-    return f"{row.metrics[name]:g}" if name in row.metrics else ""
-
-
-def _ours(entry: Entry | None, name: str) -> Value:
-    if entry is None:
-        return Value("", None, "nothing of ours comes near")
-    return _metric(entry, name)

@@ -6,7 +6,7 @@ from html import escape
 
 import matplotlib as mpl
 
-from benchmarks.report.plots import STYLE, Plot
+from benchmarks.report.drawing import STYLE, Plot
 
 NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # so that bytes repeat
 

@@ -15,7 +15,8 @@ from tabulate import tabulate
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics
 from benchmarks.report.legend import VERDICTS, columns
-from benchmarks.report.rows import TEXT, Row, reported_rows, sections
+from benchmarks.report.reported import reported_rows
+from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
 
 # What a narrow terminal can do without, in this order.
@@ -23,6 +24,8 @@ DISPENSABLE = (
     "protocol", "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "SSIM",
     "worst", "recognisable", "failed", "weights", "against no defence, dB", "strongest attack", "mask ratio",
 )  # fmt: skip
+PRINTED = 40  # entries up to which a terminal gets all cells
+NAMED = 4  # columns that are named as left out
 GAP = 2  # between columns of a terminal table
 NESTED: dict[str, type[Config]] = {"over_floor": Difference, "over_twin": Difference, "recognisable": Share}
 
@@ -70,7 +73,9 @@ def markdown_text(board: Board) -> str:
     parts = [f"# {_escaped(board.title)}", _escaped(board.question)]
     for section in sections(board):
         parts += [
-            f"## {_escaped(section.threat.sentence())}",
+            f"## {_escaped(section.title)}",
+            _escaped(section.threat.sentence()),
+            *(["\n".join(f"- {_escaped(line)}" for line in section.findings)] if section.findings else []),
             _escaped(section.summary),
             "### Standings",
             _markdown(section.standings),
@@ -116,18 +121,33 @@ def filled(rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(board: Board, console: Console) -> None:
-    """Standings and cells per threat model. A terminal that is too narrow gets fewer columns, and is told."""
+    """Standings per threat model, and the cells of a small board.
+
+    A terminal that is too narrow gets fewer columns, and is told.
+    """
+    whole = len(board.entries) <= PRINTED
     left_out: dict[str, None] = {}
     for section in sections(board):
-        console.print(f"{section.threat.sentence()} {section.summary}\n", markup=False, highlight=False)
-        tables = {
-            "Standings, rank 1 leaks least": (section.standings, ("setting",)),
-            "All cells": (section.cells, ("model", "defence", "mask ratio")),
+        lines = [f"{section.title}.", section.threat.sentence(), *section.findings, section.summary, ""]
+        console.print("\n".join(lines), markup=False, highlight=False)
+        tables: dict[str, tuple[Sequence[Row], Sequence[str]]] = {
+            "Standings, rank 1 leaks least": (section.standings, ("setting",))
         }
+        if whole:
+            tables["All cells"] = (section.cells, ("model", "defence", "mask ratio"))
         for title, (rows, grouped) in tables.items():
             left_out |= dict.fromkeys(_print(title, rows, grouped, console))
+    if not whole:
+        console.print(f"All {len(board.entries)} cells are in the report.", highlight=False)
     if left_out:
-        console.print(f"Left out for want of width: {'; '.join(left_out)}. The report has every column.\n")
+        console.print(f"Left out for want of width: {_few(list(left_out))}. The report has every column.\n")
+
+
+def _few(names: Sequence[str]) -> str:
+    """The last are those that a reader misses most."""
+    missed = names[::-1][:NAMED]
+    more = len(names) - len(missed)
+    return ", ".join(missed) + (f" and {more} more" if more else "")
 
 
 def _print(title: str, rows: Sequence[Row], grouped: Sequence[str], console: Console) -> list[str]:

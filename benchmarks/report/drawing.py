@@ -1,0 +1,155 @@
+"""What the plots share: colours, scales, legends."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.report import numbers
+from benchmarks.report.findings import repeats_undefended, strongest
+from fedmjp.threat import ThreatModel
+
+# Okabe and Ito's colours that keep a contrast of 3:1 on white and on near black.
+DEFENCE_COLOURS = {"none": "#d55e00", "jigsaw": "#009e73", "mjp": "#0072b2"}
+REFERENCE = "#808080"
+CEILING = 60.0  # dB: above it a picture is recovered exactly, whatever the number
+SPARSE = 30  # dB from which a narrow axis has a tick every 20
+CEILING_TICK = f"{CEILING:g}+"
+CEILING_NOTE = f"Values of more than {CEILING:g} dB, which are exact to the eye, are drawn at {CEILING:g}."
+WIDTH_INCHES = 7.4
+LETTERS = 34  # of a label, before it is cut
+HANDLE_INCHES = 0.5
+LETTER_INCHES = 0.068
+LEAKAGE_LABEL = "leakage, PSNR in dB"
+DASHED: Any = {"color": "black", "linewidth": 0.8, "linestyle": "--"}
+DOTTED: Any = {"color": REFERENCE, "linewidth": 1.4, "linestyle": ":"}
+STYLE: Any = {
+    "svg.hashsalt": "fedmjp",
+    "svg.fonttype": "none",  # text stays text: searchable, and in the reader's own font
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "path.simplify": False,  # or dots that are short strokes would be merged
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, its file name, the threat model, a title, and what it shows in words."""
+
+    name: str
+    threat: ThreatModel
+    title: str
+    caption: str
+    figure: Figure
+
+
+def judging(board: Board, threat: ThreatModel) -> list[Entry]:
+    """The strongest attack on each defended model, per setting; those with a score."""
+    found = [strongest(board, standing) for standing in board.standings if standing.threat == threat]
+    return [entry for entry in found if entry.leakage and not repeats_undefended(entry)]
+
+
+def by_model(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Entries of one model with one set of weights each, scored alike."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault((entry.model, entry.weights, entry.protocol), []).append(entry)
+    return list(found.values())
+
+
+def name_of(entry: Entry) -> str:
+    """Model, weights and protocol."""
+    return f"{entry.model} ({numbers.weights(entry.weights)}, scored as {entry.protocol})"
+
+
+def floors(entries: Sequence[Entry]) -> dict[str, float]:
+    """Leakage of the grey guess, by setting."""
+    return {str(entry.setting): entry.metrics[LEAKAGE].mean for entry in entries if entry.role == "floor"}
+
+
+def defence_name(name: str) -> str:
+    """What a legend says."""
+    return "no defence" if name == "none" else name
+
+
+def plain(text: str) -> str:
+    """Text without mathematics, which matplotlib would read between dollars, and not too long."""
+    shown = text if len(text) <= LETTERS else f"{text[: LETTERS - 3]}..."
+    return shown.replace("$", r"\$")
+
+
+def capped(value: float) -> float:
+    """A leakage as it is drawn."""
+    return min(value, CEILING)
+
+
+def facets(entries: Sequence[Entry], height: float) -> tuple[Figure, dict[str, Axes]]:
+    """A row of axes with the same scales, one per setting."""
+    settings = sorted({str(entry.setting) for entry in entries})
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    row = figure.subplots(1, len(settings), sharey=True, sharex=True, squeeze=False)[0]
+    found = dict(zip(settings, row, strict=True))
+    for setting, axes in found.items():
+        axes.set_title(f"setting {setting}")
+    return figure, found
+
+
+def leakage_scale(axes: Axes, values: Iterable[float], axis: str) -> None:
+    """Tens or twenties, from the lowest value to the ceiling at most."""
+    found = [capped(value) for value in values]
+    low, high = 10 * (min(found) // 10), min(CEILING, 10 * (max(found) // 10 + 1))
+    low = min(low, high - 10)
+    step = 20 if axis == "x" and high - low > SPARSE else 10
+    ticks = [high - step * place for place in range(int((high - low) / step) + 1)]
+    labels = [CEILING_TICK if tick == CEILING else f"{tick:g}" for tick in ticks]
+    margin = 0.04 * (high - low)
+    if axis == "x":
+        axes.set(xticks=ticks, xticklabels=labels, xlim=(low - margin, high + margin), xlabel=LEAKAGE_LABEL)
+    else:
+        axes.set(yticks=ticks, yticklabels=labels, ylim=(low - margin, high + margin))
+
+
+def defence_handles(entries: Sequence[Entry]) -> list[Line2D]:
+    """What the colours of the entries mean."""
+    present = {entry.defence for entry in entries}
+    return [
+        Line2D([], [], color=colour, linewidth=4, label=defence_name(name))
+        for name, colour in DEFENCE_COLOURS.items()
+        if name in present
+    ]
+
+
+def reference_handles(board: Board, *, with_floor: bool) -> list[Line2D]:
+    """The lines that the plots are read against."""
+    grey = [Line2D([], [], **DOTTED, label="grey guess")] if with_floor else []
+    return [*grey, Line2D([], [], **DASHED, label=f"recognisable, {board.recognisable_at:g} dB")]
+
+
+def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """One row where it fits, and otherwise columns of the width of the longest name."""
+    widths = [HANDLE_INCHES + LETTER_INCHES * len(str(handle.get_label())) for handle in handles]
+    fits = sum(widths) <= figure.get_figwidth()
+    columns = len(handles) if fits else max(1, int(figure.get_figwidth() / max(widths)))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+
+
+def interval_of(entry: Entry) -> tuple[float, float]:
+    """The interval of the mean as it is drawn; no length below two pictures."""
+    found = entry.metrics[LEAKAGE]
+    low = found.mean if found.low is None else found.low
+    high = found.mean if found.high is None else found.high
+    return capped(low), capped(high)

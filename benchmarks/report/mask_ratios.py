@@ -1,0 +1,101 @@
+"""Plot of leakage against mask ratio: the strongest attack on each defence, with its interval."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.report.drawing import (
+    CEILING_NOTE,
+    DASHED,
+    DEFENCE_COLOURS,
+    DOTTED,
+    LEAKAGE_LABEL,
+    Plot,
+    by_model,
+    capped,
+    defence_handles,
+    facets,
+    floors,
+    interval_of,
+    judging,
+    leakage_scale,
+    legend,
+    name_of,
+    reference_handles,
+)
+from fedmjp.threat import ThreatModel
+
+HEIGHT_INCHES = 3.2
+DODGE = 0.012  # between defences at one ratio, of the axis
+MARKERS = {"none": "o", "jigsaw": "s", "mjp": "D"}
+
+
+def mask_ratios(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
+    """One figure per model of which some setting saw two ratios or more."""
+    caption = (
+        "against the share of patches that are shuffled or masked: the strongest attack on each defence, mean and 95 % "
+        "interval. Where there is no defence, pictures are only shuffled. The dotted line is the grey guess. "
+        f"{CEILING_NOTE}"
+    )
+    return [
+        Plot(
+            f"{prefix}-mask-ratio-{place}",
+            threat,
+            f"Leakage against mask ratio, {name_of(entries[0])}",
+            f"Leakage of {name_of(entries[0])} {caption}",
+            _figure(board, threat, entries),
+        )
+        for place, entries in enumerate(by_model(judging(board, threat)), start=1)
+        if _has_ratios(entries)
+    ]
+
+
+def _has_ratios(entries: Sequence[Entry]) -> bool:
+    return any(
+        len({entry.mask_ratio for entry in entries if (entry.defence, entry.setting) == found}) > 1
+        for found in {(entry.defence, entry.setting) for entry in entries}
+    )
+
+
+def _figure(board: Board, threat: ThreatModel, entries: Sequence[Entry]) -> Figure:
+    references = [e for e in board.entries if e.threat == threat and e.leakage and e.model == entries[0].model]
+    guesses = floors([entry for entry in references if entry.protocol == entries[0].protocol])
+    figure, columns = facets(entries, HEIGHT_INCHES)
+    ends = [end for entry in entries for end in interval_of(entry)]
+    for setting, axes in columns.items():
+        for place, defence in enumerate(DEFENCE_COLOURS):
+            line = [entry for entry in entries if entry.setting == setting and entry.defence == defence]
+            _line(axes, sorted(line, key=lambda entry: entry.mask_ratio), DODGE * (place - 1))
+        axes.axhline(board.recognisable_at, **DASHED)
+        if setting in guesses:
+            axes.axhline(guesses[setting], **DOTTED)
+        leakage_scale(axes, [*ends, *guesses.values(), board.recognisable_at], "y")
+        axes.set_xlabel("mask ratio")
+    next(iter(columns.values())).set_ylabel(LEAKAGE_LABEL)
+    legend(figure, [*defence_handles(entries), *reference_handles(board, with_floor=bool(guesses))])
+    return figure
+
+
+def _line(axes: Axes, entries: Sequence[Entry], shift: float) -> None:
+    if not entries:
+        return
+    defence = entries[0].defence
+    means = [capped(entry.metrics[LEAKAGE].mean) for entry in entries]
+    ends = [interval_of(entry) for entry in entries]
+    errors = [
+        [mean - low for mean, (low, _) in zip(means, ends, strict=True)],
+        [high - mean for mean, (_, high) in zip(means, ends, strict=True)],
+    ]
+    axes.errorbar(
+        [entry.mask_ratio + shift for entry in entries],
+        means,
+        errors,
+        color=DEFENCE_COLOURS[defence],
+        marker=MARKERS[defence],
+        markersize=4.5,
+        linewidth=1.4,
+        elinewidth=1.2,
+        capsize=2.5,
+    )

@@ -1,0 +1,78 @@
+"""Rows of a paper's table, as printed there, each with the nearest of ours beside it."""
+
+from collections.abc import Sequence
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
+from benchmarks.report import numbers
+from benchmarks.report.legend import heading
+from benchmarks.report.rows import Row, Value, metric, number
+from fedmjp.settings import Setting
+
+BREACHING = "april_min_norm"  # computes what breaching's analytic attack does
+NONE_NEAR = "nothing of ours comes near"
+
+
+def reported_rows(board: Board) -> list[Row]:
+    """A paper's figures, each with the nearest of ours named and measured beside it."""
+    names = list(dict.fromkeys(name for row in board.reported for name in row.metrics))
+    return [_row(board, row, names) for row in board.reported]
+
+
+def _row(board: Board, row: Reported, names: Sequence[str]) -> Row:
+    nearest = nearest_of_ours(board, row)
+    values = {
+        "source": Value(row.source),
+        "row": Value(row.row),
+        "model": Value(row.model),
+        "defence": Value(row.defence),
+        "attack": Value(row.attack),
+        "setting": Value(str(row.setting)),
+        "n": Value(str(row.n), row.n),
+        "top-1 %": number(row.top1, f"{row.top1}", "not reported"),
+        **{heading(name): _printed(board, row, name) for name in names},
+        "nearest of ours": Value(_named(nearest) if nearest else "", why=NONE_NEAR),
+        **{f"ours: {heading(name)}": metric(nearest, name) if nearest else Value("", why=NONE_NEAR) for name in names},
+        "differs": Value(row.differs),
+    }
+    return Row(values, nearest, "")
+
+
+def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
+    """The entry that comes nearest a reported row: the model that it names, same setting and defence.
+
+    The paper's attack before others. In setting a nothing is shuffled there: the smaller our mask ratio,
+    the nearer. Then the one that revealed most.
+    """
+    candidates = [
+        entry
+        for entry in board.entries
+        if (entry.model, entry.setting) == (row.compares_with, row.setting)
+        and entry.defence == row.defence.casefold()
+        and entry.role == "attack"
+        and LEAKAGE in entry.metrics
+    ]
+    return max(candidates, key=lambda entry: _nearness(entry, row), default=None)
+
+
+def _nearness(entry: Entry, row: Reported) -> tuple[bool, float, float]:
+    same_attack = "breaching" in row.attack.casefold() and entry.attack == BREACHING
+    shuffled = entry.mask_ratio if row.setting is Setting.A else 0.0
+    return same_attack, -shuffled, entry.metrics[LEAKAGE].mean
+
+
+def _named(entry: Entry) -> str:
+    defence = entry.defence if entry.defence == "none" else f"{entry.defence} at mask ratio {entry.mask_ratio:g}"
+    return f"{entry.model}, {defence}, {entry.attack}, {numbers.weights(entry.weights)}, n = {entry.n}"
+
+
+def _printed(board: Board, row: Reported, name: str) -> Value:
+    """Never rounded by us; with the zeros at the end that JSON lost: a paper prints a column to equal decimals."""
+    if name not in row.metrics:
+        return Value("", why="not reported")
+    column = [other.metrics[name] for other in board.reported if other.source == row.source and name in other.metrics]
+    value = row.metrics[name]
+    return Value(f"{value:.{max(map(_decimals, column))}f}", value)
+
+
+def _decimals(value: float) -> int:
+    return len(f"{value:.10f}".rstrip("0").partition(".")[2])
