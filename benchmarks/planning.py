@@ -22,6 +22,7 @@ from fedmjp.settings import Setting
 DECISIVE = (
     "torch", "torchvision", "timm", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy", "pillow",
 )  # fmt: skip
+READABLE = 60  # letters of a picture's name in the names of its files
 Batches = Sequence[tuple[PictureEntry, ...]]
 
 
@@ -172,4 +173,6 @@ def _stem(experiment: Experiment, cell: Cell, entry: PictureEntry, batch: tuple[
     federation = experiment.federation
     mates = " ".join(mate.sha256 for mate in batch)
     apart = f"{entry.name} {mates} {federation.seed} {federation.mask_ratio} {cell.weights} {cell.threat.digest()}"
-    return f"{entry.name.replace('/', '_')}-{hashlib.sha256(apart.encode()).hexdigest()[:8]}"
+    # The end of a name tells most; a file name must not be longer than file systems take.
+    readable = entry.name.replace("/", "_")[-READABLE:]
+    return f"{readable}-{hashlib.sha256(apart.encode()).hexdigest()[:12]}"

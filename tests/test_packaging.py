@@ -63,6 +63,7 @@ def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Pat
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if name.endswith(".py")}
     assert packages == {*PACKAGES, "benchmarks"}
-    assert "benchmarks/report/page.html.jinja" in names
+    assert {"benchmarks/report/page.html.jinja", "benchmarks/report/page.css"} <= set(names)
+    assert {"benchmarks/leaderboard/reported/mjp_table5.json", "benchmarks/campaigns/smoke.yaml"} <= set(names)
     assert {"attacks/natural_patches.safetensors", "attacks/natural_patches.json"} <= set(names)
     assert not any(name.startswith(("tests", "results")) for name in names)

@@ -40,9 +40,9 @@ def show(
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show kept pictures on the page.")] = True,
     database: Annotated[str, typer.Option(envvar="FEDMJP_DATABASE", help="postgresql://..., as in the run.")] = "",
 ) -> None:
-    """Make tables and page from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
+    """Make tables, page and manifest from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
     from benchmarks.ledger import Ledger
-    from benchmarks.output import OutputFolder
+    from benchmarks.output import OutputFolder, write_json
     from benchmarks.report.publish import publish
     from benchmarks.report.render import board_in, gallery_in
     from benchmarks.report.tables import print_table
@@ -58,6 +58,7 @@ def show(
     target.mkdir(parents=True, exist_ok=True)
     gallery = gallery_in(ledger, store, board, results) if pictures else None
     written = publish(board, target, formats=chosen, pictures=gallery)
+    write_json(target / "manifest.json", board.about)
     print_table(board, console)
     console.print(f"Written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
 
