@@ -115,6 +115,12 @@ def test_html_shows_names_as_they_are_and_loads_nothing(folder: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_html_says_beside_the_table_what_differs_in_a_paper(board: Board, folder: Path) -> None:
+    text = (folder / "leaderboard.html").read_text()
+    for row in board.reported:
+        assert f"<li><b>{row.row}</b>, {row.source}: {row.differs}</li>" in text
+
+
 def test_html_says_why_there_are_no_pictures(folder: Path) -> None:
     assert "may be passed on" in (folder / "leaderboard.html").read_text()
 

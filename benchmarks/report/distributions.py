@@ -75,6 +75,7 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
     guesses = floors(entries)
     figure, columns = facets(attacks, height=1.2 + ROW_INCHES * len(labels))
     values = [value for entry in attacks for value in entry.leakage.values()]
+    values += [entry.metrics[LEAKAGE].median for entry in bounds]
     for setting, axes in columns.items():
         for entry in attacks:
             if entry.setting == setting:

@@ -31,6 +31,9 @@ NO_GALLERY = (
 NO_UTILITY = "No plot of privacy against utility: no accuracy is known for the weights that were attacked."
 NO_RATIOS = "No plot of leakage against mask ratio: no model was attacked at two ratios or more."
 
+SENTENCES = ("reason", "differs")  # columns that would make rows high
+SHARED = ("protocol", "source")  # columns of interest only where rows are not alike
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -80,6 +83,7 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
         board=board,
         sections=sections(board),
         reported=reported_rows(board),
+        differences=_differences(board),
         numbers=numbers,
         headings=HEADINGS,
         text_columns=TEXT,
@@ -130,9 +134,18 @@ def _verdict_class(row: Row) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """Columns of the page: reasons stand in the details, and so does a protocol that all rows share."""
-    alike = len({row.values["protocol"].text for row in rows if "protocol" in row.values}) == 1
-    return [name for name in filled(rows) if name != "reason" and not (name == "protocol" and alike)]
+    """Columns of the page, without sentences and without what all rows share: that stands beside the table."""
+    shown = filled(rows)
+    shared = [name for name in SHARED if name in shown and len({row.values[name].text for row in rows}) == 1]
+    return [name for name in shown if name not in (*SENTENCES, *shared)]
+
+
+def _differences(board: Board) -> dict[str, list[str]]:
+    """The rows of papers by what differs there from ours, each with its source."""
+    found: dict[str, list[str]] = {}
+    for row in board.reported:
+        found.setdefault(f"{row.source}: {row.differs}", []).append(row.row)
+    return found
 
 
 def _widths(rows: Sequence[Row], names: Sequence[str]) -> dict[str, int]:
