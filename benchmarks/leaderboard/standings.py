@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.leaderboard.entries import LEAKAGE, Entry, Standing
 from benchmarks.leaderboard.verdicts import LEAKING, Judgement
+from fedmjp.settings import Setting
 
 RANKED = (*sorted(LEAKING), "withstood")
 
@@ -22,12 +23,17 @@ def standings(entries: Iterable[Entry]) -> list[Standing]:
     """By threat model, setting and protocol: ranked ones, the least leaking first, then the others."""
     groups: dict[Any, list[Entry]] = {}
     for entry in entries:
-        if entry.role == "attack":
+        if entry.role == "attack" and not _shuffles_nothing(entry):
             groups.setdefault(_group(entry), []).append(entry)
     tables: dict[Any, list[_Judged]] = {}
     for group in groups.values():
         tables.setdefault(_table(group[0]), []).append(_judged(group))
     return [standing for table in sorted(tables) for standing in _ranked(tables[table])]
+
+
+def _shuffles_nothing(entry: Entry) -> bool:
+    """A jigsaw on a clean picture is no defence: the undefended model has that row."""
+    return entry.defence == "jigsaw" and entry.setting is Setting.A
 
 
 def _group(entry: Entry) -> tuple[Any, ...]:

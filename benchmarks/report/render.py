@@ -6,11 +6,11 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
+from benchmarks.experiment import Plan
 from benchmarks.leaderboard.admission import submitted
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board
 from benchmarks.leaderboard.reported import reported_in
-from benchmarks.experiment import Plan
 from benchmarks.ledger import Ledger
 from benchmarks.output import OutputFolder, write_json
 from benchmarks.report.figure import write_figure
