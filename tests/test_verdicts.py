@@ -32,9 +32,9 @@ def test_a_defended_cell_near_the_guess_has_withstood():
     assert found.reason == "12.6 dB, 0.1 dB over grey (-0.1 to 0.3); without the defence 80.0 dB"
 
 
-def test_withstood_by_a_naive_attack_says_that_it_is_no_evidence():
+def test_a_naive_attack_that_failed_says_that_it_is_no_evidence():
     found = entry(defended(), grey(), *TWIN)
-    assert found.verdict == "withstood"
+    assert found.verdict == "naive attack failed"
     assert found.reason.endswith("the attack does not know the defence, so this is no evidence of protection")
 
 
@@ -58,7 +58,7 @@ def test_not_recovered_if_the_signed_ranks_are_not_significant():
     assert "does not exclude 1 dB" in found.reason
 
 
-@pytest.mark.parametrize(("victim", "verdict"), [(19.9, "withstood"), (20.1, "reduced")])
+@pytest.mark.parametrize(("victim", "verdict"), [(19.9, "naive attack failed"), (20.1, "reduced")])
 def test_one_exposed_picture_is_a_leak_however_low_the_mean(victim, verdict):
     found = entry(defended(victim, *near(9)[1:]), grey(), *TWIN)
     assert found.over_floor.mean < 0
@@ -149,7 +149,7 @@ def test_undefended(leakage, verdict):
 
 def test_shuffling_alone_is_judged_like_a_defence():
     rows = (Row(cell(defence="none", setting="c"), near(12.6)), grey("none", "c"), *TWIN)
-    assert entry(*rows).verdict == "withstood"
+    assert entry(*rows).verdict == "naive attack failed"
     assert entry(*rows).twin == board(*rows).entries[2].id
 
 

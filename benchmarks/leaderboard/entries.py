@@ -32,7 +32,8 @@ SHOWN = 3  # errors of a file that is read
 Verdict = Literal[
     "leaks",  # recovered more than a guess; defended: no less than without the defence
     "reduced",  # defended: recovered more than a guess, but less than without the defence
-    "withstood",  # defended: these attacks recovered no more than a guess, although they do without the defence
+    "withstood",  # defended: an attack that knows the defence recovered no more than a guess, though it does without it
+    "naive attack failed",  # the same of an attack that does not know the defence: no evidence of protection
     "inconclusive",  # nothing follows: the twin is missing or does not leak, or pictures are too few to tell
     "no leak seen",  # undefended: this attack recovered no more than a guess
     "incomplete",  # trials are missing, or more than a twentieth failed

@@ -93,7 +93,7 @@ def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) 
     incomplete = [entry for entry in ran if entry.verdict == "incomplete"]
     for entry in leaking + incomplete:
         return _said_by(entry, strongest)
-    if strongest.verdict == "withstood":
+    if strongest.verdict in ("withstood", "naive attack failed"):
         return _withstood(strongest, measured)
     return Judgement(strongest.verdict, strongest.reason)
 

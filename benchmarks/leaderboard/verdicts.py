@@ -135,9 +135,14 @@ def _no_twin(case: Case) -> Judgement | None:
 
 
 def _withstood(case: Case) -> Judgement:
-    """The attack works without the defence, and with it recovers no more than a guess."""
+    """The attack works without the defence, and with it recovers no more than a guess.
+
+    If it does not know the defence, that is its own failure and has a name of its own.
+    """
+    if case.entry.adapted:
+        return Judgement("withstood", _figures(case))
     naive = "; the attack does not know the defence, so this is no evidence of protection"
-    return Judgement("withstood", _figures(case) + ("" if case.entry.adapted else naive))
+    return Judgement("naive attack failed", _figures(case) + naive)
 
 
 RULES: tuple[Callable[[Case], Judgement | None], ...] = (

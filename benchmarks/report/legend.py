@@ -13,7 +13,8 @@ AGAINST_HEADING = "against no defence, dB"
 VERDICTS: dict[Verdict, str] = {
     "leaks": "recovered more than a guess; if defended, no less than without the defence",
     "reduced": "defended: recovered more than a guess, but less than without the defence",
-    "withstood": "defended: these attacks recovered no more than a guess, although they do without the defence",
+    "withstood": "defended: an attack that knows the defence recovered no more than a guess, though it does without it",
+    "naive attack failed": "the same of an attack that does not know the defence: no evidence of protection",
     "inconclusive": "nothing follows: the undefended twin is missing or does not leak, or pictures are too few to tell",
     "no leak seen": "undefended: this attack recovered no more than a guess",
     "incomplete": "trials are missing, or more than a twentieth failed",
