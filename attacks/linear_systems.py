@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 # Relative to the largest: token gradients of natural pictures stay ten times above it, differences
 # between equal tokens are float32 rounding.
 NEGLIGIBLE = 1e-6

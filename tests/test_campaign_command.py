@@ -168,7 +168,8 @@ def test_verification_finds_what_was_tampered_with(
 
 def test_the_leaderboard_is_made_anew_in_the_formats_asked_for(copied: Path, tmp_path: Path) -> None:
     assert run("leaderboard", copied, "--format", "csv", "--format", "latex", "--output", tmp_path / "new") == 0
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"leaderboard.csv", "leaderboard.tex", "manifest.json"}
+    written = {path.name for path in (tmp_path / "new").iterdir()}
+    assert written == {"leaderboard.csv", "leaderboard.tex", "manifest.json"}
     assert (tmp_path / "new" / "leaderboard.csv").read_bytes() == (copied / "leaderboard.csv").read_bytes()
     assert run("leaderboard", "--format", "md", "--output", tmp_path / "md", copied) == 0
 

@@ -104,7 +104,7 @@ def test_what_experiments_share_is_planned_once(experiment: Experiment, batches:
 
 def refusing(experiment: Experiment, batches: Batches, **federation: object) -> Plan:
     changed = small_experiment(**federation)
-    attacks = {model: ("april", "patch_embedding", "grey") for model in changed.federation.models}
+    attacks = dict.fromkeys(changed.federation.models, ("april", "patch_embedding", "grey"))
     values = {**dict(changed), "attacks": attacks}
     return plan([Experiment.parse(values)], [batches], uploads="direct")
 

@@ -101,7 +101,7 @@ def _leaks(case: Case) -> Judgement | None:
 
 
 def _lower(over: Difference) -> bool:
-    """Whether a difference is below 0, by its interval and, because that is too narrow for few pictures, by its test."""
+    """Whether a difference is below 0: by its interval and, as that is too narrow for few pictures, by its test."""
     below = over.high is not None and over.high < 0
     return below and over.p_value is not None and over.p_value < SIGNIFICANT
 

@@ -32,8 +32,12 @@ def print_estimate(prepared: "Prepared", found: "Estimate", console: "Console") 
     hours = prepared.campaign.budget.hours
     budget = f" The budget is {hours:g} h; what is left then waits for the next run." if hours else ""
     _line(console, f"Time: about {_span(found.seconds)} on one worker with all cores of this machine.{budget}")
-    _line(console, f"Disk: {_size(found.database_bytes)} of trials, {_size(found.picture_bytes)} of pictures in the end, "
-                   f"at most {_size(found.peak_picture_bytes)} on the way (keep: {prepared.campaign.keep}).")  # fmt: skip
+    end, peak = _size(found.picture_bytes), _size(found.peak_picture_bytes)
+    _line(
+        console,
+        f"Disk: {_size(found.database_bytes)} of trials, {end} of pictures in the end, at most {peak} on the way "
+        f"(keep: {prepared.campaign.keep}).",
+    )
     for reason in cannot_run(prepared, found):
         _line(console, f"- {reason}")
 

@@ -13,7 +13,6 @@ def quickstart(
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
     from benchmarks.engine import Engine
-    from benchmarks.engine import Engine
     from benchmarks.output import OutputFolder
     from benchmarks.planning import plan
     from benchmarks.prepare import ledger_of
