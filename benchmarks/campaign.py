@@ -1,6 +1,6 @@
 """A campaign: one question put to many cells, as one file states it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +11,7 @@ from benchmarks.experiment import AttackConfig, Experiment, Keep, named
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from fedmjp.config import MAX_SEED, Checkpoint, Config, Defence, FederationConfig, MaskRatio, ModelConfig, UpdateKind
 from fedmjp.errors import UnknownNameError
+from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
 from fedmjp.settings import Setting
@@ -21,6 +22,14 @@ def _listed(value: object) -> object:
 
 
 Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+def _known(look_up: Callable[[str], object], name: str) -> None:
+    """ValueError unless there is such a thing, so that a campaign's file can say where the name stands."""
+    try:
+        look_up(name)
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from None
 
 
 class DataConfig(Config):
@@ -68,15 +77,11 @@ class Grid(Config):
     settings: tuple[Setting, ...] = Field(tuple(Setting), min_length=1)
     mask_ratios: tuple[MaskRatio, ...] = Field((0.27,), min_length=1)
     threats: tuple[Threat, ...] = Field((Threat(),), min_length=1)
-    patch_size: int = Field(16, ge=1)
 
     @model_validator(mode="after")
     def _models_are_known(self) -> Self:
         for name in self.models:
-            try:
-                architecture(name)
-            except UnknownNameError as error:
-                raise ValueError(str(error)) from None
+            _known(architecture, name)
         return self
 
 
@@ -106,6 +111,7 @@ class Campaign(Config):
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
     image_size: int = Field(224, ge=1)
+    patch_size: int = Field(16, ge=1)
     classes: int = Field(1000, ge=2)
     weights: Mapping[str, str] = {}
     accuracy: Mapping[str, Utility] = {}
@@ -127,6 +133,8 @@ class Campaign(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        for name in self.metrics:
+            _known(metric, name)
         if LEAKAGE not in self.metrics:
             raise ValueError(f"metrics must hold {LEAKAGE}, by which leakage is judged; got {', '.join(self.metrics)}")
         unknown = set(self.weights) | set(self.accuracy)
@@ -159,7 +167,7 @@ class Campaign(Config):
                 "defences": grid.defences,
                 "mask_ratio": mask_ratio,
                 "image_size": self.image_size,
-                "patch_size": grid.patch_size,
+                "patch_size": self.patch_size,
                 "classes": self.classes,
                 "data": self.data.source,
                 "clients": 1,

@@ -16,8 +16,9 @@ name: tiny
 title: A tiny campaign
 data: {source: bundled, pictures: 6}
 image_size: 64
+patch_size: 8
 metrics: [mse, psnr]
-shared: {patch_size: 8, settings: [a, c]}
+shared: {settings: [a, c]}
 grids:
   - models: [deit_tiny]
     defences: [none, mjp]

@@ -16,8 +16,9 @@ data: {source: bundled, pictures: 2}
 image_size: 64
 metrics: [mse, psnr]
 shared:
-  patch_size: 8
+  defences: [none]
   settings: [a, c]
+patch_size: 8
 grids:
   - models: [deit_tiny]
     defences: [none, mjp]
@@ -39,7 +40,7 @@ def read(folder: Path, text: str, *overrides: str) -> Campaign:
 def test_grids_take_what_is_shared_unless_they_say_otherwise(tmp_path: Path) -> None:
     campaign = read(tmp_path, FILE)
     assert [grid.settings for grid in campaign.grids] == [(Setting.A, Setting.C), (Setting.B,)]
-    assert [grid.patch_size for grid in campaign.grids] == [8, 8]
+    assert [grid.defences for grid in campaign.grids] == [("none", "mjp"), ("none",)]
 
 
 def test_experiments_are_the_product_of_seeds_threats_and_ratios(tmp_path: Path) -> None:
@@ -67,21 +68,22 @@ def test_overrides_replace_keys_and_elements(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("image_size", "image_sise", r"campaign.yaml, line 3: unknown key 'image_sise', did you mean 'image_size'\?"),
-        ("mask_ratios", "mask_ratio", r"line 12: unknown key 'grids.0.mask_ratio', did you mean 'mask_ratios'\?"),
-        ("  patch_size", "  patch_sise", r"line 6: unknown key 'shared.patch_sise', did you mean 'patch_size'\?"),
+        ("mask_ratios", "mask_ratio", r"line 13: unknown key 'grids.0.mask_ratio', did you mean 'mask_ratios'\?"),
+        ("  defences", "  defenses", r"line 6: unknown key 'shared.defenses', did you mean 'defences'\?"),
         ("{source: bundled,", "{sauce: bundled,", r"line 2: unknown key 'data.sauce', did you mean 'source'\?"),
-        ("patch_embedding,", "patch_embeding,", r"line 11: .*'patch_embeding'. Did you mean patch_embedding"),
-        ("[deit_tiny]", "[deit_tini]", r"line 9: .*Unknown model 'deit_tini'. Did you mean deit_tiny"),
-        ("reading: zeros", "reding: zeros", r"line 15: .*unknown key 'reding', did you mean 'reading'\?"),
-        ("[0.27, 0.5]", "[0.27, 1.5]", r"line 12: grids.0.mask_ratios.1 = 1.5: Input should be less than or equal"),
+        ("patch_embedding,", "patch_embeding,", r"line 12: .*'patch_embeding'. Did you mean patch_embedding"),
+        ("[deit_tiny]", "[deit_tini]", r"line 10: .*Unknown model 'deit_tini'. Did you mean deit_tiny"),
+        ("reading: zeros", "reding: zeros", r"line 16: .*unknown key 'reding', did you mean 'reading'\?"),
+        ("[0.27, 0.5]", "[0.27, 1.5]", r"line 13: grids.0.mask_ratios.1 = 1.5: Input should be less than or equal"),
         ("[mse, psnr]", "[mse]", "metrics must hold psnr"),
         ("[mse, psnr]", "[mse, psnr", "is not YAML"),
+        ("[mse, psnr]", "[mse, psnr, sim]", "Unknown metric 'sim'. Did you mean ssim"),
         ("name: tiny", "name: tiny\nname: other", "line 2: key 'name' was given before, in line 1"),
         ("name: tiny", "name: Tiny!", "line 1: name = 'Tiny!'"),
         ("name: tiny", "weights: {deit_base: x}\nname: tiny", "weights or accuracy of deit_base, which no grid"),
         (FILE, "- 1", "must hold keys and values"),
         (FILE, "", "must hold keys and values"),
-        ("grids:", "grid:", r"line 8: unknown key 'grid', did you mean 'grids'\?"),
+        ("grids:", "grid:", r"line 9: unknown key 'grid', did you mean 'grids'\?"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_with_line_and_suggestion(tmp_path: Path, old: str, new: str, message: str) -> None:
