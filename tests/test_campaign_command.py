@@ -1,5 +1,6 @@
 """`fedmjp campaign` and `fedmjp leaderboard` as a user meets them."""
 
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -75,6 +76,19 @@ def test_a_run_writes_every_format_and_a_row_for_every_cell(finished: Path) -> N
     assert verdicts["deit_tiny", "mjp", "grey", "c"] == "floor"
     mjp = {(s.defence, str(s.setting)): s.verdict for s in board.standings if s.model == "deit_tiny"}
     assert mjp["mjp", "c"] in ("reduced", "inconclusive"), "no attack that knows MJP was run"
+
+
+def test_results_show_neither_folders_nor_passwords(file: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDMJP_DATABASE", "")
+        database = f"--database=sqlite:///{tmp_path}/secret.sqlite"
+        words = ("data.pictures=2", "data.source=bundled", "--output", tmp_path / "r", "--device", "cpu", database)
+        assert run("campaign", "run", file, *words) == 0
+    for path in (tmp_path / "r").rglob("*.*"):
+        if path.suffix in (".json", ".csv", ".html", ".md", ".tex"):
+            assert not any(word in path.read_text() for word in ("secret", str(tmp_path), str(file.parent))), path
+    command = json.loads((tmp_path / "r" / "manifest.json").read_text())["command"]
+    assert command == "fedmjp campaign run tiny.yaml data.pictures=2 data.source=bundled --device cpu"
 
 
 def test_three_pictures_of_each_cell_are_kept(finished: Path) -> None:

@@ -1,7 +1,5 @@
 """`fedmjp attack`."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +50,7 @@ def attack(
     from benchmarks.prepare import ledger_of
     from benchmarks.recordings import Recording
     from benchmarks.report.render import render_experiment
+    from fedmjp.cli.command_line import published_command
     from fedmjp.cli.outcome import tell_outcome
     from fedmjp.cli.progress import TerminalProgress, wide_console
     from fedmjp.store import Store
@@ -66,8 +65,7 @@ def attack(
     _refuse(experiment, recorded=uploads is not None)
     recording = None if uploads is None else Recording.open(uploads)
     planned = plan([experiment], [batches], uploads="direct" if recording is None else recording.digest())
-    command = shlex.join(["fedmjp", *sys.argv[1:]])
-    ledger = ledger_of(experiment, planned, title=f"Attack {name}", uploads=origin, command=command)
+    ledger = ledger_of(experiment, planned, title=f"Attack {name}", uploads=origin, command=published_command())
     problems = [] if recording is None else recording.problems(experiment)
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)

@@ -1,7 +1,5 @@
 """`fedmjp campaign`: estimate, run, status, verify."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,9 +135,10 @@ def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":
 
 def _prepared(read: "Campaign", device: str) -> "Prepared":
     from benchmarks.prepare import prepare
+    from fedmjp.cli.command_line import published_command
     from fedmjp.cli.device import choose
 
-    return prepare(read, device=choose(device), command=shlex.join(["fedmjp", *sys.argv[1:]]))
+    return prepare(read, device=choose(device), command=published_command())
 
 
 def _store(output: "OutputFolder", database: str) -> "Store":
