@@ -181,13 +181,28 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
     return again
 
 
-def compare_with_table(folder: Path, numbers: Mapping[str, Any]) -> list[str]:
-    """Where the table that was published says something else than the trials do.
+def compare_with_published(folder: Path, board: Mapping[str, Any]) -> list[str]:
+    """Where table and manifest that were published say something else than the trials do.
 
     Args:
-        folder: Where ``leaderboard.json`` lies.
-        numbers: The board made anew, as JSON-ready values.
+        folder: Where ``leaderboard.json`` and ``manifest.json`` lie.
+        board: The board made anew, as JSON-ready values.
     """
+    return [*_compare_tables(folder, board), *_compare_manifests(folder, board["about"])]
+
+
+def _compare_manifests(folder: Path, about: Mapping[str, Any]) -> list[str]:
+    path = folder / "manifest.json"
+    try:
+        published = json.loads(path.read_text(encoding="utf-8"))
+        keys = (published.keys() | about.keys()) - {"rendered_at"}
+    except (OSError, ValueError, AttributeError):
+        return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
+    changed = sorted(key for key in keys if published.get(key) != about.get(key))
+    return [f"{path.name}: {', '.join(changed)} not as the trials say"] if changed else []
+
+
+def _compare_tables(folder: Path, numbers: Mapping[str, Any]) -> list[str]:
     path = folder / "leaderboard.json"
     try:
         published = json.loads(path.read_text(encoding="utf-8"))["entries"]

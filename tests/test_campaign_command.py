@@ -10,6 +10,10 @@ import pytest
 
 from benchmarks.leaderboard.entries import Board
 from fedmjp.cli import main
+from tests import databases
+from tests.databases import PASSWORD
+
+server, postgresql = databases.server, databases.postgresql
 
 ROOT = Path(__file__).parents[1]
 FILE = """\
@@ -116,6 +120,36 @@ def test_two_workers_give_the_numbers_of_one(finished: Path, file: Path, tmp_pat
     pd.testing.assert_frame_equal(one[columns], two[columns], rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_workers_write_to_one_postgresql_what_a_file_holds(
+    finished: Path, file: Path, tmp_path: Path, postgresql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = ("--database", postgresql)
+    arguments = ("campaign", "run", file, "--output", tmp_path / "r", "--device", "cpu", "--workers", "2")
+    assert run(*arguments, *database) == 0
+    one, two = (pd.read_csv(folder / "leaderboard.csv") for folder in (finished, tmp_path / "r"))
+    columns = [column for column in one.columns if column.startswith(("psnr", "mse"))]
+    pd.testing.assert_frame_equal(one[columns], two[columns], rtol=1e-6)
+    assert not (tmp_path / "r" / "trials.sqlite").exists()
+    assert run("campaign", "status", tmp_path / "r", *database) == 0
+    assert f"{TRIALS} of {TRIALS} trials finished" in capsys.readouterr().out
+    assert run("campaign", "verify", tmp_path / "r", *database) == 0
+    assert run("campaign", "status", tmp_path / "r") == BAD_INPUT
+    assert "holds no trials.sqlite" in capsys.readouterr().err
+    assert not any(PASSWORD in path.read_text() for path in (tmp_path / "r").glob("*.json"))
+
+
+@pytest.mark.slow
+def test_the_smoke_campaign_runs_whole(tmp_path: Path) -> None:
+    smoke = ROOT / "benchmarks" / "campaigns" / "smoke.yaml"
+    assert run("campaign", "run", smoke, "--output", tmp_path / "r", "--device", "cpu") == 0
+    board = Board.read((tmp_path / "r" / "leaderboard.json").read_text())
+    assert len({entry.threat for entry in board.entries}) == 2
+    assert {entry.role for entry in board.entries} == {"attack", "floor", "bound"}
+    assert not any(entry.failures or entry.missing for entry in board.entries)
+    assert all((entry.n == 8) != (entry.verdict == "refused") for entry in board.entries)
+
+
 def test_an_estimate_counts_and_says_what_cannot_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("campaign", "estimate", file, "--device", "cpu") == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -154,7 +188,7 @@ def test_verification_of_an_untouched_folder_finds_nothing(
     assert "Nothing contradicts the results." in printed
 
 
-@pytest.mark.parametrize("damage", ["score", "picture", "lost", "row", "table"])
+@pytest.mark.parametrize("damage", ["score", "picture", "lost", "row", "table", "manifest"])
 def test_verification_finds_what_was_tampered_with(
     copied: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +211,9 @@ def test_verification_finds_what_was_tampered_with(
         case "table":
             table = copied / "leaderboard.json"
             table.write_text(table.read_text().replace('"verdict": "leaks"', '"verdict": "withstood"'))
+        case "manifest":
+            manifest = copied / "manifest.json"
+            manifest.write_text(manifest.read_text().replace('"failed": 0', '"failed": 1'))
     assert run("campaign", "verify", copied) == 1
     assert "Wrong: " in capsys.readouterr().out
 

@@ -114,7 +114,7 @@ def verify(
     ledger = Ledger.load(folder)
     store = existing_store(output, database)
     found = checks.verify(output, ledger, store)
-    found.problems += checks.compare_with_table(folder, board_in(ledger, store, folder).model_dump(mode="json"))
+    found.problems += checks.compare_with_published(folder, board_in(ledger, store, folder).model_dump(mode="json"))
     if rerun and file is not None:
         again = checks.repeat(_prepared(_read(file, overrides, weights), device), ledger, store, rerun)
         found.problems += again.problems
