@@ -45,7 +45,7 @@ def estimate(file: File, overrides: Overrides = [], weights: Weights = [], devic
 def run(
     file: File,
     overrides: Overrides = [],
-    output: Annotated[Path | None, typer.Option(help="Folder for results; results/NAME if not given.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for results; results/campaign-NAME if not given.")] = None,
     workers: Annotated[int, typer.Option(help="Processes; 0 means one per GPU, or one on CPU.", min=0)] = 0,
     device: Device = "auto",
     ray: Annotated[str, typer.Option(help="Address of a running Ray cluster that does the work.")] = "",
@@ -63,7 +63,7 @@ def run(
     console = wide_console()
     read = _read(file, overrides, weights)
     prepared = _prepared(read, device)
-    folder = OutputFolder(output or Path("results") / read.name)
+    folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
     folder.prepare(fresh=fresh)
     store = _store(folder, database)
     _tell_beginning(prepared, store, folder, console)
