@@ -96,6 +96,7 @@ def test_the_manifest_tells_where_the_numbers_come_from(first: Run) -> None:
         "planned": 192,
         "ok": 192,
         "failed": 0,
+        "refused_cells": 0,
         "first": None,
         "last": None,
     }
