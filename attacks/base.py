@@ -114,9 +114,9 @@ class Attack(ABC):
         del model, threat
         return None
 
-    @property
-    def adapted_to(self) -> frozenset[Defence]:
+    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
         """The defences that it takes into account. Other attacks' failures say nothing for these."""
+        del threat
         return frozenset()
 
     @property

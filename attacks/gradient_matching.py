@@ -81,10 +81,9 @@ class GradientMatching(Attack):
             if self._first.role == "bound":
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
 
-    @property
-    def adapted_to(self) -> frozenset[Defence]:
-        """MJP, where it reads the mask off the upload and runs the network with it."""
-        return frozenset({"mjp"}) if self.options.mask == "read" else frozenset()
+    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+        """MJP, where it reads the mask off the upload of one picture and runs the network with it."""
+        return frozenset({"mjp"}) if self.options.mask == "read" and threat.batch_size == 1 else frozenset()
 
     @property
     def uses_natural_patches(self) -> bool:

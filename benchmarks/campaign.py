@@ -115,7 +115,7 @@ class Campaign(Config):
     classes: int = Field(1000, ge=2)
     weights: Mapping[str, str] = {}
     accuracy: Mapping[str, Utility] = {}
-    recognisable_at: float = Field(RECOGNISABLE, gt=0, description="dB of PSNR")
+    recognisable_at: float = Field(RECOGNISABLE, gt=0, allow_inf_nan=False, description="dB of PSNR")
     keep: Keep = "extremes"
     budget: Budget = Budget()
     reported: tuple[Literal["mjp_table5"], ...] = ()

@@ -1,6 +1,7 @@
 """Reading a campaign's YAML file: every complaint names the line, and the key that was probably meant."""
 
 import difflib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -32,8 +33,11 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, yaml.SafeLoader)
         values = yaml.safe_load(text)
+        json.dumps(values, default=str)  # walks it all
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path} holds an alias that contains itself") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if root is None or not isinstance(values, dict):
@@ -57,8 +61,8 @@ def _overridden(values: dict[str, Any], override: str) -> dict[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form KEY=VALUE")
-    config = OmegaConf.create({"file": values})  # a level above, so that every key of the file is plain data
     try:
+        config = OmegaConf.create({"file": values})  # a level above, so that every key of the file is plain data
         OmegaConf.update(config, f"file.{key}", yaml.safe_load(value), force_add=True)
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"override {override!r} cannot be applied: {str(error).splitlines()[0]}") from None

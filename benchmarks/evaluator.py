@@ -42,7 +42,8 @@ def score(
     if private.gradient_of is not setting.gradient_of:
         raise RecordError(f"setting {setting} attacks the gradient of the {setting.gradient_of} picture")
     reference = private.version(setting.compared_with)
-    matched = reconstruction.images[match(reconstruction.images, reference)]
+    # By the version that was attacked, in every setting: a reconstruction belongs to one picture.
+    matched = reconstruction.images[match(reconstruction.images, private.version(private.gradient_of))]
     recovered, reference = represent(matched, protocol), represent(reference, protocol)
     return {name: _values(name, recovered, reference) for name in metrics}
 

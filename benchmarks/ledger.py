@@ -20,6 +20,11 @@ from fedmjp.errors import OutputError
 from fedmjp.settings import Picture
 
 ABOUT, TRIALS = "plan.json", "plan.csv"
+COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "clean", "shuffled", "reconstruction")
+ABOUT_KEYS = (
+    "name", "title", "question", "config", "config_sha256", "data", "metrics", "uploads", "recognisable_at", "utility",
+    "keep", "reported", "skipped", "notes", "command",
+)  # fmt: skip
 _CELLS = TypeAdapter(tuple[PlannedCell, ...])
 
 
@@ -57,8 +62,7 @@ class Ledger:
             }
             for trial in plan.trials
         ]
-        columns = ["key", "cell", "picture", "picture_sha256", "seed", "clean", "shuffled", "reconstruction"]
-        return cls(about, plan.cells, pd.DataFrame(rows, columns=columns))
+        return cls(about, plan.cells, pd.DataFrame(rows, columns=list(COLUMNS)))
 
     def save(self, folder: Path) -> None:
         """Write into a folder of results."""
@@ -76,6 +80,8 @@ class Ledger:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             cells = _CELLS.validate_python(about.pop("cells"))
             trials = pd.read_csv(folder / TRIALS, dtype={"key": str, "picture": str, "picture_sha256": str})
+            if set(COLUMNS) - set(trials) or set(ABOUT_KEYS) - set(about):
+                raise OutputError(f"the plan in {folder} is of another version of fedmjp; run it again with --fresh")
         except FileNotFoundError as error:
             raise OutputError(f"{folder} holds no results: {Path(error.filename).name} is missing") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pd.errors.ParserError) as error:

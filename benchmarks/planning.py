@@ -69,7 +69,7 @@ class _Group:
             cell=self.cell,
             refusal=self.refusal,
             left_out=left_out,
-            adapted=self.cell.defence in self.attack.adapted_to,
+            adapted=self.cell.defence in self.attack.adapted_to(self.cell.threat),
             caveat=None if self.refusal else self.attack.caveat(_blueprint(self.arm), self.cell.threat),
             upload_bytes=_upload_bytes(self.arm),
         )
@@ -90,10 +90,10 @@ class _Group:
         ]
 
     def _trial(self, determined: str, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> PlannedTrial:
-        pictures = [asdict(entry), [mate.sha256 for mate in batch]]
+        pictures = [asdict(entry), [asdict(mate) for mate in batch]]
         return PlannedTrial(
             key=hashlib.sha256(json.dumps([determined, *pictures], sort_keys=True).encode()).hexdigest(),
-            stem=_stem(self.experiment, self.cell, entry, batch),
+            stem=_stem(self.experiment, self.cell, self.arm, entry, batch),
             cell=self.cell,
             seed=self.experiment.federation.seed,
             arm=self.arm,
@@ -169,10 +169,12 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _stem(experiment: Experiment, cell: Cell, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> str:
+def _stem(
+    experiment: Experiment, cell: Cell, arm: ModelConfig, entry: PictureEntry, batch: tuple[PictureEntry, ...]
+) -> str:
     federation = experiment.federation
-    mates = " ".join(mate.sha256 for mate in batch)
-    apart = f"{entry.name} {mates} {federation.seed} {federation.mask_ratio} {cell.weights} {cell.threat.digest()}"
+    mates = " ".join(f"{mate.name} {mate.label} {mate.sha256}" for mate in batch)
+    apart = f"{entry.name} {mates} {arm.digest()} {federation.mask_ratio} {cell.threat.digest()}"
     # The end of a name tells most; a file name must not be longer than file systems take.
     readable = entry.name.replace("/", "_")[-READABLE:]
     return f"{readable}-{hashlib.sha256(apart.encode()).hexdigest()[:12]}"

@@ -14,6 +14,7 @@ from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.ledger import Ledger
 from benchmarks.planning import plan
 from fedmjp.data.selection import Selection, nothing, open_source, pick, select
+from fedmjp.models.build import build
 
 DIRECT = "computed in process from the pictures (direct mode), without Flower; a test holds both modes together"
 
@@ -49,6 +50,8 @@ def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str)
     data = campaign.data
     selection = _selection(campaign)
     experiments = campaign.experiments(device=device)
+    for arm in {arm.label: arm for experiment in experiments for arm in experiment.arms if arm.weights}.values():
+        build(arm)  # a checkpoint that does not fit is told before anything is run
     batches = [selection.batches(experiment.federation) for experiment in experiments]
     planned = plan(experiments, batches, uploads="direct")
     about = {

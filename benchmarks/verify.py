@@ -18,6 +18,7 @@ from benchmarks.ledger import Ledger
 from benchmarks.output import OutputFolder
 from benchmarks.pictures import load_png
 from benchmarks.prepare import Prepared
+from benchmarks.retention import extremes
 from benchmarks.sources import DirectUploads
 from fedmjp import provenance
 from fedmjp.metrics import metric
@@ -69,10 +70,14 @@ def _check_rows(joined: pd.DataFrame, found: Verification) -> None:
 
 def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found: Verification) -> None:
     """Score again what lies in the folder of pictures."""
-    rescored = 0
+    rescored, owed = 0, _owed(ledger, finished)
     for row in finished.to_dict("records"):
         path = folder.pictures.root / row["reconstruction"]
         if not path.exists():
+            if row["key"] in owed:
+                found.problems.append(
+                    f"{row['reconstruction']} is missing, which keep: {ledger.about['keep']} promises"
+                )
             continue
         cell = ledger.cells[row["cell"]].cell
         version = row["clean"] if cell.setting.compared_with is Picture.CLEAN else row["shuffled"]
@@ -81,11 +86,23 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found
         except OSError as error:
             found.problems.append(f"{row['reconstruction']}: {error}")
             continue
+        if pair[0].shape != pair[1].shape:
+            found.problems.append(f"{row['reconstruction']} is not of the size of the original")
+            continue
         problem = _disagreement(pair, row["scores"], rounded=cell.protocol == "8bit")
         if problem:
             found.problems.append(f"{row['reconstruction']} in setting {cell.setting}: {problem}")
         rescored += 1
     found.checked.append(f"{rescored} kept reconstructions scored again")
+
+
+def _owed(ledger: Ledger, finished: pd.DataFrame) -> set[str]:
+    """Keys of the trials whose pictures must be there."""
+    if ledger.about["keep"] == "all":
+        return set(finished["key"])
+    if ledger.about["keep"] == "none":
+        return set()
+    return {key for _, cell in finished.groupby("cell") for key in extremes(cell).values()}
 
 
 def _picture(path: Path) -> Tensor:
@@ -198,8 +215,19 @@ def _compare_manifests(folder: Path, about: Mapping[str, Any]) -> list[str]:
         keys = (published.keys() | about.keys()) - {"rendered_at"}
     except (OSError, ValueError, AttributeError):
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
-    changed = sorted(key for key in keys if published.get(key) != about.get(key))
+    changed = sorted(key for key in keys if not _same(published.get(key), about.get(key)))
     return [f"{path.name}: {', '.join(changed)} not as the trials say"] if changed else []
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, numbers up to what another linear-algebra library makes of intervals."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(one == other)
 
 
 def _compare_tables(folder: Path, numbers: Mapping[str, Any]) -> list[str]:
@@ -209,5 +237,7 @@ def _compare_tables(folder: Path, numbers: Mapping[str, Any]) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
     old, new = ({entry["id"]: entry for entry in each} for each in (published, numbers["entries"]))
-    changed = [f"{path.name}: entry {each} is not that of the trials" for each in new if old.get(each) != new[each]]
+    changed = [
+        f"{path.name}: entry {each} is not that of the trials" for each in new if not _same(old.get(each), new[each])
+    ]
     return changed + [f"{path.name}: entry {each} is in no plan" for each in old.keys() - new.keys()]

@@ -194,10 +194,21 @@ def test_consistent_tampering_is_caught_by_the_rules(folder):
     assert "changed after" in told[0]
 
 
-def test_a_refused_cell_may_be_submitted(folder):
-    rows = (Row(cell("gradient_matching"), refusal="does not apply"), *ROWS[1:])
-    content = submission(*rows)
-    content["entries"].append(
-        submission()["entries"][0] | {"attack": "my_attack", "over_twin": None, "verdict": "leaks"}
-    )
-    assert admit(write(folder, content), folder)[0].verdict == "refused"
+def test_a_refused_cell_is_not_taken(folder):
+    content = submission(Row(cell("gradient_matching"), refusal="does not apply"), *ROWS[1:])
+    with pytest.raises(AdmissionError, match="an attack that was not run has nothing to show"):
+        admit(write(folder, content), folder)
+
+
+def test_an_unknown_attack_cannot_claim_to_know_the_defence(folder):
+    content = submission()
+    content["entries"][0] |= {"attack": "my_mighty_attack", "adapted": True}
+    with pytest.raises(AdmissionError, match="set adapted to false"):
+        admit(write(folder, content), folder)
+
+
+def test_several_third_parties_may_submit_the_same_floor_and_twin(folder):
+    admit(write(folder, submission()), folder)
+    other = submission()
+    other["submitter"]["name"] = "B"
+    assert {entry.submitter.name for entry in admit(write(folder, other), folder)} == {"B"}

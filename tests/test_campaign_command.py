@@ -171,6 +171,17 @@ def test_a_budget_that_is_spent_leaves_the_rest_for_the_next_run(
     assert verdicts == {"incomplete", "refused", "floor"} or verdicts == {"incomplete", "refused"}
 
 
+def test_verification_misses_pictures_that_should_be_there(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(copied / "pictures")
+    assert run("campaign", "verify", copied) == 1
+    assert "is missing, which keep: extremes promises" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_belongs_to_one_campaign(copied: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("campaign", "run", file, "name=other", "--output", copied, "--device", "cpu") == BAD_INPUT
+    assert "holds the campaign 'tiny', this one is 'other'" in " ".join(capsys.readouterr().err.split())
+
+
 def test_status_tells_what_is_done(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("campaign", "status", finished) == 0
     printed = capsys.readouterr().out

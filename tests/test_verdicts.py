@@ -58,7 +58,7 @@ def test_not_recovered_if_the_signed_ranks_are_not_significant():
     assert "does not exclude 1 dB" in found.reason
 
 
-@pytest.mark.parametrize(("victim", "verdict"), [(19.9, "naive attack failed"), (20.1, "reduced")])
+@pytest.mark.parametrize(("victim", "verdict"), [(19.9, "inconclusive"), (20.1, "reduced")])
 def test_one_exposed_picture_is_a_leak_however_low_the_mean(victim, verdict):
     found = entry(defended(victim, *near(9)[1:]), grey(), *TWIN)
     assert found.over_floor.mean < 0
@@ -214,10 +214,10 @@ def test_nothing_is_withstood_while_an_attack_is_incomplete():
     assert (found.verdict, found.rank) == ("incomplete", None)
 
 
-def test_a_leak_is_one_while_another_attack_is_incomplete():
+def test_nothing_is_ranked_while_another_attack_is_incomplete():
     late = Row(cell("patch"), [*near(50)[:-1], None])
     found = standing(late, defended(*near(30)), grey(), *TWIN)
-    assert (found.strongest, found.verdict) == ("patch", "reduced")
+    assert (found.strongest, found.verdict, found.rank) == ("patch", "incomplete", None)
 
 
 def test_all_refused_is_refused():

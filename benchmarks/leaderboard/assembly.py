@@ -8,6 +8,7 @@ import pandas as pd
 from benchmarks.experiment import Cell
 from benchmarks.leaderboard.entries import (
     EXPOSED,
+    RECOGNISABLE,
     Cost,
     Difference,
     Entry,
@@ -118,7 +119,7 @@ def _entry(observation: Observation, cells: _Cells, environments: Environments) 
         metrics=metrics,
         leakage={str(name): float(value) for name, value in observation.leakage.items()},
         recognisable=recognisable(observation.leakage, about["recognisable_at"]),
-        exposed=exposed(observation.leakage, cells.differences(cell, cells.floors[cell]), about["recognisable_at"]),
+        exposed=exposed(observation.leakage, cells.differences(cell, cells.floors[cell]), RECOGNISABLE),
         realised_ratio=_mean(finished["realised_ratio"]),
         over_floor=cells.difference(cell, "over_floor"),
         over_twin=cells.difference(cell, "over_twin"),

@@ -162,7 +162,7 @@ class Submitter(Record):
 
     name: str = Field(min_length=1)
     contact: str = Field(min_length=1)
-    link: str = Field(min_length=1)
+    link: str = Field(pattern=r"^https?://\S+$")
 
 
 class Entry(Record):

@@ -45,7 +45,12 @@ def checked(submission: Submission) -> Submission:
     if len(claimed) < len(submission.entries):
         raise AdmissionError("two entries are of the same cell; merge or remove one")
     ids = {
-        cell: entry_id(cell, entry.provenance.campaign, entry.provenance.pictures_sha256, "submitted")
+        cell: entry_id(
+            cell,
+            f"{submission.submitter.name} {entry.provenance.campaign}",
+            entry.provenance.pictures_sha256,
+            "submitted",
+        )
         for cell, entry in claimed.items()
     }
     pairs = {cell: (_entry_of(floor_of, cell, claimed), _entry_of(twin_of, cell, claimed)) for cell in claimed}
@@ -76,8 +81,8 @@ def _entry_of(
 
 
 def _check_manifest(entry: Entry) -> None:
-    if _refused(entry):
-        return
+    if entry.verdict == "refused":
+        raise AdmissionError(f"{_named(entry)}: an attack that was not run has nothing to show; leave the entry out")
     missing = [
         name
         for name in ("campaign", "config_sha256", "data", "pictures_sha256", "weights_sha256", "seeds", "environments")
@@ -87,21 +92,22 @@ def _check_manifest(entry: Entry) -> None:
         raise AdmissionError(f"{_named(entry)}: its provenance lacks {', '.join(missing or ['an environment'])}")
 
 
-def _refused(entry: Entry) -> bool:
-    return entry.verdict == "refused" and not (entry.trials or entry.failures or entry.missing or entry.leakage)
-
-
 def _check_attack(entry: Entry) -> None:
     """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
     try:
         attack = _known(entry.attack)
     except UnknownNameError:
-        if entry.role == "attack":
+        if entry.role == "attack" and not entry.adapted:
             return
+        if entry.role == "attack":
+            raise AdmissionError(
+                f"{_named(entry)}: {entry.attack!r} is not known here, so that nobody can see whether it takes the "
+                "defence into account; set adapted to false"
+            ) from None
         raise AdmissionError(f"{_named(entry)}: {entry.attack!r} is no {entry.role} that is known here") from None
     if attack.role != entry.role:
         raise AdmissionError(f"{_named(entry)}: its role is {attack.role}, not {entry.role}")
-    if entry.adapted and entry.defence not in attack.adapted_to:
+    if entry.adapted and entry.defence not in attack.adapted_to(entry.threat):
         raise AdmissionError(f"{_named(entry)}: {entry.attack} does not take the defence {entry.defence} into account")
 
 
@@ -113,8 +119,6 @@ def _known(label: str) -> Attack:
 
 def _figured(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
     """The entry with figures made of its leakage per picture, which its own have to agree with."""
-    if _refused(entry):
-        return entry
     if entry.n != len(entry.leakage) or not entry.n <= entry.trials <= entry.n * len(entry.provenance.seeds):
         raise AdmissionError(
             f"{_named(entry)}: n = {entry.n} and trials = {entry.trials} do not fit {len(entry.leakage)} pictures "
@@ -182,8 +186,6 @@ def _off(entry: Entry, name: str, theirs: object, ours: object) -> str:
 
 
 def _judged(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
-    if _refused(entry):
-        return entry
     judgement = judge(entry, floor, twin)
     if judgement.verdict != entry.verdict:
         raise AdmissionError(

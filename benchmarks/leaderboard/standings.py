@@ -86,12 +86,13 @@ _SHARED = ("origin", "threat", "setting", "protocol", "model", "weights", "defen
 def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) -> Judgement:
     """The strongest attack's, with three exceptions.
 
-    One attack that recovers more than a guess is a leak, whatever the others do. While attacks are
-    incomplete, nothing is withstood. And a failure of attacks that do not know the defence is theirs.
+    While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that
+    recovers more than a guess is a leak, whatever the others do. And a failure of attacks that do not
+    know the defence is theirs.
     """
     leaking = [entry for entry in measured if entry.verdict in LEAKING]
     incomplete = [entry for entry in ran if entry.verdict == "incomplete"]
-    for entry in leaking + incomplete:
+    for entry in incomplete + leaking:
         return _said_by(entry, strongest)
     if strongest.verdict in ("withstood", "naive attack failed"):
         return _withstood(strongest, measured)

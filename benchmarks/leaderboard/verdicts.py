@@ -7,6 +7,8 @@ only, so that anybody's entries can be judged again. ``Verdict`` lists the outco
 from collections.abc import Callable
 from typing import NamedTuple
 
+from scipy import stats
+
 from benchmarks.leaderboard.entries import EXPOSED, LEAKAGE, MARGIN, Difference, Entry, Verdict
 from benchmarks.leaderboard.pairing import is_control
 
@@ -114,7 +116,17 @@ def _undecided(case: Case) -> Judgement | None:
         return Judgement("inconclusive", f"{_figures(case)}; fewer than {FEWEST} pictures decide nothing")
     if over is None or over.high is None or over.high >= MARGIN:
         return Judgement("inconclusive", f"{_figures(case)}; the interval does not exclude {MARGIN:g} dB")
+    if not _surely_below_margin(case):
+        return Judgement("inconclusive", f"{_figures(case)}; a signed-rank test does not exclude {MARGIN:g} dB")
     return None
+
+
+def _surely_below_margin(case: Case) -> bool:
+    """Whether a test of its own says so: for few pictures the interval alone would say it too often."""
+    entry, floor, _ = case
+    guessed = floor.leakage if floor else {}
+    over = [value - guessed[name] - MARGIN for name, value in entry.leakage.items() if name in guessed]
+    return bool(stats.wilcoxon(over, alternative="less", zero_method="pratt").pvalue < SIGNIFICANT)
 
 
 def _control(case: Case) -> Judgement | None:

@@ -64,6 +64,7 @@ def run(
     read = _read(file, overrides, weights)
     prepared = _prepared(read, device)
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
+    _refuse_contradictions(folder, read, database, fresh=fresh)
     folder.prepare(fresh=fresh)
     store = _store(folder, database)
     _tell_beginning(prepared, store, folder, console)
@@ -120,6 +121,21 @@ def verify(
         found.problems += again.problems
         found.checked += again.checked
     _tell_verification(found, wide_console())
+
+
+def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
+    from benchmarks.ledger import ABOUT, Ledger
+    from fedmjp.errors import BadInputError, OutputError
+
+    if fresh and database:
+        raise BadInputError("--fresh forgets the trials of a folder, not those of a --database; empty that yourself")
+    if fresh or not (output.root / ABOUT).exists():
+        return
+    former = Ledger.load(output.root).about["name"]
+    if former != read.name:
+        raise OutputError(
+            f"{output.root} holds the campaign {former!r}, this one is {read.name!r}; name another --output, or --fresh"
+        )
 
 
 def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":

@@ -75,8 +75,10 @@ def add(
     console = wide_console()
     for admitted in admit(entry, to):
         words = f"{admitted.model}, {admitted.defence}, {admitted.attack}, setting {admitted.setting}"
-        console.print(f"Admitted {words}: {admitted.verdict}, {admitted.reason}", highlight=False, soft_wrap=True)
-    console.print(f"`fedmjp leaderboard {to}` shows it.", highlight=False)
+        console.print(
+            f"Admitted {words}: {admitted.verdict}, {admitted.reason}", highlight=False, markup=False, soft_wrap=True
+        )
+    console.print(f"`fedmjp leaderboard {to}` shows it.", highlight=False, markup=False, soft_wrap=True)
 
 
 def _formats(names: list[str]) -> Any:
