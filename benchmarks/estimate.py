@@ -21,7 +21,7 @@ from server.adversary import Adversary
 PROBED = 2  # uploads per kind
 PATIENCE = 5.0  # seconds after which an attack that iterates is stopped and extrapolated
 KEPT_PER_CELL = 3
-ROW_BYTES = 1_100  # of the database, indices included; benchmarks.performance.store measures it
+ROW_BYTES = 1_500  # of the database, indices included; benchmarks.performance.store measures it
 
 
 @dataclass(frozen=True)
