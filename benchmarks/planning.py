@@ -174,7 +174,8 @@ def _stem(
 ) -> str:
     federation = experiment.federation
     mates = " ".join(f"{mate.name} {mate.label} {mate.sha256}" for mate in batch)
-    apart = f"{entry.name} {mates} {arm.digest()} {federation.mask_ratio} {cell.threat.digest()}"
+    network = f"{arm.image_size} {arm.patch_size} {arm.classes} {cell.weights}"  # arms share the originals
+    apart = f"{mates} {federation.seed} {federation.mask_ratio} {network} {entry.name} {cell.threat.digest()}"
     # The end of a name tells most; a file name must not be longer than file systems take.
     readable = entry.name.replace("/", "_")[-READABLE:]
     return f"{readable}-{hashlib.sha256(apart.encode()).hexdigest()[:12]}"
