@@ -72,9 +72,9 @@ class AprilMinNorm(ClosedForm):
         return System(seen, torch.cat([seen.prefix, seen.patches, seen.unknown]), right)
 
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
     ) -> list[Reconstruction]:
-        del uploads
+        del uploads, threat
         tokens = minimum_norm(*stacked(systems))
         embedding = _weight(model, names.PATCH_WEIGHT).flatten(1)
         embedded = torch.stack([_embedded(system, each, model) for system, each in zip(systems, tokens, strict=True)])
@@ -111,13 +111,13 @@ class April(AprilMinNorm):
         return super().refusal(model, threat) or prior_refusal(model)
 
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
     ) -> list[Reconstruction]:
         patch = NaturalPatches.for_model(model).normalised(model)
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
-        estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, names.FIRST_QKV_WEIGHT))
+        estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, names.FIRST_QKV_WEIGHT, threat))
         back = _regression(patch.covariance @ embedding.T, embedded.covariance)
         found = []
         for system, values, noise in zip(systems, estimate.values, estimate.noise, strict=True):

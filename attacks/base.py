@@ -41,7 +41,8 @@ class Attack(ABC):
       is given more than any real server sees. Only attacks are ranked;
     - ``options_type``: the configuration model of its options;
     - ``stack``: how many uploads it profits from getting at once;
-    - ``optimises``: whether it iterates, rather than solves.
+    - ``optimises``: whether it iterates, rather than solves;
+    - ``reads_others``: whether it reads an upload's ``others``, which all others are not given.
 
     Args:
         options: Values for ``options_type``, as given by ``--set key=value``.
@@ -63,6 +64,7 @@ class Attack(ABC):
     options_type: ClassVar[type[Config]] = NoOptions
     stack: ClassVar[int] = 16
     optimises: ClassVar[bool] = False
+    reads_others: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
@@ -74,7 +76,8 @@ class Attack(ABC):
         """Reconstruct the pictures behind a stack of independent uploads.
 
         Args:
-            uploads: Uploads that were all computed with ``model``'s weights. They are not changed.
+            uploads: Uploads that were all computed with ``model``'s weights, their others with any. They
+                are not changed.
             model: The model that the server had sent; its device is where the work is done. It is
                 not changed.
             threat: What the attacker knows beyond that.
@@ -93,10 +96,7 @@ class Attack(ABC):
         if refusal:
             raise AttackNotApplicableError(f"{self.name}: {refusal}")
         self._check_declaration(model)
-        for upload in uploads:
-            self._check_upload(upload, threat)
-            self._check_tensors(upload, model)
-        declared = [self._declared(upload, model) for upload in uploads]
+        declared = [self._declared(upload, model, threat) for upload in uploads]
         generators = [self._generator_for(upload, model, generator) for upload in declared]
         made = self._reconstruct(declared, model, threat, generators=generators)
         return self._checked(made, uploads, model)
@@ -141,14 +141,22 @@ class Attack(ABC):
                 f"{self.name}: reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
             )
 
-    def _declared(self, upload: Upload, model: VitClassifier) -> Upload:
-        """The upload with what the attack declares to read, and nothing else."""
+    def _declared(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
+        """The upload, if it can be attacked, with what the attack declares to read and nothing else."""
+        self._check_upload(upload, threat)
+        self._check_tensors(upload, model)
         read = self.tensors(model)
-        return replace(upload, tensors={name: upload.tensors[name] for name in read}) if read else upload
+        others = upload.others if self.reads_others else ()
+        return replace(
+            upload,
+            tensors={name: upload.tensors[name] for name in read} or upload.tensors,
+            others=tuple(self._declared(other, model, threat) for other in others),
+        )
 
     def _generator_for(self, upload: Upload, model: VitClassifier, generator: torch.Generator) -> torch.Generator:
-        content = weights_digest({name: upload.tensors[name] for name in self.tensors(model)})
-        return torch_generator(generator.initial_seed(), "upload", content)
+        read = self.tensors(model)
+        contents = [weights_digest({name: each.tensors[name] for name in read}) for each in (upload, *upload.others)]
+        return torch_generator(generator.initial_seed(), "upload", *contents)
 
     def _checked(
         self, made: Sequence[Reconstruction], uploads: Sequence[Upload], model: VitClassifier

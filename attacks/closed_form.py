@@ -51,14 +51,14 @@ class ClosedForm(Attack):
         *,
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
-        del threat, generators  # nothing is drawn
+        del generators  # nothing is drawn
         systems = [self._system(upload, model) for upload in uploads]
         groups: defaultdict[int, list[int]] = defaultdict(list)  # masks of different size make different systems
         for index, system in enumerate(systems):
             groups[len(system.rows)].append(index)
         found: dict[int, Reconstruction] = {}
         for group in groups.values():
-            made = self._solve([systems[index] for index in group], [uploads[index] for index in group], model)
+            made = self._solve([systems[index] for index in group], [uploads[index] for index in group], model, threat)
             found |= dict(zip(group, made, strict=True))
         return [found[index] for index in range(len(uploads))]
 
@@ -71,7 +71,7 @@ class ClosedForm(Attack):
 
     @abstractmethod
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
     ) -> list[Reconstruction]:
         """Solve systems of one size."""
 
@@ -81,6 +81,6 @@ def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:
     return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
 
 
-def rounding_of(uploads: Sequence[Upload], name: str) -> float:
-    """Relative rounding error of the number format that a tensor arrived in, the coarsest of the stack."""
-    return max(torch.finfo(upload.tensors[name].dtype).eps / 2 for upload in uploads)
+def rounding_of(uploads: Sequence[Upload], name: str, threat: ThreatModel) -> float:
+    """Relative rounding error of a tensor: of the number format that it arrived in, or was rounded to before."""
+    return max(threat.rounding, *(torch.finfo(upload.tensors[name].dtype).eps / 2 for upload in uploads))

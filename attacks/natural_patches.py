@@ -48,7 +48,7 @@ class NaturalPatches:
         refusal = prior_refusal(model)
         if refusal:
             raise AttackNotApplicableError(refusal)
-        mean, covariance = _patch_statistics(model.image_size, model.patch_size)
+        mean, covariance = patch_statistics(model.image_size, model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
 
     def normalised(self, model: VitClassifier) -> Gaussian:
@@ -59,17 +59,22 @@ class NaturalPatches:
 
 
 def prior_refusal(model: VitClassifier) -> str | None:
-    """Why the table has no prior for the model; None if it has one."""
-    table = _table()
-    sizes = sorted(int(name.split(".")[0]) for name in table if name.endswith(".mean"))
-    if model.image_size not in sizes:
-        return (
-            f"needs a prior of natural patches, and there is none for image size {model.image_size}, only for {sizes}"
-        )
-    largest = table[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
+    """Why the table has no prior for the model's patches; None if it has one."""
+    refusal = size_refusal(model.image_size)
+    if refusal:
+        return refusal
+    largest = _table()[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
     if model.patch_size > largest:
         return f"needs a prior of natural patches, which reaches up to patch size {largest}, not {model.patch_size}"
     return None
+
+
+def size_refusal(image_size: int) -> str | None:
+    """Why the table says nothing about pictures of this size; None if it does."""
+    sizes = sorted(int(name.split(".")[0]) for name in _table() if name.endswith(".mean"))
+    if image_size in sizes:
+        return None
+    return f"needs a prior of natural patches, and there is none for image size {image_size}, only for {sizes}"
 
 
 def measured_on(picture: str, sha256: str = "") -> bool:
@@ -97,7 +102,8 @@ def _table() -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=4)
-def _patch_statistics(image_size: int, patch_size: int) -> tuple[Tensor, Tensor]:
+def patch_statistics(image_size: int, patch_size: int) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the pixels of a patch, in [0, 1], for sizes that the table knows."""
     mean = _table()[f"{image_size}.mean"].double().repeat_interleave(patch_size**2)
     covariance = patch_covariance(_table()[f"{image_size}.autocovariance"].double(), patch_size)
     return mean, covariance

@@ -79,8 +79,9 @@ class PatchEmbedding(ClosedForm):
         return torch.cat([seen.patches, seen.unknown])
 
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
     ) -> list[Reconstruction]:
+        del threat
         solved = least_squares(*stacked(systems))
         found = []
         for system, values, upload in zip(systems, solved, uploads, strict=True):
@@ -113,10 +114,10 @@ class PatchEmbeddingWiener(PatchEmbedding):
         return prior_refusal(model)
 
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
     ) -> list[Reconstruction]:
         prior = NaturalPatches.for_model(model).normalised(model)
-        estimate: Estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT))
+        estimate: Estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT, threat))
         return [
             _reconstruction(
                 system, values[: len(system.seen.mask)], model, upload.num_examples, {"relative_noise": float(noise)}

@@ -9,7 +9,17 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from benchmarks.experiment import AttackConfig, Experiment, Keep, named
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
-from fedmjp.config import MAX_SEED, Checkpoint, Config, Defence, FederationConfig, MaskRatio, ModelConfig, UpdateKind
+from fedmjp.config import (
+    MAX_SEED,
+    Checkpoint,
+    Config,
+    Defence,
+    FederationConfig,
+    MaskRatio,
+    ModelConfig,
+    Precision,
+    UpdateKind,
+)
 from fedmjp.errors import UnknownNameError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
@@ -59,17 +69,24 @@ class DataConfig(Config):
 
 
 class Threat(Config):
-    """What a server sees and knows; several batch sizes or numbers of steps make several threat models."""
+    """What a server sees and knows; each combination of what is listed makes a threat model."""
 
     update: UpdateKind = "gradient"
     batch_size: Counts = (1,)
     local_steps: Counts = (1,)
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False)
     labels_known: bool = False
+    uploads_per_picture: Counts = (1,)
+    precision: Precision = "float32"
+    noise: float = Field(0.0, ge=0, allow_inf_nan=False)
+    kept: float = Field(1.0, gt=0, le=1)
 
 
 class Grid(Config):
-    """Every combination of what it lists. Attacks that do not apply to a model make refused rows."""
+    """Every combination of what it lists. Attacks that do not apply to a model make refused rows.
+
+    ``pictures`` lets attacks that take long have the first pictures of the campaign only.
+    """
 
     models: tuple[str, ...] = Field(min_length=1)
     defences: tuple[Defence, ...] = Field(("none", "mjp"), min_length=1)
@@ -77,6 +94,7 @@ class Grid(Config):
     settings: tuple[Setting, ...] = Field(tuple(Setting), min_length=1)
     mask_ratios: tuple[MaskRatio, ...] = Field((0.27,), min_length=1)
     threats: tuple[Threat, ...] = Field((Threat(),), min_length=1)
+    pictures: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _models_are_known(self) -> Self:
@@ -171,12 +189,16 @@ class Campaign(Config):
                 "classes": self.classes,
                 "data": self.data.source,
                 "clients": 1,
-                "pictures_per_client": self.data.count,
+                "pictures_per_client": min(grid.pictures or self.data.count, self.data.count),
                 "batch_size": threat.batch_size[0],
                 "inputs": tuple(dict.fromkeys(setting.gradient_of for setting in grid.settings)),
                 "update": threat.update,
                 "local_steps": threat.local_steps[0],
                 "local_learning_rate": threat.local_learning_rate,
+                "uploads_per_picture": threat.uploads_per_picture[0],
+                "precision": threat.precision,
+                "noise": threat.noise,
+                "kept": threat.kept,
                 "seed": seed,
                 "device": device,
             }
@@ -204,10 +226,11 @@ _checkpoint_of = lru_cache(maxsize=32)(Checkpoint.of)
 
 
 def _single(threats: Iterable[Threat]) -> list[Threat]:
-    """One threat model per batch size and number of steps."""
+    """One threat model per batch size, number of steps and number of uploads."""
     return [
-        threat.model_copy(update={"batch_size": (size,), "local_steps": (steps,)})
+        threat.model_copy(update={"batch_size": (size,), "local_steps": (steps,), "uploads_per_picture": (uploads,)})
         for threat in threats
         for size in threat.batch_size
         for steps in threat.local_steps
+        for uploads in threat.uploads_per_picture
     ]

@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Protocol, TypeVar
@@ -13,6 +13,7 @@ from torch import Tensor
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
 from benchmarks import evaluator
+from benchmarks.direct_uploads import one_upload
 from benchmarks.experiment import AttackConfig, Cell, Experiment, Plan, PlannedTrial
 from benchmarks.output import OutputFolder
 from benchmarks.pictures import save_png
@@ -72,10 +73,14 @@ class Silent:
 
 @dataclass(frozen=True)
 class Job:
-    """What is missing of the trials of one arm and version on a few uploads of a plan's part."""
+    """What is missing of the trials of one arm and version on a few uploads of a plan's part.
+
+    Jobs of equal ``uploads`` attack uploads of the same pictures: more of them or fewer.
+    """
 
     part: int
     trials: tuple[PlannedTrial, ...]
+    uploads: int = field(default=0, compare=False)
 
     @property
     def arm(self) -> ModelConfig:
@@ -218,7 +223,7 @@ class Engine:
         self, arm: ModelConfig, attack: AttackConfig, stack: Mapping[Batch, Recorded]
     ) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
-        if ATTACKS.get(attack.name)(attack.options).uses_natural_patches:
+        if attack.made().uses_natural_patches:
             _refuse_known([each.private for each in stack.values()])
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(arm, weights)
@@ -226,7 +231,7 @@ class Engine:
         uploads = [each.for_attack(labels_known=self.experiment.labels_known) for each in stack.values()]
         started = time.perf_counter()
         reconstructions = adversary.reconstruct(
-            attack.name, uploads, attack.options, on_progress=self.progress.optimisation
+            attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
         )
         seconds = (time.perf_counter() - started) / sum(len(batch) for batch in stack)
         return {batch: _Attacked(each, seconds) for batch, each in zip(stack, reconstructions, strict=True)}
@@ -328,11 +333,24 @@ def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
 
 
 def jobs(plan: Plan, store: Store) -> list[Job]:
-    """What is missing of a plan; jobs of the same weights follow each other, so that models are built once."""
+    """What is missing of a plan.
+
+    Jobs of the same weights follow each other, so that models are built once; among them those that attack
+    uploads of the same pictures, so that these are computed once.
+    """
     finished = store.finished([trial.key for trial in plan.trials])
     found = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
     places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in found))}
-    return sorted(found, key=lambda job: places[job.arm])
+    shared = [one_upload(part.experiment.federation) for part in plan.parts]
+    uploads: dict[Hashable, int] = {}
+    grouped = [
+        replace(job, uploads=uploads.setdefault((_uploads_of(job), shared[job.part]), len(uploads))) for job in found
+    ]
+    return sorted(grouped, key=lambda job: (places[job.arm], job.uploads))
+
+
+def _uploads_of(job: Job) -> Hashable:
+    return job.arm, job.gradient_of, job.trials[0].batch
 
 
 def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:

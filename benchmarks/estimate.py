@@ -3,15 +3,16 @@
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import evaluator
+from benchmarks.direct_uploads import DirectUploads, Memory
 from benchmarks.experiment import AttackConfig, Experiment, PlannedTrial
 from benchmarks.pictures import save_png
 from benchmarks.prepare import Prepared
-from benchmarks.sources import Batch, DirectUploads, Recorded
+from benchmarks.sources import Batch, Recorded
 from fedmjp.config import ModelConfig
 from fedmjp.errors import FedmjpError
 from fedmjp.records import Reconstruction
@@ -88,6 +89,12 @@ class _Kind:
     def version(self) -> Picture:
         return self.trials[0].cell.setting.gradient_of
 
+    @property
+    def shared(self) -> Hashable:
+        """What kinds agree in whose uploads are the same, but for their number."""
+        threat = self.experiment.threat.model_copy(update={"uploads_per_picture": 1})
+        return self.arm.label, self.trials[0].cell.weights, threat.digest()
+
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
         own = {
@@ -116,10 +123,14 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
     """
     probes: list[Probe] = []
     scoring, png = 0.0, 0
-    for kind in _kinds(prepared):
-        source = DirectUploads(kind.experiment, prepared.selection)
-        on_probe(f"{kind.arm.label}, uploads")
-        probes.append(_upload_probe(kind, source))
+    kinds = _kinds(prepared)
+    # Each upload is computed once, for the experiments that ask for most of them.
+    most = {kind.shared: kind for kind in sorted(kinds, key=lambda kind: kind.experiment.threat.uploads_per_picture)}
+    for kind in kinds:
+        if most[kind.shared] is kind:
+            on_probe(f"{kind.arm.label}, uploads")
+            probes.append(_upload_probe(kind, DirectUploads(kind.experiment, prepared.selection)))
+        source = DirectUploads(kind.experiment, prepared.selection, Memory())
         for tried in {trial.attack.label: trial.attack for trial in kind.trials}.values():
             on_probe(f"{kind.arm.label}, {tried.label}")
             probe, recorded, made = _attack_probe(kind, source, tried)
@@ -169,7 +180,7 @@ def _attack_probe(
     )
     pace, made, failure = _Pace(time.perf_counter()), list[Reconstruction](), None
     try:
-        made = adversary.reconstruct(tried.name, uploads, tried.options, on_progress=pace)
+        made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=pace)
     except _WatchedLongEnoughError:
         return Probe(what, pace.estimate / len(uploads), count), [], []
     except FedmjpError as error:

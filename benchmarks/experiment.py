@@ -7,13 +7,15 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from attacks import ATTACKS
-from attacks.base import Role
+from attacks.base import Attack, Role
+from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal
 from fedmjp.config import Checkpoint, Config, Defence, FederationConfig, ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.protocol import Protocol
+from fedmjp.models.classifier import VitClassifier
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import PROTOCOL, ThreatModel
 
 SMALLEST = 11  # pixels per side of SSIM's window
 Keep = Literal["extremes", "all", "none"]  # which pictures of a cell stay on disk
@@ -21,7 +23,7 @@ Scalar = str | int | float | bool | None
 
 
 class AttackConfig(Config):
-    """An attack by name, and the options that are not left at their defaults.
+    """An attack by name, the options that are not left at their defaults, and what its pictures pass afterwards.
 
     Raises:
         ConfigError: If there is no such attack, it has no such option or the value is out of range.
@@ -29,19 +31,53 @@ class AttackConfig(Config):
 
     name: str
     options: Mapping[str, Scalar] = {}
+    then: Stage | None = None
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         try:
-            ATTACKS.get(self.name)(self.options)
+            self.made()
         except BadInputError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
         return self
 
     @property
     def label(self) -> str:
-        """Name and options, as rows show it: ``patch_embedding reading=zeros``."""
-        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
+        """Name, options and stage, as rows show it: ``patch_embedding reading=zeros then reassembly``."""
+        after = [f"then {self.then}"] if self.then else []
+        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items())), *after])
+
+    @classmethod
+    def of_label(cls, label: str) -> Self:
+        """The inverse of ``label``.
+
+        Raises:
+            UnknownNameError: If there is no such attack.
+            ConfigError: If it has no such option, or there is no such stage.
+        """
+        attack, _, then = label.partition(" then ")
+        name, *options = attack.split(" ")
+        ATTACKS.get(name)
+        pairs = (each.partition("=") for each in options)
+        values = {key: None if value == "None" else value for key, _, value in pairs}
+        return cls.parse({"name": name, "options": values, "then": then or None})
+
+    def made(self) -> Attack:
+        """The attack itself, anew."""
+        return ATTACKS.get(self.name)(self.options)
+
+    def tensors(self, model: VitClassifier) -> frozenset[str]:
+        """What it and its stage read of uploads."""
+        return frozenset(self.made().tensors(model)) | frozenset(TENSORS if self.then else ())
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Which requirement of it or its stage fails; None if both apply."""
+        return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
+
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """What a reader must know of its scores; None if nothing."""
+        said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]
+        return "; ".join(each for each in said if each) or None
 
 
 def named(value: object) -> object:
@@ -92,7 +128,7 @@ class Experiment(Config):
     @property
     def threat(self) -> ThreatModel:
         """What the server sees of this federation, and knows."""
-        shared = ("update", "batch_size", "local_steps", "local_learning_rate")
+        shared = ("update", "batch_size", "local_steps", "local_learning_rate", *PROTOCOL)
         return ThreatModel(labels_known=self.labels_known, **{name: getattr(self.federation, name) for name in shared})
 
 

@@ -70,7 +70,7 @@ class _Group:
             refusal=self.refusal,
             left_out=left_out,
             adapted=self.cell.defence in self.attack.adapted_to(self.cell.threat),
-            caveat=None if self.refusal else self.attack.caveat(_blueprint(self.arm), self.cell.threat),
+            caveat=None if self.refusal else self.tried.caveat(_blueprint(self.arm), self.cell.threat),
             upload_bytes=_upload_bytes(self.arm),
         )
 
@@ -116,7 +116,7 @@ def _groups(experiment: Experiment, origin: Mapping[str, str]) -> list[_Group]:
 def _group(
     experiment: Experiment, shared: Mapping[str, Any], arm: ModelConfig, tried: AttackConfig, setting: Setting
 ) -> _Group:
-    attack = ATTACKS.get(tried.name)(tried.options)
+    attack = tried.made()
     cell = Cell(
         model=arm.name,
         weights=arm.weights.sha256 if arm.weights else "untrained",
@@ -128,7 +128,7 @@ def _group(
         protocol=experiment.protocol,
         threat=experiment.threat,
     )
-    refusal = attack.refusal(_blueprint(arm), experiment.threat)
+    refusal = tried.refusal(_blueprint(arm), experiment.threat)
     if attack.role == "bound" and shared["uploads"] != "direct":
         refusal = refusal or "is a bound: no recorded upload holds the gradients at all tokens"
     return _Group(experiment, shared, arm, tried, attack, cell, refusal)

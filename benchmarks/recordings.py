@@ -1,4 +1,4 @@
-"""What `fedmjp simulate` left in a folder, opened to be attacked."""
+"""What `fedmjp record` or `fedmjp simulate --uploads` left in a folder, opened to be attacked."""
 
 import hashlib
 import json
@@ -7,36 +7,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.experiment import Experiment
+from benchmarks.federation.round_records import ROUND_OF_TRAINING
 from benchmarks.federation.simulation import RECORDS, RunFolder
-from benchmarks.sources import tensors_read
-from fedmjp.config import FederationConfig, ModelConfig
+from benchmarks.sources import RecordedUploads, UploadSource, tensors_read
+from fedmjp.config import Checkpoint, FederationConfig, ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A folder of records and the configuration that they were made with."""
+    """A folder of records and the configuration that they were made with.
+
+    Attributes:
+        folder: Where they lie.
+        config: What was run.
+        sha256: Of each picture.
+        of_training: Whether it is a round of a training run.
+        localisation_weights: Of the localisation loss in each client's gradient, by node, where there was one.
+    """
 
     folder: RunFolder
     config: FederationConfig
     sha256: dict[str, str]
+    of_training: bool
+    localisation_weights: dict[str, float]
 
     @staticmethod
     def open(folder: Path) -> "Recording":
         """Read the manifest.
 
         Raises:
-            BadInputError: If the folder holds no records of `fedmjp simulate`.
+            BadInputError: If the folder holds no records, or holds weight changes that no attack can read.
         """
         try:
             about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            return Recording(RunFolder(folder), FederationConfig.parse(about["config"]), dict(about["pictures"]))
+            recording = Recording(
+                RunFolder(folder),
+                FederationConfig.parse(about["config"]),
+                dict(about["pictures"]),
+                about.get("kind") == ROUND_OF_TRAINING,
+                dict(about.get("localisation_weights", {})),
+            )
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise BadInputError(f"{folder} holds no records of `fedmjp simulate`: {error}") from None
+            raise BadInputError(f"{folder} holds no records of `fedmjp record`: {error}") from None
+        if "recipe" in about:
+            raise BadInputError(
+                f"{folder} holds weight changes of AdamW with the training recipe; attacks invert gradients and plain "
+                "SGD: record with `fedmjp simulate --strategy fedsgd`"
+            )
+        return recording
 
     def arms(self, model: str | None, defence: str | None, *, device: str) -> FederationConfig:
         """The configuration, reduced to a model and a defence where they are named.
@@ -54,6 +77,15 @@ class Recording:
         }
         return FederationConfig.parse(self.config.model_dump() | reduced)
 
+    def checkpoints(self, federation: FederationConfig) -> dict[str, Checkpoint]:
+        """Weights in files: none, they were drawn from the seed."""
+        del federation
+        return {}
+
+    def source(self, experiment: Experiment) -> UploadSource:
+        """What gives an experiment these uploads."""
+        return RecordedUploads(experiment, self.folder)
+
     def batches(self, federation: FederationConfig) -> list[tuple[PictureEntry, ...]]:
         """The pictures behind each upload, from the evaluator's records of all arms.
 
@@ -62,18 +94,21 @@ class Recording:
         """
         found: dict[tuple[str, ...], tuple[PictureEntry, ...]] = {}
         for arm in federation.arms:
-            for (names, _), path in self.folder.index(arm).items():
-                if names not in found and all(name in self.sha256 for name in names):
-                    found |= self._entries(names, path)
+            for (names, _), (path, *_) in self.folder.index(arm).items():
+                if names not in found:
+                    found |= self.entries(names, path)
         if not found:
             raise BadInputError(f"{self.folder.evaluator} holds no readable record of pictures that the manifest names")
         return list(found.values())
 
-    def _entries(self, names: tuple[str, ...], path: Path) -> dict[tuple[str, ...], tuple[PictureEntry, ...]]:
+    def entries(self, names: tuple[str, ...], path: Path) -> dict[tuple[str, ...], tuple[PictureEntry, ...]]:
+        """The pictures in a private record, by their names; nothing if it, or the manifest, does not show them."""
         try:
             labels = PrivateBatch.load(path).labels.tolist()
         except FedmjpError:
             return {}  # told as a problem
+        if not all(name in self.sha256 for name in names):
+            return {}
         pairs = zip(names, labels, strict=True)
         return {names: tuple(PictureEntry(name, label, self.sha256[name]) for name, label in pairs)}
 
@@ -95,7 +130,7 @@ class Recording:
         ]
 
     def _problems(self, experiment: Experiment, arm: ModelConfig) -> list[tuple[Path, str]]:
-        model = build(arm)
+        model = build_vit(arm)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         read = {name: shapes[name] for name in tensors_read(experiment, arm, model) if name in shapes}
         uploads, private = self.folder.uploads / arm.label, self.folder.evaluator / arm.label

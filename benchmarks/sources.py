@@ -1,37 +1,30 @@
 """Where the uploads of an experiment come from: a recorded federation, or computed when needed.
 
-Both give the same tensors for the same seed; a test holds them together.
+Both give the same tensors for the same seed; a test holds them together. What is computed when needed
+stands in ``benchmarks.direct_uploads``.
 """
 
-import copy
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
-from attacks import ATTACKS
 from benchmarks.experiment import Experiment, PlannedTrial
 from benchmarks.federation.simulation import RunFolder, simulate
 from benchmarks.output import write_text
 from fedmjp.config import FederationConfig, ModelConfig
-from fedmjp.data.batches import batch_of_round
-from fedmjp.data.selection import Selection
-from fedmjp.errors import ConfigError, FedmjpError
-from fedmjp.models.build import blueprint, build
+from fedmjp.errors import FedmjpError
+from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Upload, weights_digest
+from fedmjp.records import Upload
 from fedmjp.settings import Picture
-from fedmjp.stacked import ENTRANCE, entrance_gradients
-from fedmjp.updates import local_update
 
 COMPLETED = "completed.json"
-PICTURES_PER_PASS = 16
+MISSING = "the client's upload or private record is missing or damaged"
 Batch = tuple[str, ...]
 
 
@@ -70,110 +63,12 @@ class UploadSource(Protocol):
         """Every trial is done."""
 
 
-def tensors_read(experiment: Experiment, arm: ModelConfig, model: VitClassifier) -> frozenset[str]:
-    """Names of the upload tensors that some attack of the experiment reads on this arm."""
-    attacks = [ATTACKS.get(attack.name)(attack.options) for attack in experiment.attacks[arm.name]]
-    return frozenset(name for attack in attacks for name in attack.tensors(model))
-
-
-@dataclass(frozen=True)
-class DirectUploads:
-    """Computes uploads in this process when they are asked for, without Flower, and forgets them.
-
-    Only the tensors that some attack reads are computed and kept. The weights stay as they are. An
-    upload does not depend on which others are asked for, to the last bit.
-
-    Attributes:
-        experiment: Whose arms' uploads are asked for.
-        selection: Its pictures; experiments that differ in their seed may share them.
-
-    Raises:
-        ConfigError: If the weights are to move, which takes a server.
-    """
-
-    experiment: Experiment
-    selection: Selection
-
-    def __post_init__(self) -> None:
-        rate = self.experiment.federation.server_learning_rate
-        if rate:
-            raise ConfigError(f"direct mode keeps the weights; server-learning-rate is {rate}")
-
-    def prepare(self, planned: Sequence[PlannedTrial], on_rounds: Callable[[int], None]) -> str | None:
-        """Nothing to record."""
-        del planned, on_rounds
-        return None
-
-    def uploads(
-        self, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch]
-    ) -> Mapping[Batch, Recorded | str]:
-        """Compute them, in stacks where the attacks read nothing but the model's entrance."""
-        try:
-            model = _initial_model(arm, self.experiment.federation.device)
-        except FedmjpError as error:
-            return dict.fromkeys(batches, str(error))
-        names = tensors_read(self.experiment, arm, model)
-        stacked = (
-            self.experiment.federation.update == "gradient" and model.has_positions and names and names <= ENTRANCE
-        )
-        found: dict[Batch, Recorded | str] = {}
-        for stack in self._stacks(batches) if stacked else [[batch] for batch in batches]:
-            found |= self._computed(arm, gradient_of, stack, names)
-        return {batch: found[batch] for batch in batches}
-
-    def model(self, arm: ModelConfig, weights: str) -> VitClassifier:
-        """The initial model: a copy, so that nothing an attack does to it reaches the clients."""
-        del weights
-        return _attackers_model(arm, self.experiment.federation.device)
-
-    def stale(self) -> None:
-        """Nothing is kept."""
-
-    def finish(self) -> None:
-        """Nothing is kept."""
-
-    def _stacks(self, batches: Sequence[Batch]) -> list[list[Batch]]:
-        """Whole passes that the batches are in: how many are in a pass shows in the last bit of its gradients."""
-        size = max(1, PICTURES_PER_PASS // self.experiment.federation.batch_size)
-        passes = dict.fromkeys(self._places[batch] // size for batch in batches)
-        every = list(self._places)
-        return [every[index * size : (index + 1) * size] for index in passes]
-
-    def _computed(
-        self, arm: ModelConfig, gradient_of: Picture, stack: Sequence[Batch], names: frozenset[str]
-    ) -> dict[Batch, Recorded | str]:
-        """Uploads of one pass, or of one batch alone."""
-        federation = self.experiment.federation
-        found: dict[Batch, Recorded | str] = {}
-        turns = {batch: self._turn(batch, gradient_of) for batch in stack}
-        private: dict[Batch, PrivateBatch] = {}
-        for batch, turn in turns.items():
-            try:
-                private[batch] = batch_of_round(federation, self.selection, *turn)
-            except FedmjpError as error:
-                found[batch] = str(error)
-        try:
-            updates = _updates(_initial_model(arm, federation.device), list(private.values()), federation, names)
-            digest = _initial_digest(arm, federation.device)
-            for (batch, made), tensors in zip(private.items(), updates, strict=True):
-                client, server_round = turns[batch]
-                upload = Upload(tensors, federation.update, len(batch), server_round, client, digest)
-                found[batch] = Recorded(made, upload)
-        except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
-            for batch in private:
-                found.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
-        return found
-
-    def _turn(self, batch: Batch, gradient_of: Picture) -> tuple[int, int]:
-        """Client and round of a batch, as in a federated run."""
-        federation = self.experiment.federation
-        client, turn = divmod(self._places[batch], federation.batches_per_client)
-        return client, federation.inputs.index(gradient_of) * federation.batches_per_client + turn + 1
-
-    @cached_property
-    def _places(self) -> dict[Batch, int]:
-        batches = self.selection.batches(self.experiment.federation)
-        return {tuple(entry.name for entry in batch): place for place, batch in enumerate(batches)}
+def tensors_read(
+    experiment: Experiment, arm: ModelConfig, model: VitClassifier, *, of_others: bool = False
+) -> frozenset[str]:
+    """Names of the tensors that some attack of the experiment reads on this arm: of uploads, or of their others."""
+    tried = [each for each in experiment.attacks[arm.name] if each.made().reads_others or not of_others]
+    return frozenset(name for each in tried for name in each.tensors(model))
 
 
 def described(error: Exception) -> str:
@@ -181,21 +76,9 @@ def described(error: Exception) -> str:
     return str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
 
 
-def _updates(
-    model: VitClassifier, private: Sequence[PrivateBatch], federation: FederationConfig, names: frozenset[str]
-) -> list[dict[str, torch.Tensor]]:
-    if len(private) > 1:
-        return entrance_gradients(model, private, names)
-    # A floor reads nothing, but an upload is never empty.
-    return [
-        {name: tensor for name, tensor in local_update(model, batch, federation).items() if name in names or not names}
-        for batch in private
-    ]
-
-
 @dataclass(frozen=True)
 class RecordedUploads:
-    """Reads what `fedmjp simulate` recorded, and leaves it as it is."""
+    """Reads what `fedmjp record` recorded, and leaves it as it is."""
 
     experiment: Experiment
     folder: RunFolder
@@ -209,7 +92,7 @@ class RecordedUploads:
         self, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch]
     ) -> Mapping[Batch, Recorded | str]:
         """Read them."""
-        return read_recorded(self.folder, arm, gradient_of, batches)
+        return read_recorded(self.folder, arm, gradient_of, batches, labels_known=self.experiment.labels_known)
 
     def model(self, arm: ModelConfig, weights: str) -> VitClassifier:
         """The model with the weights that were recorded."""
@@ -289,37 +172,27 @@ class FederatedUploads(RecordedUploads):
 
 
 def read_recorded(
-    folder: RunFolder, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch]
+    folder: RunFolder, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch], *, labels_known: bool = False
 ) -> dict[Batch, Recorded | str]:
-    """Upload and private batch of each batch of pictures out of the records of a run."""
+    """The first upload of each batch of pictures and its private batch out of the records of a run.
+
+    The later uploads of the same pictures are its others, in the order of their rounds.
+    """
     paths = folder.index(arm)
     found: dict[Batch, Recorded | str] = {}
     for batch in batches:
-        path = paths.get((batch, gradient_of))
-        if path is None:
-            found[batch] = "the client's upload or private record is missing or damaged"
-            continue
         try:
-            found[batch] = Recorded(PrivateBatch.load(path), Upload.load(folder.uploads / arm.label / path.name))
+            records = [folder.record(arm, path) for path in paths.get((batch, gradient_of), [])]
         except FedmjpError as error:
-            found[batch] = f"the client's upload or private record is missing or damaged: {error}"
+            found[batch] = f"{MISSING}: {error}"
+            continue
+        if not records:
+            found[batch] = MISSING
+            continue
+        first, *later = (Recorded(private, upload) for private, upload in records)
+        others = tuple(each.for_attack(labels_known=labels_known) for each in later)
+        found[batch] = replace(first, upload=replace(first.upload, others=others))
     return found
-
-
-# Jobs come in the order of their weights; one arm more, for jobs that are tried again.
-@lru_cache(maxsize=2)
-def _initial_model(arm: ModelConfig, device: str) -> VitClassifier:
-    return build(arm).to(device)
-
-
-@lru_cache(maxsize=2)
-def _attackers_model(arm: ModelConfig, device: str) -> VitClassifier:
-    return copy.deepcopy(_initial_model(arm, device))
-
-
-@lru_cache(maxsize=64)
-def _initial_digest(arm: ModelConfig, device: str) -> str:
-    return weights_digest(_initial_model(arm, device).state_dict())
 
 
 @lru_cache(maxsize=1)
@@ -329,6 +202,6 @@ def sent_model(folder: RunFolder, arm: ModelConfig, weights: str, device: str) -
     Raises:
         RecordError: If they are not there, or were changed.
     """
-    model = build(arm)
+    model = build_vit(arm)
     model.load_state_dict(folder.upload_folder(arm).weights(weights))
     return model.to(device)

@@ -13,13 +13,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from benchmarks.direct_uploads import DirectUploads
 from benchmarks.engine import Engine, Silent
 from benchmarks.ledger import Ledger
 from benchmarks.output import OutputFolder
 from benchmarks.pictures import load_png
 from benchmarks.prepare import Prepared
 from benchmarks.retention import extremes
-from benchmarks.sources import DirectUploads
 from fedmjp import provenance
 from fedmjp.metrics import metric
 from fedmjp.seeds import torch_generator

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -15,11 +16,11 @@ from typing import Protocol, Self
 
 import torch
 
+from benchmarks.direct_uploads import DirectUploads, Memory
 from benchmarks.engine import Engine, Job, JobReport, Progress, Silent, jobs
 from benchmarks.experiment import Experiment, Plan
 from benchmarks.output import OutputFolder
 from benchmarks.retention import Keep, Retention
-from benchmarks.sources import DirectUploads
 from fedmjp import provenance
 from fedmjp.data.selection import Selection
 from fedmjp.errors import FedmjpError
@@ -76,6 +77,7 @@ class Bench:
     def __init__(self, setup: Setup, progress: Progress) -> None:
         self._setup, self._progress = setup, progress
         self.store = setup.store()
+        self._memory = Memory()
         self._engines: dict[int, Engine] = {}
 
     def engine(self, part: int) -> Engine:
@@ -87,7 +89,7 @@ class Bench:
                 setup.output,
                 self.store,
                 self._progress,
-                DirectUploads(experiment, setup.selection),
+                DirectUploads(experiment, setup.selection, self._memory),
                 save_pictures=setup.keep != "none",
             )
         return self._engines[part]
@@ -183,6 +185,7 @@ class Foreman:
     stop: Callable[[], bool]
     _suspects: deque[Job] = field(default_factory=deque)
     _held: dict[int, tuple[Job, bool]] = field(default_factory=dict)
+    _computed: dict[int, int] = field(default_factory=dict)
 
     def work_alone(self, missing: Sequence[Job]) -> int:
         """In this process; the engine tells trials itself."""
@@ -215,10 +218,23 @@ class Foreman:
             again = not waiting
             if not (waiting or (self._suspects and not self._held)) or self.stop():
                 return
-            job = self._suspects.popleft() if again else waiting.popleft()
+            job = self._suspects.popleft() if again else self._next(slot, waiting)
             self._held[slot] = job, again
             pictures.starts(job.trials)
             team.give(slot, job)
+
+    def _next(self, slot: int, waiting: deque[Job]) -> Job:
+        """One whose uploads this worker has computed, or no worker has; the first one if there is none."""
+        own, others = self._computed.get(slot), set(self._computed.values())
+        preferred = chain(
+            (place for place, job in enumerate(waiting) if job.uploads == own),
+            (place for place, job in enumerate(waiting) if job.uploads not in others),
+        )
+        place = next(preferred, 0)
+        job = waiting[place]
+        del waiting[place]
+        self._computed[slot] = job.uploads
+        return job
 
     def _judged(self, job: Job, outcome: Outcome, *, again: bool) -> JobReport | None:
         """The job's end, if this was it."""

@@ -76,3 +76,7 @@ class WeightsMissingError(FedmjpError):
 
 class FederationError(FedmjpError):
     """The Flower run failed. Remedy: read the client's or server's error in the message."""
+
+
+class TrainingError(FedmjpError):
+    """Training broke down. Remedy: see the message; the last checkpoint is kept."""

@@ -9,6 +9,8 @@ in a large share of draws, down to empty masks at small ratios; it is recorded, 
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -50,9 +52,9 @@ def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()
 
 
-def _paint_block(mask: Tensor, wanted: int, generator: torch.Generator) -> int:
+def _paint_block(mask: npt.NDArray[np.bool_], wanted: int, generator: torch.Generator) -> int:
     """Paint one rectangle that adds between 1 and ``wanted`` patches; return how many it added."""
-    grid = mask.shape[0]
+    grid = len(mask)  # NumPy because training draws a mask per picture, and torch is slow on a few patches
     for _ in range(ATTEMPTS):
         area = _uniform(MIN_BLOCK, wanted, generator)
         aspect = math.exp(_uniform(math.log(MIN_ASPECT), -math.log(MIN_ASPECT), generator))
@@ -62,9 +64,9 @@ def _paint_block(mask: Tensor, wanted: int, generator: torch.Generator) -> int:
         top = int(torch.randint(grid - height + 1, (), generator=generator))
         left = int(torch.randint(grid - width + 1, (), generator=generator))
         block = mask[top : top + height, left : left + width]
-        added = int((~block).sum())
+        added = block.size - int(block.sum())
         if 0 < added <= wanted:
-            block.fill_(True)
+            block[:] = True
             return added
     return 0
 
@@ -89,14 +91,14 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
     """
     if not 0.0 <= mask_ratio <= 1.0:
         raise BadInputError(f"mask ratio {mask_ratio} is outside [0, 1]")
-    mask = torch.zeros(grid, grid, dtype=torch.bool)
+    mask = np.zeros((grid, grid), dtype=np.bool_)
     missing = int(grid * grid * mask_ratio)
     while missing > 0:
         added = _paint_block(mask, min(missing, MAX_BLOCK), generator)
         if added == 0:
             break
         missing -= added
-    return mask.flatten()
+    return torch.from_numpy(mask.ravel())
 
 
 def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:

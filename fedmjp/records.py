@@ -95,7 +95,7 @@ def load_fields(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
-# What an upload's file states beside its tensors; labels are never among it.
+# What an upload's file states beside its tensors; labels and others are never among it.
 UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
 
@@ -112,6 +112,8 @@ class Upload:
         weights: Digest of the weights that the server had sent for the round.
         labels: The labels of the pictures in no particular order, where the threat model grants them
             to the attacker; None otherwise. They never cross the wire and are never on disk.
+        others: Further uploads of the same client that the server kept, each with the weights that it had
+            sent then. They have files of their own, and no others.
     """
 
     tensors: Mapping[str, Tensor]
@@ -121,9 +123,11 @@ class Upload:
     node: int
     weights: str
     labels: tuple[int, ...] | None = None
+    others: tuple["Upload", ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.tensors) > 0, "an upload without tensors")
+        require(not any(other.others for other in self.others), "an upload's others have others themselves")
         for name, tensor in self.tensors.items():
             require(tensor.is_floating_point(), f"upload tensor {name!r} holds {tensor.dtype}, no real numbers")
             require(bool(torch.isfinite(tensor).all()), f"upload tensor {name!r} holds NaN or infinite values")

@@ -6,6 +6,9 @@ cells comparable picture by picture.
 """
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,3 +28,22 @@ def torch_generator(seed: int, *purpose: str | float) -> torch.Generator:
 def numpy_generator(seed: int, *purpose: str | float) -> np.random.Generator:
     """A NumPy generator for ``purpose``."""
     return np.random.default_rng(derive(seed, *purpose))
+
+
+@contextmanager
+def scoped_randomness(seed: int) -> Iterator[None]:
+    """The global generators of random, numpy and torch in a state that ``seed`` determines, for a while.
+
+    For libraries that take no generator (timm's augmentation, mixup, drop path). Afterwards all are as
+    they were before.
+    """
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (what these libraries draw from)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002, TID251
+        torch.manual_seed(seed)  # noqa: TID251
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002

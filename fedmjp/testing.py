@@ -24,13 +24,15 @@ import torch
 from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
+from fedmjp.degradation import degrade
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
 from fedmjp.models import names
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
+from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
@@ -68,7 +70,7 @@ class Trial:
     Attributes:
         attack: Ready to use, with the options that the suite is to run with.
         model: Name of an undefended model that it applies to.
-        threat: What it is granted.
+        threat: What it is granted, and how often and how degraded clients upload.
         gain: PSNR in dB by which its mean must beat the grey picture on the undefended model; None for
             an attack that makes no such claim.
         tolerance: Largest difference of a pixel between an upload attacked alone and in a stack.
@@ -86,12 +88,17 @@ class Trial:
 
     def batches(self) -> list[PrivateBatch]:
         """What clients hold."""
-        return _batches(self.threat.batch_size)
+        return _batches(self.threat.batch_size, 0)
 
     def uploads(self, model: VitClassifier) -> list[Upload]:
-        """What the clients send, with labels where the threat model grants them, anew each time."""
-        made = _uploads(self.model, "mjp" if model.defended else "none", self.threat)
-        return [_replaced(upload, tensors=copy.deepcopy(dict(upload.tensors))) for upload in made]
+        """What the clients send, with labels and others where the threat model grants them, anew each time."""
+        defence = "mjp" if model.defended else "none"
+        first, *later = (
+            [_replaced(upload, tensors=copy.deepcopy(dict(upload.tensors))) for upload in made]
+            for made in (_uploads(self.model, defence, self.threat, n) for n in range(self.threat.uploads_per_picture))
+        )
+        others = zip(*later, strict=True) if later else [()] * len(first)
+        return [_replaced(upload, others=kept) for upload, kept in zip(first, others, strict=True)]
 
     def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Reconstruction]:
         """Attack with a generator of the suite's seed."""
@@ -104,32 +111,34 @@ _SIZE: Mapping[str, Any] = {"image_size": 64, "patch_size": 8}
 
 @lru_cache(maxsize=8)
 def _network(name: str, defence: str) -> VitClassifier:
-    return build(ModelConfig.parse({"name": name, "defence": defence, **_SIZE}))
+    return build_vit(ModelConfig.parse({"name": name, "defence": defence, **_SIZE}))
 
 
 @lru_cache(maxsize=8)
-def _batches(size: int) -> list[PrivateBatch]:
-    config = FederationConfig.parse(
-        {"clients": UPLOADS, "pictures_per_client": size, "batch_size": size, "inputs": (Picture.CLEAN,), **_SIZE}
-    )
+def _batches(size: int, number: int) -> list[PrivateBatch]:
+    """Of each client, for one of its uploads."""
+    pictures = {"clients": UPLOADS, "pictures_per_client": size, "batch_size": size, "uploads_per_picture": number + 1}
+    config = FederationConfig.parse({**pictures, "inputs": (Picture.CLEAN,), **_SIZE})
     selection = select_for(config)
-    return [batch_of_round(config, selection, client, 1) for client in range(UPLOADS)]
+    return [batch_of_round(config, selection, client, config.rounds) for client in range(UPLOADS)]
 
 
-@lru_cache(maxsize=8)
-def _uploads(name: str, defence: str, threat: ThreatModel) -> list[Upload]:
+@lru_cache(maxsize=16)
+def _uploads(name: str, defence: str, threat: ThreatModel, number: int) -> list[Upload]:
     model = _network(name, defence)
     return [
         Upload(
-            tensors=local_update(model, batch, threat),
+            tensors=degrade(
+                local_update(model, batch, threat), threat, generator=torch_generator(SEED, "noise", node, number)
+            ),
             kind=threat.update,
             num_examples=threat.batch_size,
-            server_round=1,
+            server_round=number + 1,
             node=node,
             weights="conformance",
             labels=tuple(sorted(batch.labels.tolist())) if threat.labels_known else None,
         )
-        for node, batch in enumerate(_batches(threat.batch_size))
+        for node, batch in enumerate(_batches(threat.batch_size, number))
     ]
 
 
@@ -156,10 +165,11 @@ def changes_nothing(trial: Trial) -> None:
     """Uploads, model and torch's global generator are as they were."""
     model = trial.network()
     uploads = trial.uploads(model)
-    before = copy.deepcopy([dict(upload.tensors) for upload in uploads])
+    given = [each for upload in uploads for each in (upload, *upload.others)]
+    before = copy.deepcopy([dict(upload.tensors) for upload in given])
     weights, mode, state = copy.deepcopy(model.state_dict()), model.training, torch.random.get_rng_state()
     trial.run(uploads, model)
-    for upload, tensors in zip(uploads, before, strict=True):
+    for upload, tensors in zip(given, before, strict=True):
         for name, tensor in tensors.items():
             _require(torch.equal(upload.tensors[name], tensor), f"changes the upload's tensor {name}")
     after = model.state_dict()
@@ -254,7 +264,8 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
 
 
 def _with_tensors(upload: Upload, kept: Sequence[str]) -> Upload:
-    return _replaced(upload, tensors={name: upload.tensors[name] for name in kept})
+    others = tuple(_with_tensors(other, kept) for other in upload.others)
+    return _replaced(upload, tensors={name: upload.tensors[name] for name in kept}, others=others)
 
 
 def _replaced(upload: Upload, **fields: Any) -> Upload:

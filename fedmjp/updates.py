@@ -1,8 +1,9 @@
 """The local computation: what a client computes from its pictures before anything leaves it.
 
-Federated clients and direct mode both call ``local_update``; that they agree is tested.
+Federated clients and direct mode both call ``local_update`` and ``leaving``; that they agree is tested.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedmjp.config import UpdateKind
+from fedmjp.config import FederationConfig, UpdateKind
+from fedmjp.degradation import degrade
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
+from fedmjp.seeds import torch_generator
 
 
 class LocalTraining(Protocol):
@@ -36,6 +39,20 @@ def local_update(model: VitClassifier, batch: PrivateBatch, recipe: LocalTrainin
     if recipe.update == "gradient":
         return gradient(model, batch)
     return delta(model, batch, steps=recipe.local_steps, learning_rate=recipe.local_learning_rate)
+
+
+def leaving(
+    update: Mapping[str, Tensor], batch: PrivateBatch, config: FederationConfig, number: int
+) -> dict[str, Tensor]:
+    """An update as it leaves the client: degraded as the configuration asks.
+
+    Args:
+        update: Of the batch, or some tensors of it.
+        batch: Its noise depends on the pictures' names.
+        config: Of the run.
+        number: How many uploads of the batch, in this version, were made before it: their noise is another.
+    """
+    return degrade(update, config, generator=torch_generator(config.seed, "degradation", *batch.pictures, number))
 
 
 def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
@@ -89,4 +106,6 @@ def _gradient_at(model: VitClassifier, weights: dict[str, Tensor], batch: Privat
     images = batch.version(batch.gradient_of).to(device)
     with torch.enable_grad():
         loss = F.cross_entropy(functional_call(model, weights, (images, mask)), batch.labels.to(device))
-        return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+        # A localisation regressor has no part in it.
+        found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        return dict(zip(weights, found, strict=True))

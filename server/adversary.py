@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attacks import ATTACKS
+from attacks.stages import Stage, reassembled
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.seeds import torch_generator
@@ -31,6 +32,7 @@ class Adversary:
         uploads: Sequence[Upload],
         options: Mapping[str, Any],
         *,
+        then: Stage | None = None,
         on_progress: Callable[[int, int, float], None],
     ) -> list[Reconstruction]:
         """One reconstruction per upload.
@@ -39,6 +41,7 @@ class Adversary:
             attack: Name.
             uploads: All computed with the weights of ``model``.
             options: Of the attack.
+            then: The stage that its pictures pass afterwards.
             on_progress: Called with (steps done, steps in total, loss) while an attack optimises.
 
         Raises:
@@ -49,4 +52,7 @@ class Adversary:
         made = ATTACKS.get(attack)(options)
         made.on_progress = on_progress
         generator = torch_generator(self.seed, "attack", attack)
-        return made.reconstruct(uploads, self.model, self.threat, generator=generator)
+        found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
+        if then is None:
+            return found
+        return reassembled(found, uploads, self.model, generator=torch_generator(self.seed, "stage", then))

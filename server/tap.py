@@ -12,6 +12,7 @@ from torch import Tensor
 from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
+from server.screening import last_line
 from server.uploads import UploadFolder
 
 
@@ -110,7 +111,7 @@ class UploadTap(Grid):
         for reply in replies:
             sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if reply.has_error():
-                self.failures.append(f"client {reply.metadata.src_node_id}: {_last_line(reply.error.reason or '')}")
+                self.failures.append(f"client {reply.metadata.src_node_id}: {last_line(reply.error.reason or '')}")
                 continue
             if self._folder is None or sent is None:
                 continue
@@ -140,9 +141,3 @@ def _only_arrays(content: RecordDict) -> ArrayRecord:
 
 def _tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
     return dict(arrays.to_torch_state_dict())
-
-
-def _last_line(reason: str) -> str:
-    """The error itself: simulations put the whole traceback into the reason."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"

@@ -9,6 +9,8 @@ from torch import Tensor
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload, load_tensors, record_name, save_tensors, weights_digest
 
+WEIGHTS = "weights-*.safetensors"
+
 
 @dataclass(frozen=True)
 class UploadFolder:
@@ -52,4 +54,4 @@ class UploadFolder:
         return state
 
     def _weights_path(self, digest: str) -> Path:
-        return self.folder / f"weights-{digest}.safetensors"
+        return self.folder / WEIGHTS.replace("*", digest)

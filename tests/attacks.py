@@ -6,6 +6,7 @@ from fedmjp.threat import ThreatModel
 
 QUICK: dict[str, dict[str, object]] = {
     "gradient_matching": {"iterations": 2},
+    "mjp_matching": {"iterations": 2},
     **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},
 }
 

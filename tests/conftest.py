@@ -10,7 +10,7 @@ import torch
 from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
@@ -43,7 +43,7 @@ def pictures() -> Selection:
 
 
 def small_model(name: str = "deit_tiny", defence: str = "none", seed: int = 0) -> VitClassifier:
-    return build(ModelConfig.parse({"name": name, "defence": defence, "seed": seed, **SMALL}))
+    return build_vit(ModelConfig.parse({"name": name, "defence": defence, "seed": seed, **SMALL}))
 
 
 @pytest.fixture(scope="session")

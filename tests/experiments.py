@@ -5,13 +5,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.direct_uploads import DirectUploads
 from benchmarks.engine import Engine, JobReport, Silent
 from benchmarks.experiment import Experiment, Plan, PlannedTrial
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
 from benchmarks.planning import plan
 from benchmarks.retention import Keep
-from benchmarks.sources import DirectUploads, FederatedUploads, Recorded, Recorder
+from benchmarks.sources import FederatedUploads, Recorded, Recorder
 from benchmarks.workers import Setup
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for

@@ -178,7 +178,7 @@ def test_pictures_that_the_prior_was_measured_on_are_left_out(
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    """What `fedmjp simulate` leaves behind, recorded without Flower."""
+    """What `fedmjp record` leaves behind, recorded without Flower."""
     config = FederationConfig(
         models=("deit_tiny",), defences=("none", "mjp"), clients=2, inputs=(Picture.CLEAN,), image_size=64, patch_size=8
     )
@@ -340,4 +340,4 @@ def test_a_folder_without_records_is_named(
 ) -> None:
     given = ("--uploads", str(tmp_path / "elsewhere"))
     assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *given, small=()) == BAD_INPUT
-    assert "holds no records of `fedmjp simulate`" in capsys.readouterr().err
+    assert "holds no records of `fedmjp record`" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, RecordError, UnknownNameError
 from fedmjp.metrics import METRICS
 from fedmjp.models import names
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.records import Reconstruction, Upload
@@ -99,9 +99,9 @@ def test_april_refuses_a_deployed_architecture(
 
 def test_patch_embedding_refuses_an_underdetermined_model(threat: ThreatModel, generator: torch.Generator) -> None:
     from fedmjp.config import ModelConfig
-    from fedmjp.models.build import build
+    from fedmjp.models.build import build_vit
 
-    model = build(ModelConfig(name="deit_tiny"))  # 196 patches, dim 192
+    model = build_vit(ModelConfig(name="deit_tiny"))  # 196 patches, dim 192
     with pytest.raises(AttackNotApplicableError, match="196 patches are more unknowns than the 192"):
         ATTACKS.get("patch_embedding")().reconstruct([], model, threat, generator=generator)
 
@@ -255,7 +255,7 @@ def test_the_bound_takes_equal_patches_under_one_embedding(
 
 
 def test_aprils_prior_is_worth_ten_decibels_where_the_embedding_loses_half(pictures: Selection) -> None:
-    model = build(ModelConfig(name="deit_tiny_april", image_size=64, patch_size=16))  # 768 pixels to 192 numbers
+    model = build_vit(ModelConfig(name="deit_tiny_april", image_size=64, patch_size=16))  # 768 pixels to 192 numbers
     psnr, found = METRICS["psnr"].function, {}
     for name in ("april", "april_min_norm"):
         for index in range(2):
@@ -316,14 +316,14 @@ def test_uploads_that_were_pruned_to_equal_rows_show_every_patch_alike(
 
 
 def test_wiener_takes_more_patches_than_dimensions(threat: ThreatModel) -> None:
-    model = build(ModelConfig(name="deit_tiny"))  # 196 patches, 192 dimensions
+    model = build_vit(ModelConfig(name="deit_tiny"))  # 196 patches, 192 dimensions
     assert "196 patches" in (ATTACKS.get("patch_embedding")().refusal(model, threat) or "")
     assert ATTACKS.get("patch_embedding_wiener")().refusal(model, threat) is None
 
 
 def test_attacks_with_a_prior_refuse_sizes_that_it_does_not_know(threat: ThreatModel) -> None:
     for name, size in (("patch_embedding_wiener", 48), ("april", 48)):
-        model = build(ModelConfig(name=model_of(name), image_size=size, patch_size=8))
+        model = build_vit(ModelConfig(name=model_of(name), image_size=size, patch_size=8))
         assert "no prior" in (ATTACKS.get(name)().refusal(model, threat) or "none").replace("there is none", "no prior")
 
 

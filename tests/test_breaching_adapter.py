@@ -19,7 +19,7 @@ from fedmjp.config import ModelConfig
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.metrics import METRICS
 from fedmjp.models import names
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
 
 
 def one_block(name: str = "deit_tiny", defence: str = "none") -> VitClassifier:
-    model = build(ModelConfig.parse({"name": name, "defence": defence, **SIZE}))
+    model = build_vit(ModelConfig.parse({"name": name, "defence": defence, **SIZE}))
     del model.backbone.blocks[1:]
     return model
 

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.campaign import Campaign
 from benchmarks.campaign_file import read_campaign
+from fedmjp.data.selection import open_source, select
 from fedmjp.errors import ConfigError
 from fedmjp.settings import Setting
 
@@ -57,6 +58,16 @@ def test_experiments_are_the_product_of_seeds_threats_and_ratios(tmp_path: Path)
     threats = [("gradient", 1, 1), ("gradient", 2, 1), ("delta", 1, 1), ("delta", 1, 5)]
     assert found == {(seed, ratio, *threat) for seed in (3, 4) for ratio in (0.27, 0.5) for threat in threats}
     assert len(first) == len(found) == 16
+
+
+def test_a_grid_may_take_the_first_pictures_only(tmp_path: Path) -> None:
+    campaign = read(tmp_path, FILE, "grids.1.pictures=1")
+    few, many = campaign.experiments(device="cpu")[-1], campaign.experiments(device="cpu")[0]
+    selection = select(open_source("bundled", size=64, classes=1000), campaign.data.count, seed=0)
+    assert selection.batches(few.federation) == selection.batches(many.federation)[:1]
+    assert len(selection.batches(many.federation)) == 2
+    more = read(tmp_path, FILE, "grids.1.pictures=9").experiments(device="cpu")[-1]
+    assert selection.batches(more.federation) == selection.batches(many.federation)
 
 
 def test_overrides_replace_keys_and_elements(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.errors import CheckpointError, ConfigError
-from fedmjp.models.build import build
-from fedmjp.models.checkpoints import LOCALISATION, load_checkpoint
+from fedmjp.models.build import build, build_vit
+from fedmjp.models.checkpoints import load_checkpoint
 from fedmjp.models.classifier import VitClassifier
 from tests.conftest import SMALL
 
@@ -26,14 +26,14 @@ DIM = 192
 
 
 def config_of(
-    checkpoint: Checkpoint | None, name: str = "deit_tiny", defence: str = "none", **values: int
+    checkpoint: Checkpoint | None, name: str = "deit_tiny", defence: str = "none", **values: object
 ) -> ModelConfig:
     return ModelConfig.parse({"name": name, "defence": defence, "weights": checkpoint, **SMALL, **values})
 
 
 @lru_cache
 def trained(defence: str = "none", name: str = "deit_tiny") -> VitClassifier:
-    return build(config_of(None, name, defence, seed=TRAINED))
+    return build_vit(config_of(None, name, defence, seed=TRAINED))
 
 
 def plain(model: VitClassifier) -> Weights:
@@ -92,13 +92,13 @@ LAYOUTS: dict[str, Callable[[Weights], Any]] = {
 def test_every_layout_of_a_plain_checkpoint_gives_the_same_logits(tmp_path: Path, layout: str, suffix: str) -> None:
     checkpoint = saved(tmp_path / f"weights{suffix}", LAYOUTS[layout](plain(trained())))
     for defence in ("none", "jigsaw"):
-        assert_same_logits(build(config_of(checkpoint, defence=defence)), trained())
+        assert_same_logits(build_vit(config_of(checkpoint, defence=defence)), trained())
 
 
 @pytest.mark.parametrize("layout", ["plain", "module.", "backbone."])
 def test_safetensors_give_the_same_logits(tmp_path: Path, layout: str) -> None:
     checkpoint = saved(tmp_path / "weights.safetensors", LAYOUTS[layout](plain(trained())))
-    assert_same_logits(build(config_of(checkpoint)), trained())
+    assert_same_logits(build_vit(config_of(checkpoint)), trained())
 
 
 @pytest.mark.parametrize(
@@ -109,44 +109,131 @@ def test_official_mjp_checkpoints_give_the_same_logits_under_a_mask(
 ) -> None:
     weights = official(trained("mjp"), regressor=regressor)
     checkpoint = saved(tmp_path / "weights.pth", LAYOUTS[layout](weights))
-    assert_same_logits(build(config_of(checkpoint, defence="mjp")), trained("mjp"))
+    assert_same_logits(build_vit(config_of(checkpoint, defence="mjp")), trained("mjp"))
 
 
 @pytest.mark.parametrize("defence", ["none", "mjp"])
 def test_our_own_weights_come_back(tmp_path: Path, defence: str) -> None:
     checkpoint = saved(tmp_path / "weights.safetensors", trained(defence).state_dict())
-    assert_same_logits(build(config_of(checkpoint, defence=defence)), trained(defence))
+    assert_same_logits(build_vit(config_of(checkpoint, defence=defence)), trained(defence))
 
 
 def test_a_timm_model_answers_as_it_did(tmp_path: Path, generator: torch.Generator) -> None:
     original = timm.create_model("deit_tiny_patch16_224", img_size=64, patch_size=8, num_classes=10).eval()
-    model = build(config_of(saved(tmp_path / "timm.pth", original.state_dict()), classes=10))
+    model = build_vit(config_of(saved(tmp_path / "timm.pth", original.state_dict()), classes=10))
     images = torch.rand(1, 3, 64, 64, generator=generator)
     assert torch.allclose(model(images), original((images - model.mean) / model.std))
 
 
 def test_the_regressor_of_a_plain_model_is_left_out_and_half_precision_widened(tmp_path: Path) -> None:
-    extra = {name: torch.zeros(2) for name in LOCALISATION}
+    extra = {f"dlocr.layers.{name}": torch.zeros(2) for name in ("weight", "bias")}
     halved = {name: weight.half() for name, weight in plain(trained()).items()}
-    model = build(config_of(saved(tmp_path / "weights.pth", halved | extra)))
+    model = build_vit(config_of(saved(tmp_path / "weights.pth", halved | extra)))
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     for name, weight in plain(model).items():
         assert torch.equal(weight, halved[name].float()), name
 
 
+@pytest.mark.parametrize(
+    ("regressor", "options"),
+    [
+        ("linear", {"localisation": "linear"}),
+        ("nonlinear", {"localisation": "nonlinear", "localisation_layers": 2}),
+        ("none", {"localisation": "pca"}),
+    ],
+)
+def test_the_official_regressor_is_taken_by_a_model_that_has_it(
+    tmp_path: Path, regressor: str, options: dict[str, object]
+) -> None:
+    weights = official(trained("mjp"), regressor=regressor)
+    model = build_vit(config_of(saved(tmp_path / "weights.pth", weights), defence="mjp", **options))
+    assert model.localisation is not None
+    loaded = {f"dlocr.{name}": weight for name, weight in model.localisation.state_dict().items()}
+    held = {name for name in weights if name.startswith("dlocr.")}
+    assert loaded.keys() == held
+    assert all(torch.equal(loaded[name], weights[name]) for name in held)
+
+
+@pytest.mark.parametrize(
+    ("regressor", "options", "message"),
+    [
+        (
+            "nonlinear",
+            {"localisation": "linear"},
+            (
+                "a nonlinear localisation regressor of two layers, the model has a linear localisation regressor: "
+                "set localisation to nonlinear and localisation-layers to 2"
+            ),
+        ),
+        ("nonlinear", {"localisation": "nonlinear"}, "of two layers, the model has .* of three layers: .*layers to 2"),
+        ("linear", {"localisation": "pca"}, "the model has no localisation regressor: set localisation to linear"),
+        ("none", {"localisation": "linear"}, "has no localisation regressor, the model .*: set localisation to none"),
+        ("none", {"index_embedding": True}, "has no index embedding: set index-embedding to false"),
+    ],
+)
+def test_options_that_a_checkpoint_does_not_have_are_named(
+    tmp_path: Path, regressor: str, options: dict[str, object], message: str
+) -> None:
+    checkpoint = saved(tmp_path / "weights.pth", official(trained("mjp"), regressor=regressor))
+    with pytest.raises(CheckpointError, match=message):
+        build_vit(config_of(checkpoint, defence="mjp", **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "defence", "options"),
+    [
+        ("deit_micro", "mjp", {"localisation": "nonlinear", "index_embedding": True}),
+        ("deit_micro", "none", {"localisation": "linear"}),
+        ("swin_tiny", "none", {"patch_size": 4}),
+        ("swin_tiny", "mjp", {"patch_size": 4, "localisation": "linear", "index_embedding": True}),
+        ("resnet50", "jigsaw", {}),
+        ("timm:vit_tiny_patch16_224", "mjp", {"patch_size": 16}),
+    ],
+)
+def test_every_weight_of_our_own_layout_comes_back(
+    tmp_path: Path, name: str, defence: str, options: dict[str, object]
+) -> None:
+    source = build(config_of(None, name, defence, seed=TRAINED, **options))
+    checkpoint = saved(tmp_path / "weights.safetensors", source.state_dict())
+    loaded = build(config_of(checkpoint, name, defence, **options)).state_dict()
+    assert loaded.keys() == source.state_dict().keys()
+    assert all(torch.equal(loaded[each], weight) for each, weight in source.state_dict().items())
+
+
+def test_a_regressor_is_left_out_where_the_model_has_none(tmp_path: Path) -> None:
+    source = build_vit(config_of(None, defence="mjp", seed=TRAINED, localisation="nonlinear"))
+    checkpoint = saved(tmp_path / "weights.safetensors", source.state_dict())
+    assert_same_logits(build_vit(config_of(checkpoint, defence="mjp")), trained("mjp"))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("swin_tiny", {"patch_size": 4, "image_size": 32}, "not resampled, take image size"),
+        ("swin_tiny", {"patch_size": 4, "classes": 5}, "set classes to 1000"),
+        ("resnet50", {"classes": 5}, "set classes to 1000"),
+    ],
+)
+def test_remedies_know_other_models_too(tmp_path: Path, name: str, values: dict[str, int], message: str) -> None:
+    patch_size = {"patch_size": values.get("patch_size", 8)}
+    checkpoint = saved(tmp_path / "weights.pth", build(config_of(None, name, **patch_size)).state_dict())
+    with pytest.raises(CheckpointError, match=message):
+        build(config_of(checkpoint, name, **values))
+
+
 @pytest.mark.parametrize("source", ["deit_tiny", "deit_tiny_april"])
 def test_april_models_leave_out_the_first_norm_alone(tmp_path: Path, source: str) -> None:
     checkpoint = saved(tmp_path / "weights.pth", plain(trained(name=source)))
-    assert_same_logits(build(config_of(checkpoint, "deit_tiny_april")), trained(name="deit_tiny_april"))
+    assert_same_logits(build_vit(config_of(checkpoint, "deit_tiny_april")), trained(name="deit_tiny_april"))
     weights = plain(trained()) | {"blocks.1.norm3.weight": torch.zeros(DIM)}
     with pytest.raises(CheckpointError, match=r"model: blocks\.1\.norm3\.weight is unexpected; take the model"):
-        build(config_of(saved(tmp_path / "other.pth", weights), "deit_tiny_april"))
+        build_vit(config_of(saved(tmp_path / "other.pth", weights), "deit_tiny_april"))
 
 
 @pytest.mark.parametrize("variant", ["deit_tiny_zero_positions", "deit_tiny_without_positions_april"])
 @pytest.mark.parametrize("source", ["deit_tiny", "deit_tiny_without_positions"])
 def test_variants_without_positions_never_take_any(tmp_path: Path, variant: str, source: str) -> None:
-    model = build(config_of(saved(tmp_path / "weights.pth", plain(trained(name=source))), variant))
+    model = build_vit(config_of(saved(tmp_path / "weights.pth", plain(trained(name=source))), variant))
     assert_same_logits(model, trained(name=variant))
     assert not model.has_positions or not model.backbone.pos_embed.any()
 
@@ -169,7 +256,8 @@ def changed(**values: Tensor | None) -> Weights:
         ),
         (lambda: changed(cls_token=torch.zeros(1, 1, 5)), r"cls_token is \(1, 1, 5\).*take the model"),
         (lambda: changed(norm__bias=None), r"model: norm\.bias is missing; take the model that it is a checkpoint of"),
-        (lambda: changed(index_embed=torch.zeros(1, 65, DIM)), "model: index_embed is unexpected; take the model"),
+        (lambda: changed(index_embed=torch.zeros(1, 65, DIM)), "has an index embedding: set index-embedding to true"),
+        (lambda: changed(other=torch.zeros(3)), "model: other is unexpected; take the model"),
         (lambda: {"head.bias": torch.zeros(5)}, r"and 142 more"),
         (lambda: changed(head__bias=torch.full((1000,), float("nan"))), r"NaN or infinite weights.*head\.bias"),
         (lambda: changed(head__bias=torch.zeros(1000, dtype=torch.int64)), r"not a state dict of weights: head\.bias"),
@@ -188,7 +276,7 @@ def changed(**values: Tensor | None) -> Weights:
 def test_what_does_not_fit_is_named(tmp_path: Path, content: Callable[[], Any], message: str) -> None:
     checkpoint = saved(tmp_path / "weights.pth", content())
     with pytest.raises(CheckpointError, match=message) as caught:
-        build(config_of(checkpoint))
+        build_vit(config_of(checkpoint))
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "weights.pth") in str(caught.value)
 
@@ -200,13 +288,13 @@ def test_an_mjp_checkpoint_fits_mjp_alone(
 ) -> None:
     checkpoint = saved(tmp_path / "weights.pth", layout(trained("mjp")))
     with pytest.raises(CheckpointError, match="it fits defence mjp alone"):
-        build(config_of(checkpoint, defence=defence))
+        build_vit(config_of(checkpoint, defence=defence))
 
 
 def test_a_plain_checkpoint_does_not_fit_mjp(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path / "weights.pth", plain(trained()))
     with pytest.raises(CheckpointError, match="it fits defence none or jigsaw, not mjp"):
-        build(config_of(checkpoint, defence="mjp"))
+        build_vit(config_of(checkpoint, defence="mjp"))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +309,7 @@ def test_a_plain_checkpoint_does_not_fit_mjp(tmp_path: Path) -> None:
 def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as caught:
-        build(config_of(Checkpoint.of(tmp_path / name)))
+        build_vit(config_of(Checkpoint.of(tmp_path / name)))
     assert "\n" not in str(caught.value)
 
 
@@ -245,7 +333,7 @@ def test_another_file_under_the_same_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=f"has SHA-256 {other.sha256}, the configuration asks for {checkpoint.sha256}"
     ):
-        build(config_of(checkpoint))
+        build_vit(config_of(checkpoint))
 
 
 def test_a_checkpoint_is_its_content_wherever_it_lies(tmp_path: Path) -> None:
@@ -269,6 +357,6 @@ def test_a_missing_file_and_a_wrong_digest_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"gone\.pth cannot be read: No such file"):
         Checkpoint.of(tmp_path / "gone.pth")
     with pytest.raises(CheckpointError, match=r"gone\.pth cannot be read: No such file"):
-        build(config_of(Checkpoint(path=str(tmp_path / "gone.pth"), sha256="0" * 64)))
+        build_vit(config_of(Checkpoint(path=str(tmp_path / "gone.pth"), sha256="0" * 64)))
     with pytest.raises(ConfigError, match=r"weights\.sha256 = 'abc'"):
         ModelConfig.parse({"name": "deit_tiny", "weights": {"path": "x", "sha256": "abc"}})

@@ -30,20 +30,20 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["simulate", "--model", "deit_smal"], "Unknown model 'deit_smal'. Did you mean deit_small"),
-        (["simulate", "--defence", "mpj"], "'mpj': Input should be 'none', 'jigsaw' or 'mjp'"),
-        (["simulate", "--mask-ratio", "1.5"], "mask-ratio = 1.5"),
-        (["simulate", "--mask-ratio", "-0.1"], "mask-ratio = -0.1"),
-        (["simulate", "--mask-ratio", "much"], "'much' is not a valid float"),
-        (["simulate", "--data", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
-        (["simulate", "--clients", "9"], "9 pictures were asked for, but only 8 can be read"),
-        (["simulate", "--image-size", "225"], "225 is not a multiple of patch-size 16"),
-        (["simulate", "--gradient-of", "blurred"], "'blurred': Input should be 'clean' or 'shuffled'"),
-        (["simulate", "--device", "gpu"], "--device 'gpu' is not one of auto, cpu, cuda"),
+        (["record", "--model", "deit_smal"], "Unknown model 'deit_smal'. Did you mean deit_small"),
+        (["record", "--defence", "mpj"], "'mpj': Input should be 'none', 'jigsaw' or 'mjp'"),
+        (["record", "--mask-ratio", "1.5"], "mask-ratio = 1.5"),
+        (["record", "--mask-ratio", "-0.1"], "mask-ratio = -0.1"),
+        (["record", "--mask-ratio", "much"], "'much' is not a valid float"),
+        (["record", "--data", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
+        (["record", "--clients", "9"], "9 pictures were asked for, but only 8 can be read"),
+        (["record", "--image-size", "225"], "225 is not a multiple of patch-size 16"),
+        (["record", "--gradient-of", "blurred"], "'blurred': Input should be 'clean' or 'shuffled'"),
+        (["record", "--device", "gpu"], "--device 'gpu' is not one of auto, cpu, cuda"),
         (["quickstart", "--device", "gpu"], "--device 'gpu' is not one of auto, cpu, cuda"),
         (["list", "atacks"], "Did you mean attacks?"),
         (["quikstart"], "Did you mean 'quickstart'?"),
-        (["simulate", "--mask-ration", "0.3"], "No such option"),
+        (["record", "--mask-ration", "0.3"], "No such option"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -66,13 +66,13 @@ def test_cuda_without_cuda_is_refused(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    for command in ("quickstart", "simulate"):
+    for command in ("quickstart", "record"):
         assert run(monkeypatch, command, "--device", "cuda") == BAD_INPUT
         assert "torch sees no CUDA device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["quickstart", "simulate"])
+@pytest.mark.parametrize("command", ["quickstart", "record"])
 def test_an_output_that_cannot_be_written_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
@@ -84,7 +84,7 @@ def test_an_output_that_cannot_be_written_is_named(
 def test_a_folder_without_pictures_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(monkeypatch, "simulate", "--data", str(tmp_path)) == BAD_INPUT
+    assert run(monkeypatch, "record", "--data", str(tmp_path)) == BAD_INPUT
     assert "holds no picture; expected FOLDER/CLASS/picture" in capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ def test_quickstart_whose_federation_fails_says_why_and_exits_1(
     assert (tmp_path / "leaderboard.csv").read_text().count(",0,4,") == 24, "n = 0, four failures in every cell"
 
 
-@pytest.mark.parametrize("command", ["quickstart", "simulate"])
+@pytest.mark.parametrize("command", ["quickstart", "record"])
 def test_a_folder_with_other_peoples_files_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
@@ -134,7 +134,7 @@ def test_records_of_a_former_run_are_not_mixed_with_new_ones(
 ) -> None:
     (tmp_path / "uploads").mkdir()
     (tmp_path / ".fedmjp").touch()
-    assert run(monkeypatch, "simulate", "--output", str(tmp_path)) == BAD_INPUT
+    assert run(monkeypatch, "record", "--output", str(tmp_path)) == BAD_INPUT
     assert "already holds the records of a run" in capsys.readouterr().err
 
 

@@ -57,11 +57,19 @@ def test_clients_take_their_pictures_in_turn_version_by_version() -> None:
     config = FederationConfig(pictures_per_client=2, inputs=tuple(Picture))
     assert config.rounds == 4
     assert [config.turn(r) for r in range(1, 5)] == [
-        (0, Picture.CLEAN),
-        (1, Picture.CLEAN),
-        (0, Picture.SHUFFLED),
-        (1, Picture.SHUFFLED),
+        (0, Picture.CLEAN, 0),
+        (1, Picture.CLEAN, 0),
+        (0, Picture.SHUFFLED, 0),
+        (1, Picture.SHUFFLED, 0),
     ]
+
+
+def test_clients_go_through_their_pictures_as_often_as_asked() -> None:
+    config = FederationConfig(pictures_per_client=2, uploads_per_picture=3, inputs=tuple(Picture))
+    turns = [config.turn(r) for r in range(1, config.rounds + 1)]
+    assert config.rounds == 12
+    assert turns[:6] == [(batch, Picture.CLEAN, number) for number in range(3) for batch in range(2)]
+    assert [config.round_of(turn) for turn in turns] == list(range(1, 13))
 
 
 def test_digest_depends_on_every_value() -> None:
@@ -84,3 +92,11 @@ def test_threat_model_says_what_the_server_is_told() -> None:
     assert "neither labels nor masks" in ThreatModel().sentence()
     assert "is told the labels but no masks," in ThreatModel(labels_known=True).sentence()
     assert "only the sum" in ThreatModel(individual_updates=False).sentence()
+
+
+def test_threat_digest_is_that_of_published_results_where_nothing_new_is_done() -> None:
+    """Of the entries in results/: their ids were made before protocols could degrade uploads."""
+    assert ThreatModel().digest() == "701d4d3c8db260dfdb17df6171dad4bd79471125a9360e13e08cfe94f2341104"
+    changes = {"uploads_per_picture": 2, "precision": "float16", "noise": 0.1, "kept": 0.5}
+    digests = {ThreatModel.parse({name: value}).digest() for name, value in changes.items()}
+    assert len(digests | {ThreatModel().digest()}) == 5

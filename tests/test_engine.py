@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 
 from attacks.patch_embedding import PatchEmbedding
+from benchmarks.direct_uploads import DirectUploads
 from benchmarks.engine import Engine, Silent, jobs
 from benchmarks.experiment import AttackConfig, Experiment
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.output import OutputFolder
-from benchmarks.sources import DirectUploads, Recorded
+from benchmarks.sources import Recorded
 from benchmarks.workers import run_local
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
@@ -162,7 +163,7 @@ def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, mon
     def broken(model: VitClassifier, *_: object) -> None:
         raise MemoryError("too large")
 
-    monkeypatch.setattr("benchmarks.sources.entrance_gradients", broken)
+    monkeypatch.setattr("benchmarks.direct_uploads.entrance_gradients", broken)
     plan, setup = small_campaign(tmp_path, seeds=(0,))
     told = Told()
     run_local(plan, setup, workers=1, progress=told)

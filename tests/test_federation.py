@@ -19,7 +19,7 @@ from benchmarks.evaluator import score
 from benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.errors import FederationError
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.settings import Picture, Setting
@@ -46,7 +46,7 @@ AUDITING = Path(__file__).parent / "auditing"
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """A run of `fedmjp simulate` from an installed wheel, outside the clone, watched."""
+    """A run of `fedmjp record` from an installed wheel, outside the clone, watched."""
 
     folder: RunFolder
     output: str
@@ -87,7 +87,7 @@ def federated(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Federate
     assert origin.count(str(installed)) == 2, "the wheel is what runs"
     started = time.time()
     done = subprocess.run(
-        [*FEDMJP, "simulate", *OPTIONS.split(), "--image-size", "64", "--patch-size", "8", "--output", output],
+        [*FEDMJP, "record", *OPTIONS.split(), "--image-size", "64", "--patch-size", "8", "--output", output],
         cwd=elsewhere,
         env=environment,
         capture_output=True,
@@ -114,7 +114,7 @@ def direct(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 def by_picture(folder: RunFolder, arm: ModelConfig) -> dict[tuple[str, Picture], tuple[PrivateBatch, Upload]]:
     found = {}
-    for (names, version), path in folder.index(arm).items():
+    for (names, version), (path,) in folder.index(arm).items():
         upload = Upload.load(folder.uploads / arm.label / path.name)
         found[names[0], version] = (PrivateBatch.load(path), upload)
     return found
@@ -141,7 +141,7 @@ def test_direct_and_federated_give_the_same_tensors(
 def test_direct_and_federated_give_the_same_scores(
     federated: FederatedRun, direct: RunFolder, arm: ModelConfig
 ) -> None:
-    adversary = Adversary(build(arm), ThreatModel(), seed=0)
+    adversary = Adversary(build_vit(arm), ThreatModel(), seed=0)
     ours, theirs = by_picture(direct, arm), by_picture(federated.folder, arm)
     for key, (batch, upload) in ours.items():
         for setting in (s for s in Setting if s.gradient_of is key[1]):
@@ -189,7 +189,7 @@ def _heed_interrupts() -> None:
 @pytest.mark.parametrize("strike", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: signal.Signals) -> None:
     environment = {**os.environ, "FEDMJP_TEST": str(tmp_path)}
-    arguments = ["simulate", "--model", "deit_tiny", "--image-size", "64", "--patch-size", "8"]
+    arguments = ["record", "--model", "deit_tiny", "--image-size", "64", "--patch-size", "8"]
     arguments += [
         "--pictures-per-client",
         "4",

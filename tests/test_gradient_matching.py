@@ -22,7 +22,7 @@ from fedmjp.data.selection import open_source
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError, UnknownNameError
 from fedmjp.metrics import METRICS
 from fedmjp.models import names
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches
 from fedmjp.private import PrivateBatch
@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 
 def blocks(count: int = 2, defence: str = "none", name: str = "deit_tiny") -> VitClassifier:
-    model = build(ModelConfig.parse({"name": name, "defence": defence, **SIZE}))
+    model = build_vit(ModelConfig.parse({"name": name, "defence": defence, **SIZE}))
     del model.backbone.blocks[count:]
     return model
 
@@ -442,7 +442,7 @@ def test_what_does_not_apply_is_refused(pictures: Tensor) -> None:
 
 
 def test_the_patch_prior_needs_statistics_for_the_size() -> None:
-    model = build(ModelConfig(name="deit_tiny", image_size=48, patch_size=8, classes=10))
+    model = build_vit(ModelConfig(name="deit_tiny", image_size=48, patch_size=8, classes=10))
     assert "prior of natural patches" in str(GradientMatching({"patch_prior": 1}).refusal(model, ThreatModel()))
     assert GradientMatching({"patch_prior": 1}).uses_natural_patches
     assert not GradientMatching().uses_natural_patches

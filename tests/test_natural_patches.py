@@ -10,7 +10,7 @@ from attacks.natural_patches import PROVENANCE, TABLE, NaturalPatches, measured_
 from benchmarks.natural_patches import autocovariance
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 
@@ -70,7 +70,7 @@ def test_provenance_names_the_pictures_and_none_of_them_may_be_attacked() -> Non
 
 @pytest.mark.parametrize(("size", "patch"), [(224, 16), (224, 14), (64, 8), (64, 16), (32, 4), (128, 16)])
 def test_there_is_a_prior_for_usual_sizes(size: int, patch: int) -> None:
-    model = build(ModelConfig(name="deit_tiny", image_size=size, patch_size=patch))
+    model = build_vit(ModelConfig(name="deit_tiny", image_size=size, patch_size=patch))
     assert prior_refusal(model) is None
     assert NaturalPatches.for_model(model).covariance.shape == (3 * patch**2, 3 * patch**2)
 
@@ -79,7 +79,7 @@ def test_there_is_a_prior_for_usual_sizes(size: int, patch: int) -> None:
     ("size", "patch", "reason"), [(48, 8, "none for image size 48"), (64, 32, "up to patch size 16, not 32")]
 )
 def test_other_sizes_are_refused_with_a_reason(size: int, patch: int, reason: str) -> None:
-    model = build(ModelConfig(name="deit_tiny", image_size=size, patch_size=patch))
+    model = build_vit(ModelConfig(name="deit_tiny", image_size=size, patch_size=patch))
     assert reason in (prior_refusal(model) or "")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.federation.bundle import PACKAGES, write_app
 from fedmjp import __version__
-from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
+from fedmjp.config import FederationConfig, RecordingConfig, TrainingRun, to_run_config
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -19,7 +19,9 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_flower_defaults_are_those_of_the_configuration() -> None:
-    assert PYPROJECT["tool"]["flwr"]["app"]["config"] == to_run_config(FederationConfig(), RecordingConfig())
+    assert PYPROJECT["tool"]["flwr"]["app"]["config"] == to_run_config(
+        FederationConfig(), RecordingConfig(), TrainingRun()
+    )
 
 
 def test_versions_agree() -> None:
@@ -43,7 +45,7 @@ def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
         ours = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
         assert theirs == ours
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert config == to_run_config(FederationConfig(), RecordingConfig())
+    assert config == to_run_config(FederationConfig(), RecordingConfig(), TrainingRun())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError, BadInputError, ConfigError
 from fedmjp.models import names
-from fedmjp.models.build import ARCHITECTURES, blueprint, build, upload_bytes
+from fedmjp.models.build import ARCHITECTURES, blueprint, build_vit, upload_bytes
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.settings import Picture
@@ -61,10 +61,10 @@ def test_only_one_reading_uploads_a_position_gradient(batch: PrivateBatch) -> No
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "positions" in name])
 def test_mjp_has_nothing_to_replace_where_no_position_embedding_is_learned(name: str) -> None:
-    for make in (build, blueprint):
+    for make in (build_vit, blueprint):
         with pytest.raises(ConfigError, match=f"{name} has no learned position embedding"):
             make(config_of(name, "mjp"))
-    assert not build(config_of(name, "jigsaw")).defended
+    assert not build_vit(config_of(name, "jigsaw")).defended
 
 
 def test_jigsaw_without_its_unknown_embedding_is_the_undefended_network(undefended: VitClassifier) -> None:
@@ -115,7 +115,7 @@ def test_the_floor_runs_where_nothing_shows_the_tokens(generator: torch.Generato
 def test_a_blueprint_is_refused_for_the_same_reasons_as_the_model(name: str, size: dict[str, int]) -> None:
     defences = ("none",) if "positions" in name else ("none", "mjp")
     for config in [config_of(name, defence, **size) for defence in defences]:
-        drawn, real = blueprint(config), build(config)
+        drawn, real = blueprint(config), build_vit(config)
         for threat in (ThreatModel(), ThreatModel(batch_size=2), ThreatModel(individual_updates=False)):
             for attack in [ATTACKS.get(each)() for each in ATTACKS]:
                 assert attack.refusal(drawn, threat) == attack.refusal(real, threat), attack.name
@@ -124,7 +124,7 @@ def test_a_blueprint_is_refused_for_the_same_reasons_as_the_model(name: str, siz
 @pytest.mark.parametrize("name", ["deit_tiny", "deit_tiny_without_positions_april"])
 def test_a_blueprint_has_the_shapes_of_the_model_and_no_weights(name: str) -> None:
     config, before = config_of(name), torch.random.get_rng_state()
-    drawn, real = blueprint(config), build(config)
+    drawn, real = blueprint(config), build_vit(config)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert {each: tuple(p.shape) for each, p in drawn.named_parameters()} == {
         each: tuple(p.shape) for each, p in real.named_parameters()

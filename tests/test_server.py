@@ -19,7 +19,7 @@ from clients.app import train
 from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
 from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
@@ -151,7 +151,7 @@ CONFIG = FederationConfig(models=("deit_tiny",), clients=2, image_size=64, patch
 
 
 def client_message(partitions: int = 2, config: FederationConfig = CONFIG) -> tuple[Message, Any]:
-    model = build(CONFIG.arms[0])
+    model = build_vit(CONFIG.arms[0])
     content = RecordDict(
         {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord({"server-round": 1, "arm": 0})}
     )
@@ -171,7 +171,7 @@ def test_a_clients_reply_holds_gradients_and_a_count_and_nothing_else() -> None:
     assert set(content) == {"arrays", "metrics"}
     assert dict(content["metrics"]) == {"num-examples": 1}
     gradients = content["arrays"].to_torch_state_dict()
-    shapes = {name: parameter.shape for name, parameter in build(CONFIG.arms[0]).named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in build_vit(CONFIG.arms[0]).named_parameters()}
     assert {name: tensor.shape for name, tensor in gradients.items()} == shapes
 
 
@@ -182,7 +182,7 @@ def test_a_client_sends_the_weight_delta_of_a_batch_where_it_is_asked_to() -> No
     content = train(message, context).content
     assert dict(content["metrics"]) == {"num-examples": 2}
     batch = batch_of_round(config, select_for(config), client=0, server_round=1)
-    expected = delta(build(CONFIG.arms[0]), batch, steps=2, learning_rate=0.1)
+    expected = delta(build_vit(CONFIG.arms[0]), batch, steps=2, learning_rate=0.1)
     sent = content["arrays"].to_torch_state_dict()
     assert all(torch.allclose(sent[name], tensor, atol=1e-7) for name, tensor in expected.items())
 
@@ -231,7 +231,7 @@ def test_the_adversary_never_touches_the_evaluators_folder(tmp_path: Path) -> No
     try:
         for arm in config.arms:
             uploads = folder.upload_folder(arm).uploads()
-            model = build(arm)
+            model = build_vit(arm)
             model.load_state_dict(folder.upload_folder(arm).weights(uploads[0].weights))
             for attack in [name for name in ATTACKS if name not in tried and applies(name, model)]:
                 adversary = Adversary(model, ThreatModel(), seed=0)

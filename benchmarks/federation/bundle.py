@@ -3,16 +3,17 @@
 import importlib.util
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import fedmjp
-from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
+from fedmjp.config import FederationConfig, RecordingConfig, TrainingRun, to_run_config
 from fedmjp.errors import FederationError
 
 PACKAGES = ("attacks", "clients", "fedmjp", "server")
 
 
-def as_toml(values: dict[str, str | int | float | bool]) -> str:
+def as_toml(values: Mapping[str, str | int | float | bool]) -> str:
     """Scalars as TOML lines (their JSON spelling is TOML)."""
     return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
 
@@ -33,7 +34,7 @@ def write_app(folder: Path) -> Path:
             raise FederationError(f"package {package!r} is not installed; reinstall fedmjp")
         source = Path(next(iter(spec.submodule_search_locations)))
         shutil.copytree(source, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    defaults = to_run_config(FederationConfig(), RecordingConfig())
+    defaults = to_run_config(FederationConfig(), RecordingConfig(), TrainingRun())
     (folder / "pyproject.toml").write_text(
         f'[project]\nname = "fedmjp"\nversion = "{fedmjp.__version__}"\ndependencies = []\n\n'
         '[tool.hatch.build.targets.wheel]\npackages = ["fedmjp"]\n\n'

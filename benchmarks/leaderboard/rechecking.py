@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from attacks import ATTACKS
-from attacks.base import Attack
-from benchmarks.experiment import Cell
+from benchmarks.experiment import AttackConfig, Cell
 from benchmarks.leaderboard.assembly import exposed, recognisable
 from benchmarks.leaderboard.entries import (
     LEAKAGE,
@@ -95,7 +93,7 @@ def _check_manifest(entry: Entry) -> None:
 def _check_attack(entry: Entry) -> None:
     """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
     try:
-        attack = _known(entry.attack)
+        attack = AttackConfig.of_label(entry.attack).made()
     except UnknownNameError:
         if entry.role == "attack" and not entry.adapted:
             return
@@ -109,12 +107,6 @@ def _check_attack(entry: Entry) -> None:
         raise AdmissionError(f"{_named(entry)}: its role is {attack.role}, not {entry.role}")
     if entry.adapted and entry.defence not in attack.adapted_to(entry.threat):
         raise AdmissionError(f"{_named(entry)}: {entry.attack} does not take the defence {entry.defence} into account")
-
-
-def _known(label: str) -> Attack:
-    name, *options = label.split(" ")
-    values = {key: None if value == "None" else value for key, _, value in (each.partition("=") for each in options)}
-    return ATTACKS.get(name)(values)
 
 
 def _figured(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:

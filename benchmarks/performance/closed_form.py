@@ -31,7 +31,7 @@ from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import open_source, select
 from fedmjp.metrics import metric
 from fedmjp.models import names
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
@@ -56,7 +56,7 @@ def main(
     n: Annotated[int, typer.Option(help="Number of pictures.")] = 40,
 ) -> None:
     """Time both and write what came out."""
-    model = build(MODEL)
+    model = build_vit(MODEL)
     batches = _private(pictures, n)
     runs: dict[str, Run] = {PEER: _peer(model)} | {attack: _ours(attack, model) for attack in OURS}
     turns: dict[str, list[float]] = {name: [] for name in runs}

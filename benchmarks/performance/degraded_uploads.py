@@ -27,7 +27,7 @@ from fedmjp.data.selection import open_source, select
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
 from fedmjp.models import names
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
@@ -87,7 +87,7 @@ def main(
     n: Annotated[int, typer.Option(help="Number of pictures.")] = 20,
 ) -> None:
     """Degrade, attack, score."""
-    model = build(MODEL)
+    model = build_vit(MODEL)
     batches = _private(pictures, n)
     read = (names.POSITION_EMBEDDING, names.PATCH_WEIGHT)
     clean = [each for batch in batches for each in entrance_gradients(model, [batch], read)]

@@ -30,7 +30,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import DataError
 from fedmjp.metrics import METRICS
-from fedmjp.models.build import build
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
@@ -54,7 +54,7 @@ def main(
     """Attack the same pictures with both and compare them picture by picture."""
     torch.set_num_threads(threads)
     environment = provenance.environment()
-    model = build(MODEL)
+    model = build_vit(MODEL)
     chosen = choose(pictures, n, seed)
     attacks: dict[str, Attack] = {
         "breaching": InvertingGradients({"iterations": iterations}),

@@ -48,10 +48,10 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, its file name, the threat model, a title, and what it shows in words."""
+    """A figure, its file name, the threat model (None for several), a title, and what it shows in words."""
 
     name: str
-    threat: ThreatModel
+    threat: ThreatModel | None
     title: str
     caption: str
     figure: Figure

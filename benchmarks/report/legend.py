@@ -61,7 +61,10 @@ def threat_title(threat: ThreatModel) -> str:
         kind = f"weight delta after {threat.local_steps} {'step' if threat.local_steps == 1 else 'steps'}"
     summed = "" if threat.individual_updates else "sum of the clients' updates, each a "
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
-    return f"{summed}{kind} of {pictures}, labels {'told' if threat.labels_known else 'not told'}"
+    repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
+    degraded = f", {threat.degradation}" if threat.degradation else ""
+    told = f"labels {'told' if threat.labels_known else 'not told'}"
+    return f"{summed}{kind} of {pictures}{repeated}{degraded}, {told}"
 
 
 def heading(name: str) -> str:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from benchmarks.leaderboard.entries import Board, Entry, Standing
 from benchmarks.report import numbers
+from benchmarks.report.advice import advice
 from benchmarks.report.drawing import Plot
 from benchmarks.report.findings import strongest
 from benchmarks.report.gallery import Gallery
@@ -81,6 +82,7 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
     template = _environment().get_template("page.html.jinja")
     return template.render(
         board=board,
+        advice=advice(board),
         sections=sections(board),
         reported=reported_rows(board),
         differences=_differences(board),

@@ -8,14 +8,16 @@ from benchmarks.report.drawing import STYLE, Plot
 from benchmarks.report.mask_ratios import mask_ratios
 from benchmarks.report.rows import threats
 from benchmarks.report.trade_off import trade_off
+from benchmarks.report.upload_counts import upload_counts
 
 
 def plots(board: Board) -> list[Plot]:
-    """All plots that the board has the numbers for, one threat model after the other."""
+    """All plots that the board has the numbers for: across threat models, then one threat model after the other."""
     with mpl.rc_context(STYLE):
-        return [
+        within = [
             plot
             for index, threat in enumerate(threats(board), start=1)
             for draw in (distributions, trade_off, mask_ratios)
             for plot in draw(board, threat, f"threat-{index}")
         ]
+        return [*upload_counts(board), *within]

@@ -31,6 +31,7 @@ def inline(plot: Plot, content: str) -> str:
     element = element.replace("#000000", "currentColor")
     # Text without a fill of its own is black, which the page's colour has to replace.
     root = f'<svg role="img" aria-labelledby="{plot.name}-title" fill="currentColor" '
-    title = f'<title id="{plot.name}-title">{escape(f"{plot.caption} {plot.threat.sentence()}")}</title>'
+    said = plot.caption if plot.threat is None else f"{plot.caption} {plot.threat.sentence()}"
+    title = f'<title id="{plot.name}-title">{escape(said)}</title>'
     start = element.index(">") + 1
     return root + element[len("<svg ") : start] + title + element[start:]

@@ -14,6 +14,7 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics
+from benchmarks.report.advice import advice
 from benchmarks.report.legend import VERDICTS, columns
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
@@ -70,7 +71,7 @@ def _prefixed(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def markdown_text(board: Board) -> str:
     """Standings and cells per threat model, reported figures, notes."""
-    parts = [f"# {_escaped(board.title)}", _escaped(board.question)]
+    parts = [f"# {_escaped(board.title)}", _escaped(board.question), *map(_escaped, advice(board))]
     for section in sections(board):
         parts += [
             f"## {_escaped(section.title)}",
@@ -127,6 +128,8 @@ def print_table(board: Board, console: Console) -> None:
     """
     whole = len(board.entries) <= PRINTED
     left_out: dict[str, None] = {}
+    for sentence in advice(board):
+        console.print(f"{sentence}\n", markup=False, highlight=False)
     for section in sections(board):
         lines = [f"{section.title}.", section.threat.sentence(), *section.findings, section.summary, ""]
         console.print("\n".join(lines), markup=False, highlight=False)

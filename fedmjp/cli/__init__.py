@@ -11,9 +11,13 @@ from fedmjp.cli.attack import attack
 from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
 from fedmjp.cli.doctor import doctor
+from fedmjp.cli.evaluate import evaluate
 from fedmjp.cli.leaderboard import leaderboard
 from fedmjp.cli.quickstart import quickstart
+from fedmjp.cli.record import record
 from fedmjp.cli.simulate import simulate
+from fedmjp.cli.train import train
+from fedmjp.cli.weights import weights
 from fedmjp.errors import FedmjpError
 
 BAD_INPUT = 2
@@ -26,11 +30,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(quickstart)
+app.command()(train)
 app.command()(simulate)
+app.command()(record)
+app.command()(evaluate)
 app.command()(attack)
 app.add_typer(campaign, name="campaign")
 app.add_typer(leaderboard, name="leaderboard")
 app.command("list")(catalogue)
+app.add_typer(weights, name="weights")
 app.command()(doctor)
 
 

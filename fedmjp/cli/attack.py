@@ -11,12 +11,13 @@ if TYPE_CHECKING:
 
     from benchmarks.experiment import Experiment
     from benchmarks.sources import UploadSource
+    from fedmjp.config import Checkpoint
     from fedmjp.data.pictures import PictureEntry
 
 # What records of a run state themselves.
 RECORDED = (
-    "data", "limit", "mask_ratio", "batch_size", "local_steps", "local_learning_rate", "seed",
-    "image_size", "patch_size", "classes",
+    "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps", "local_learning_rate",
+    "precision", "noise", "kept", "seed", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -30,15 +31,22 @@ def attack(
     limit: Annotated[int, typer.Option(help="Number of pictures.")] = 8,
     mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
     batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
+    uploads_per_picture: Annotated[int, typer.Option(help="Under masks drawn independently.")] = 1,
     local_steps: Annotated[int | None, typer.Option(help="Attack the weight delta after so many SGD steps.")] = None,
     local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
+    precision: Annotated[str, typer.Option(help="Uploads are rounded to float32, float16 or bfloat16.")] = "float32",
+    noise: Annotated[float, typer.Option(help="Added to uploads, relative to each tensor's RMS.")] = 0.0,
+    kept: Annotated[float, typer.Option(help="Share of each tensor that pruning leaves.")] = 1.0,
     labels_known: Annotated[bool, typer.Option("--labels-known", help="The attacker is told the labels.")] = False,
     options: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, an option of the attack.")] = [],
+    then: Annotated[str | None, typer.Option(help="What its pictures pass afterwards: reassembly.")] = None,
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
     patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
     classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of weights, choice of pictures, jigsaws and attack.")] = 0,
-    uploads: Annotated[Path | None, typer.Option(help="Attack what `fedmjp simulate` recorded here.")] = None,
+    uploads: Annotated[
+        Path | None, typer.Option(help="Attack what `fedmjp record` or `fedmjp simulate --uploads` left here.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results/attack"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
@@ -48,7 +56,7 @@ def attack(
     from benchmarks.output import OutputFolder
     from benchmarks.planning import plan
     from benchmarks.prepare import ledger_of
-    from benchmarks.recordings import Recording
+    from benchmarks.recorded_rounds import open_records
     from benchmarks.report.render import render_experiment
     from fedmjp.cli.command_line import published_command
     from fedmjp.cli.outcome import tell_outcome
@@ -63,7 +71,7 @@ def attack(
     else:
         experiment, batches, source, origin = _recorded(uploads, given, context.params)
     _refuse(experiment, recorded=uploads is not None)
-    recording = None if uploads is None else Recording.open(uploads)
+    recording = None if uploads is None else open_records(uploads)
     planned = plan([experiment], [batches], uploads="direct" if recording is None else recording.digest())
     ledger = ledger_of(experiment, planned, title=f"Attack {name}", uploads=origin, command=published_command())
     problems = [] if recording is None else recording.problems(experiment)
@@ -116,10 +124,12 @@ def _is_given(context: typer.Context, key: str) -> bool:
     return context.get_parameter_source(key) is ParameterSource.COMMANDLINE
 
 
-def _experiment(values: dict[str, Any], federation: Any) -> "Experiment":
+def _experiment(values: dict[str, Any], federation: Any, checkpoints: "dict[str, Checkpoint]") -> "Experiment":
     from benchmarks.experiment import AttackConfig, Experiment
 
-    tried = AttackConfig.parse({"name": values["name"], "options": parse_options(values["options"])})
+    tried = AttackConfig.parse(
+        {"name": values["name"], "options": parse_options(values["options"]), "then": values["then"]}
+    )
     attacks = (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))
     return Experiment.parse(
         {
@@ -127,6 +137,7 @@ def _experiment(values: dict[str, Any], federation: Any) -> "Experiment":
             "attacks": dict.fromkeys(federation.models, attacks),
             "settings": values["settings"],
             "labels_known": values["labels_known"],
+            "checkpoints": checkpoints,
         }
     )
 
@@ -135,15 +146,25 @@ def _direct(
     values: dict[str, Any], console: "Console"
 ) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
     from attacks.natural_patches import measured_on
-    from benchmarks.sources import DirectUploads
+    from benchmarks.direct_uploads import DirectUploads
     from fedmjp.cli.device import choose
     from fedmjp.config import FederationConfig
     from fedmjp.data.selection import open_source, select
     from fedmjp.models.build import architecture
     from fedmjp.settings import Setting
+    from fedmjp.threat import PROTOCOL
 
     architecture(values["model"])
-    shared = ("mask_ratio", "batch_size", "local_learning_rate", "image_size", "patch_size", "classes", "seed")
+    shared = (
+        "mask_ratio",
+        "batch_size",
+        "local_learning_rate",
+        "image_size",
+        "patch_size",
+        "classes",
+        "seed",
+        *PROTOCOL,
+    )
     federation = FederationConfig.parse(
         {
             **{key: values[key] for key in shared},
@@ -165,7 +186,7 @@ def _direct(
     selection = select(pictures, values["limit"], seed=federation.seed, leave_out=measured_on)
     for reason in selection.skipped:
         console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
-    experiment = _experiment(values, federation)
+    experiment = _experiment(values, federation, {})
     source = DirectUploads(experiment, selection)
     return experiment, selection.batches(federation), source, "computed in process (direct mode)"
 
@@ -173,8 +194,7 @@ def _direct(
 def _recorded(
     folder: Path, given: dict[str, Any], values: dict[str, Any]
 ) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
-    from benchmarks.recordings import Recording
-    from benchmarks.sources import RecordedUploads
+    from benchmarks.recorded_rounds import open_records
     from fedmjp.cli.device import choose
     from fedmjp.errors import BadInputError
 
@@ -182,10 +202,10 @@ def _recorded(
         if key in given:
             option = f"--{key.replace('_', '-')}"
             raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
-    recording = Recording.open(folder)
+    recording = open_records(folder)
     federation = recording.arms(given.get("model"), given.get("defence"), device=choose(values["device"]))
-    experiment = _experiment(values, federation)
-    return experiment, recording.batches(federation), RecordedUploads(experiment, recording.folder), "recorded before"
+    experiment = _experiment(values, federation, recording.checkpoints(federation))
+    return experiment, recording.batches(federation), recording.source(experiment), "recorded before"
 
 
 def _setting(name: str, settings: Any) -> Any:
@@ -206,8 +226,8 @@ def _refuse(experiment: "Experiment", *, recorded: bool) -> None:
     for arm in experiment.arms:
         model = blueprint(arm)
         for tried in experiment.attacks[arm.name]:
-            reason = ATTACKS.get(tried.name)(tried.options).refusal(model, experiment.threat)
+            reason = tried.refusal(model, experiment.threat)
             if ATTACKS.get(tried.name).role == "bound" and recorded:
                 reason = "is a bound: no recorded upload holds the gradients at all tokens"
             if reason:
-                raise AttackNotApplicableError(f"{tried.name} on {arm.name}: {reason}")
+                raise AttackNotApplicableError(f"{tried.label} on {arm.name}: {reason}")

@@ -7,6 +7,11 @@ import typer
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+MORE = {
+    "models": "Parameters are those of 224 pixels and 1000 classes, undefended. Besides, timm:NAME is any vision "
+    "transformer of timm's with one class token and learned positions, such as timm:vit_base_patch16_224."
+}
+
 
 def catalogue(
     kind: Annotated[str, typer.Argument(help="attacks, models or metrics.")],
@@ -30,6 +35,8 @@ def catalogue(
         console.print(f"[bold]{entry.pop('name')}[/]", highlight=False)
         for key, value in entry.items():
             console.print(Padding(f"[dim]{key}:[/] {value}", (0, 0, 0, 2)), highlight=False)
+    if kind in MORE:
+        console.print(MORE[kind], highlight=False, markup=False)
 
 
 def _attacks() -> list[dict[str, str]]:
@@ -62,9 +69,19 @@ def _options(options_type: type["BaseModel"]) -> str:
 
 
 def _models() -> list[dict[str, str]]:
-    from fedmjp.models.build import ARCHITECTURES
+    from fedmjp.config import ModelConfig
+    from fedmjp.models.build import ARCHITECTURES, parameter_count
 
-    return [{"name": name, "timm": a.timm_name, "summary": a.summary} for name, a in ARCHITECTURES.items()]
+    return [
+        {
+            "name": name,
+            "timm": a.timm_name,
+            "summary": a.summary,
+            "parameters": f"{parameter_count(ModelConfig(name=name, patch_size=a.patch_size or 16)):,}",
+            "for": a.purpose,
+        }
+        for name, a in ARCHITECTURES.items()
+    ]
 
 
 def _metrics() -> list[dict[str, str]]:

@@ -29,7 +29,7 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
-class _Rate(ProgressColumn):
+class Rate(ProgressColumn):
     """How many per second."""
 
     def render(self, task: Task) -> Text:
@@ -37,22 +37,19 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:.1f}/s" if task.speed else "", style="progress.data.speed")
 
 
-class TerminalProgress:
-    """Shows the phases of a run; a context manager."""
+class LiveBars:
+    """Bars that are there while something goes on; a context manager.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: The terminal; a file gets no bars.
+        columns: Of a bar.
+        transient: Whether the bars go away at the end.
+    """
+
+    def __init__(self, console: Console, *columns: ProgressColumn, transient: bool = False) -> None:
         self._console = console
-        columns = (
-            TextColumn("{task.description:<34}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task: TaskID | None = None
-        self._steps: TaskID | None = None
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=transient)
+        self._skipped: set[str] = set()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -62,6 +59,29 @@ class TerminalProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+    def skip(self, reason: str) -> None:
+        """A picture cannot be read; it is told once."""
+        if reason not in self._skipped:
+            self._skipped.add(reason)
+            self._console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+class TerminalProgress(LiveBars):
+    """Shows the phases of a run."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description:<34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            Rate(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        super().__init__(console, *columns)
+        self._task: TaskID | None = None
+        self._steps: TaskID | None = None
 
     def federation(self, rounds: int) -> None:
         """A federated run of so many rounds starts."""

@@ -1,95 +1,207 @@
 """`fedmjp simulate`."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.federation.simulation import RunFolder
+    from benchmarks.federation.simulation import Resources
+    from fedmjp.data.datasets import LabelledDataset
+    from fedmjp.data.partitions import Partition
+    from fedmjp.training.config import FederatedConfig
+    from fedmjp.training.run_folder import TrainingFolder
+
+TOLD = 10  # refusals that are listed on the terminal
+# Warm-up of the paper's recipe: 20 of 300 epochs.
+WARMUP, EPOCHS = 20, 300
 
 
 def simulate(
-    context: typer.Context,
-    models: Annotated[list[str], typer.Option("--model", help="May be repeated; see `fedmjp list models`.")] = [
-        "deit_small"
-    ],
-    defences: Annotated[list[str], typer.Option("--defence", help="none or mjp; may be repeated.")] = ["mjp"],
-    mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
-    data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 2,
-    pictures_per_client: Annotated[int, typer.Option(help="One round each, or per batch.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
-    local_steps: Annotated[int | None, typer.Option(help="Upload the weight delta after so many SGD steps.")] = None,
-    local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
-    inputs: Annotated[list[str], typer.Option("--gradient-of", help="clean or shuffled picture; may be repeated.")] = [
-        "shuffled"
-    ],
-    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
-    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
-    classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
-    server_learning_rate: Annotated[float, typer.Option(help="0 keeps the weights.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of weights, choice of pictures and jigsaws.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    output: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("results/simulate"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove former records first.")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="KEY=VALUE, such as training.recipe.batch_size=64 or proximal_mu=0.1.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="bundled (the default), a folder of pictures or parquet files, or hub:OWNER/NAME."),
+    ] = None,
+    config_file: Annotated[Path | None, typer.Option("--config", help="A YAML file of such keys.")] = None,
+    row: Annotated[str | None, typer.Option(help="A row of the paper, such as table4-J.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; 8 by default.")] = None,
+    scheme: Annotated[
+        str | None, typer.Option("--partition", help="How pictures are dealt: iid, dirichlet or pathological.")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of dirichlet; the smaller, the more unequal.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="fedavg, fedprox, fedavgm, fedadam or fedsgd.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="10 by default.")] = None,
+    local_epochs: Annotated[int | None, typer.Option(help="Of a client in a round; 1 by default.")] = None,
+    participation: Annotated[float | None, typer.Option(help="Share of the clients in a round.")] = None,
+    uploads: Annotated[
+        list[int] | None, typer.Option(help="Record the uploads of this round for `fedmjp attack`; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of initial weights and of everything else; 0 by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto (default), cpu or cuda.")] = None,
+    gpus_per_client: Annotated[float | None, typer.Option(help="Such as 0.25; by default what fits.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for weights, history and state.")] = Path("results/simulate"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
 ) -> None:
-    """Run a federation on this machine and record every upload as it crosses the wire."""
-    from benchmarks.federation.simulation import RunFolder
-    from benchmarks.federation.simulation import simulate as run
-    from benchmarks.output import claim_folder, write_json
-    from fedmjp import provenance
-    from fedmjp.cli.device import choose
-    from fedmjp.cli.progress import TerminalProgress, wide_console
-    from fedmjp.config import FederationConfig
-    from fedmjp.data.selection import select_for
-    from fedmjp.models.build import architecture
+    """Train over clients of a federation on this machine; goes on where it was stopped."""
+    from benchmarks.federation.training import check_recordable, deal, partition_file, rounds_done, train_federated
+    from benchmarks.output import claim_folder
+    from fedmjp.cli.federated_progress import FederatedProgress
+    from fedmjp.cli.overrides import merged, overridden
+    from fedmjp.cli.progress import wide_console
+    from fedmjp.training.config import FederatedConfig
+    from fedmjp.training.run_folder import TrainingFolder
 
-    console = wide_console()
-    values = {key: value for key, value in context.params.items() if key in FederationConfig.model_fields}
-    values |= {
-        "update": "gradient" if local_steps is None else "delta",
-        "local_steps": 1 if local_steps is None else local_steps,
-    }
-    values |= {"device": choose(device), "data": data if data == "bundled" else str(Path(data).resolve())}
-    config = FederationConfig.parse(values)
-    for name in config.models:
-        architecture(name)
-    selection = select_for(config)
-    _tell_skipped(selection.skipped, console)
+    dealing = {"clients": clients, "scheme": scheme, "alpha": alpha}
+    federation = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
+    training = {"data": data, "seed": seed, "model": _given({"seed": seed}), "device": device}
+    given = {**_given(federation | {"uploads": uploads}), "partition": _given(dealing), "training": _given(training)}
+    values: dict[str, Any] = {"training": {"model": {"name": "deit_small"}}}
+    for layer in (_file(config_file), _row(row), given):
+        values = merged(values, layer)
+    values = overridden(values, settings or [])
+    config = FederatedConfig.parse(_with_files(_with_defaults(values)))
+    resources = _resources(config, gpus_per_client)
     claim_folder(output)
-    folder = RunFolder(output)
-    _make_room(folder, fresh=fresh)
-    with TerminalProgress(console) as progress:
-        progress.federation(config.rounds * len(config.arms))
-        run(config, folder, on_round=progress.round)
-    about = {
-        "config": config.model_dump(mode="json"),
-        "versions": provenance.versions(),
-        "revision": provenance.revision(),
-        "hardware": provenance.hardware(),
-        "pictures": {entry.name: entry.sha256 for entry in selection.entries},
-    }
-    write_json(output / "manifest.json", about)
-    for arm in config.arms:
-        console.print(f"{arm.label}: {len(folder.index(arm))} uploads in {folder.uploads / arm.label}", markup=False)
-    console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}", markup=False)
-
-
-def _tell_skipped(reasons: Sequence[str], console: "Console") -> None:
-    for reason in reasons:
-        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
-    if reasons:
-        console.print(f"{len(reasons)} damaged pictures were skipped.")
-
-
-def _make_room(folder: "RunFolder", *, fresh: bool) -> None:
-    from fedmjp.errors import OutputError
-
+    folder = TrainingFolder(output)
+    folder.check_own()
+    console = wide_console()
+    done = 0 if fresh else rounds_done(config, folder)
+    if done == config.rounds:
+        console.print(f"All {config.rounds} rounds are done; --fresh starts over.")
+        return
+    pictures, dealt = deal(config, partition_file(folder) if done else None)
+    if done:
+        folder.check_classes(pictures.train.class_names)
+    check_recordable(config, dealt)
     if fresh:
-        folder.clear()
-    elif folder.uploads.exists():
-        raise OutputError(f"{folder.root} already holds the records of a run; name another --output or give --fresh")
+        _clear(folder)  # only now: what is refused before leaves the former run as it is
+    _describe(config, folder, pictures.train, dealt)
+    if len(dealt.dropped):
+        console.print(f"{len(dealt.dropped)} of {len(pictures.train)} pictures are with no client.")
+    if not pictures.held_out:
+        told = "has no validation split: Top-1 is measured on the pictures that the clients train on"
+        console.print(f"{pictures.train.name} {told}.", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{resources.sentence()}.", highlight=False)
+    if done:
+        console.print(f"Going on after round {done} of {config.rounds}.")
+    with FederatedProgress(console, done, config.rounds) as progress:
+        train_federated(config, dealt, folder, resources, progress)
+    _tell(config, folder, console)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value not in (None, [])}
+
+
+def _file(path: Path | None) -> dict[str, Any]:
+    """The values of a YAML file, checked: options would silently take the place of a group that is none."""
+    from fedmjp.cli.overrides import read_values
+    from fedmjp.errors import ConfigError
+
+    values = read_values(path)
+    training = values.get("training", {})
+    groups = {"training": training, "partition": values.get("partition", {})}
+    if isinstance(training, dict):
+        groups |= {f"training.{name}": training.get(name, {}) for name in ("model", "puzzle", "recipe")}
+    for name, value in groups.items():
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}: {name} = {value!r} is no group of keys; write its keys below it, indented")
+    return values
+
+
+def _row(name: str | None) -> dict[str, Any]:
+    if name is None:
+        return {}
+    from fedmjp.training.rows import row
+
+    found = row(name)
+    return {"training": {"model": dict(found.model), "puzzle": dict(found.puzzle)}}
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """The paper's share of warm-up epochs: 20 are more than most federated runs have."""
+    from fedmjp.cli.overrides import merged
+    from fedmjp.training.config import FederatedConfig
+
+    fields = FederatedConfig.model_fields
+    epochs = [values.get(name, fields[name].default) for name in ("rounds", "local_epochs")]
+    if not all(isinstance(count, int) for count in epochs):
+        return values  # refused when it is read
+    defaults: dict[str, Any] = {"training": {"recipe": {"warmup_epochs": epochs[0] * epochs[1] * WARMUP // EPOCHS}}}
+    return merged(defaults, values)
+
+
+def _with_files(values: dict[str, Any]) -> dict[str, Any]:
+    """Files by names that mean the same in every process, and what is in them; the device that there is."""
+    from fedmjp.cli.device import choose
+    from fedmjp.cli.overrides import with_checkpoint
+    from fedmjp.cli.train import located
+
+    training = values["training"]
+    if isinstance(training, dict):  # else refused when it is read
+        training["device"] = choose(str(training.get("device", "auto")))
+        if isinstance(training.get("data"), str):
+            training["data"] = located(training["data"])
+        if isinstance(training.get("model"), dict):
+            training["model"] = with_checkpoint(training["model"])
+    return values
+
+
+def _resources(config: "FederatedConfig", gpus_per_client: float | None) -> "Resources":
+    from benchmarks.federation.training import resources_for
+    from fedmjp.models.build import build
+
+    build(config.training.model)  # whatever is wrong with it is told now, not by the server
+    return resources_for(config, gpus_per_client=gpus_per_client)
+
+
+def _clear(folder: "TrainingFolder") -> None:
+    import shutil
+
+    from benchmarks.federation.training import partition_file, records_folder
+    from server.refusals import RefusalFile
+
+    folder.clear()
+    for path in (partition_file(folder), folder.root / "partition.png", RefusalFile.of_run(folder.root).path):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(records_folder(folder), ignore_errors=True)
+
+
+def _describe(
+    config: "FederatedConfig", folder: "TrainingFolder", pictures: "LabelledDataset", dealt: "Partition"
+) -> None:
+    """What is known before training: the manifest, the classes, who has what. Pictures are named without folders."""
+    from benchmarks.federation.training import partition_file
+    from benchmarks.output import write_json
+    from fedmjp import provenance
+    from fedmjp.cli.command_line import published_command
+    from fedmjp.data.partition_figure import draw_partition
+    from fedmjp.training.run_folder import published
+
+    about = {"kind": "federated", "command": published_command(), "config": published(config)}
+    write_json(folder.manifest, about | dict(provenance.environment()))
+    folder.keep_classes(pictures.class_names)
+    dealt.save(partition_file(folder))
+    draw_partition(dealt, pictures.labels, folder.root / "partition.png")
+
+
+def _tell(config: "FederatedConfig", folder: "TrainingFolder", console: "Console") -> None:
+    from benchmarks.federation.training import records_folder
+    from fedmjp.wire import of_round
+    from server.refusals import RefusalFile
+
+    file = RefusalFile.of_run(folder.root)
+    refused = file.read()
+    for each in refused[:TOLD]:
+        console.print(f"Refused: {each}", markup=False, highlight=False, soft_wrap=True)
+    if len(refused) > TOLD:
+        console.print(f"{len(refused)} replies were refused in all; see {file.path}.", markup=False)
+    console.print(f"Written to {folder.root}: weights.safetensors, history.csv, history.png.", markup=False)
+    for server_round in sorted(config.uploads):
+        recorded = of_round(records_folder(folder), server_round)
+        console.print(f"Uploads of round {server_round}: {recorded}", markup=False, highlight=False)

@@ -14,11 +14,17 @@ from fedmjp.settings import Picture
 
 
 def private_batch(
-    pictures: Sequence[LabelledPicture], *, grid: int, mask_ratio: float, gradient_of: Picture, seed: int
+    pictures: Sequence[LabelledPicture],
+    *,
+    grid: int,
+    mask_ratio: float,
+    gradient_of: Picture,
+    seed: int,
+    number: int = 0,
 ) -> PrivateBatch:
     """Draw each picture's jigsaw and put both versions side by side.
 
-    A puzzle depends on (seed, ratio, picture) alone, so that every model and attack meets the same.
+    A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same.
 
     Args:
         pictures: The private pictures.
@@ -26,9 +32,11 @@ def private_batch(
         mask_ratio: Wanted share of masked patches, in [0, 1].
         gradient_of: The version whose gradient will be uploaded.
         seed: The run's seed.
+        number: Which upload of these pictures it is for, from 0.
     """
+    again = (number,) if number else ()  # the first does not depend on whether there are more
     puzzles = [
-        jigsaw.draw(grid, mask_ratio, generator=torch_generator(seed, "jigsaw", mask_ratio, picture.name))
+        jigsaw.draw(grid, mask_ratio, generator=torch_generator(seed, "jigsaw", mask_ratio, picture.name, *again))
         for picture in pictures
     ]
     clean = torch.stack([picture.image for picture in pictures])
@@ -50,12 +58,14 @@ def batch_of_round(config: FederationConfig, selection: Selection, client: int, 
     Raises:
         DataError: If a picture cannot be read any more.
     """
-    turn, gradient_of = config.turn(server_round)
-    mine = selection.partition(client, config.clients)[turn * config.batch_size : (turn + 1) * config.batch_size]
+    turn = config.turn(server_round)
+    first = turn.batch * config.batch_size
+    mine = selection.partition(client, config.clients)[first : first + config.batch_size]
     return private_batch(
         [selection.load(entry) for entry in mine],
         grid=config.image_size // config.patch_size,
         mask_ratio=config.mask_ratio,
-        gradient_of=gradient_of,
+        gradient_of=turn.version,
         seed=config.seed,
+        number=turn.number,
     )

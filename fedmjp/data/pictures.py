@@ -76,13 +76,14 @@ def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHA
         ValueError: If the mode has no fixed range of values (32-bit integers, floats).
     """
     side = round(size / crop_share)
-    resized = transforms.resize(_to_rgb(photograph), [side], interpolation=InterpolationMode.BICUBIC)
+    resized = transforms.resize(to_rgb(photograph), [side], interpolation=InterpolationMode.BICUBIC)
     cropped = transforms.center_crop(resized, [size, size])
     image: Tensor = transforms.to_dtype(transforms.pil_to_tensor(cropped), torch.float32, scale=True)
     return image
 
 
-def _to_rgb(photograph: Image.Image) -> Image.Image:
+def to_rgb(photograph: Image.Image) -> Image.Image:
+    """Three channels of 8 bits; ValueError if the mode has no fixed range of values."""
     if photograph.mode.startswith("I;16"):
         grey = np.asarray(photograph, dtype=np.float64) / SIXTEEN_BITS
         return Image.fromarray((grey * 255).round().astype(np.uint8)).convert("RGB")

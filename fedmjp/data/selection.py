@@ -13,6 +13,7 @@ import torch
 from fedmjp.config import FederationConfig
 from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.folder import FolderPictures
+from fedmjp.data.layout import holds_parquet
 from fedmjp.data.pictures import LabelledPicture, PictureEntry, PictureSource
 from fedmjp.errors import DataError
 from fedmjp.seeds import torch_generator
@@ -35,11 +36,14 @@ class Selection:
         return self.entries[client::clients]
 
     def batches(self, config: FederationConfig) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload of one arm and version, client by client, turn by turn."""
-        size = config.batch_size
+        """The pictures behind each upload of one arm and version, client by client, turn by turn.
+
+        Runs that want fewer pictures than were chosen share the first ones.
+        """
+        size, count = config.batch_size, config.pictures_per_client
         return [
             share[start : start + size]
-            for share in (self.partition(client, config.clients) for client in range(config.clients))
+            for share in (self.partition(client, config.clients)[:count] for client in range(config.clients))
             for start in range(0, len(share), size)
         ]
 
@@ -56,12 +60,24 @@ class Selection:
 
 
 def open_source(data: str, *, size: int, classes: int) -> PictureSource:
-    """The source that ``--data`` names: "bundled", or a folder of ``CLASS/picture`` files.
+    """The source that ``--data`` names.
+
+    Args:
+        data: "bundled", a folder of ``CLASS/picture`` files, or the validation split of a folder of parquet
+            files or of "hub:OWNER/NAME".
+        size: Pixels per side of the pictures it gives.
+        classes: Classes that the model knows.
 
     Raises:
-        DataError: If the folder is missing or empty.
+        DataError: If the source is missing or empty.
     """
-    return BundledPictures(size, classes) if data == "bundled" else FolderPictures(Path(data), size, classes)
+    if data == "bundled":
+        return BundledPictures(size, classes)
+    if not data.startswith("hub:") and not holds_parquet(Path(data)):
+        return FolderPictures(Path(data), size, classes)
+    from fedmjp.data.datasets import DatasetPictures, open_dataset  # noqa: PLC0415 (a second of imports)
+
+    return DatasetPictures(open_dataset(data, "validation", classes=classes), size)
 
 
 def nothing(_name: str) -> bool:

@@ -15,29 +15,39 @@ from torch import Tensor
 from fedmjp.config import Checkpoint
 from fedmjp.errors import CheckpointError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.classifier import Classifier, PositionedClassifier
+from fedmjp.models.layouts import INDEX_EMBEDDING, LOCALISATION, Layout, in_our_layout
 
 TORCH_FILES = (".pth", ".pt", ".bin")
 NESTED_UNDER = ("model", "state_dict")
-PREFIXES = ("module.", "backbone.")
+INTEGERS = (".num_batches_tracked", ".relative_position_index")  # what may be no floating point number
+RELATIVE_POSITIONS = "relative_position_bias_table"
 LISTED = 10
 
-_POSITIONS = names.POSITION_EMBEDDING.removeprefix("backbone.")
-_MJP_POSITIONS = "pos_embed.weight"
-# The linear and the nonlinear localisation regressor of MJP (DAL). It reads E_pos for a loss of its own
-# in training; logits and attacked gradients do not depend on it.
-LOCALISATION = frozenset(f"dlocr.layers.{layer}{kind}" for layer in ("", "0.", "2.") for kind in ("weight", "bias"))
+_REGRESSORS = {
+    (): ("no localisation regressor", "localisation to none"),
+    ("weight",): ("a linear localisation regressor", "localisation to linear"),
+    ("0.weight", "2.weight"): (
+        "a nonlinear localisation regressor of two layers",
+        "localisation to nonlinear and localisation-layers to 2",
+    ),
+    ("0.weight", "2.weight", "4.weight"): (
+        "a nonlinear localisation regressor of three layers",
+        "localisation to nonlinear and localisation-layers to 3",
+    ),
+}
 
 
-def load_checkpoint(model: VitClassifier, checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> None:
+def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> Layout:
     """Give a model the weights of a file.
 
     Files are safetensors or torch's own, which are read without running pickled code. They hold a
     state dict, or one under ``model`` or ``state_dict`` beside the state of the training. Names may
     begin with ``module.`` or ``backbone.``. The layouts are timm's (also DeiT's), with a
-    ``pos_embed`` of (1, tokens, dim); fedmjp's own, with ``unknown_embedding`` besides for MJP; and
-    that of the official MJP code, whose ``pos_embed.weight`` (tokens + 1, dim) has the unknown
-    embedding as its last row. MJP's localisation regressor (``LOCALISATION``) is left out.
+    ``pos_embed`` of (1, tokens, dim); fedmjp's own, with ``unknown_embedding`` besides for MJP; that
+    of the official MJP code, whose ``pos_embed.weight`` (tokens + 1, dim), or ``absolute_pos_embed.weight``
+    in Swin, has the unknown embedding as its last row; and that of the original Swin code. A localisation
+    regressor (DAL) is left out where the model has none: logits do not depend on it.
 
     Models of the official MJP code take pictures normalised by ImageNet's mean and standard
     deviation, its ViT-S too: they are ``deit_small`` here, not ``vit_small``.
@@ -48,18 +58,25 @@ def load_checkpoint(model: VitClassifier, checkpoint: Checkpoint, *, ignored: Co
         ignored: Names as timm has them that are not taken from the file, whether it has them or not,
             and stay as they are in the model, if it has them.
 
+    Returns:
+        The layout of the file.
+
     Raises:
         CheckpointError: If the file cannot be read or is not the one that was meant, or its weights
             do not fit the model, all of them.
     """
-    found = _in_timms_layout(_state_dict(checkpoint), checkpoint.path)
-    kept = {name: weight for name, weight in found.items() if name not in LOCALISATION | set(ignored)}
+    layout, found = in_our_layout(_state_dict(checkpoint), checkpoint.path)
+    if model.localisation is None:
+        found = {name: weight for name, weight in found.items() if not name.startswith(LOCALISATION)}
+    kept = {name: weight for name, weight in found.items() if name not in ignored}
     expected = {name.removeprefix("backbone."): weight for name, weight in model.state_dict().items()}
     required = {name: weight for name, weight in expected.items() if name not in ignored}
     _check_defence(kept, model, checkpoint.path)
-    _check_fit(kept, required, checkpoint.path)
+    _check_options(kept, required, checkpoint.path)
+    _check_fit(kept, required, model, checkpoint.path)
     values = {**expected, **kept}
     model.load_state_dict({name: values[name.removeprefix("backbone.")] for name in model.state_dict()})
+    return layout
 
 
 def _state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -85,7 +102,9 @@ def _state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def _is_weight(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor) and value.is_floating_point()
+    if not isinstance(name, str) or not isinstance(value, Tensor):
+        return False
+    return value.is_floating_point() or name.endswith(INTEGERS)
 
 
 def _parsed(content: bytes, path: Path) -> Any:
@@ -119,30 +138,30 @@ def _unnested(loaded: Any, path: Path) -> dict[Any, Any]:
     return dict(loaded[inner[0]] if inner else loaded)
 
 
-def _in_timms_layout(loaded: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
-    """Names without prefixes; the rows of MJP's embedding as position and unknown embedding."""
-    found: dict[str, Tensor] = {}
-    for name, weight in loaded.items():
-        short = name
-        for prefix in PREFIXES:
-            short = short.removeprefix(prefix)
-        if short in found:
-            raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
-        found[short] = weight
-    if _MJP_POSITIONS in found and found[_MJP_POSITIONS].ndim == 2:
-        rows = found.pop(_MJP_POSITIONS)
-        found |= {_POSITIONS: rows[None, :-1], names.UNKNOWN_EMBEDDING: rows[-1]}
-    return found
-
-
-def _check_defence(found: Mapping[str, Tensor], model: VitClassifier, path: str) -> None:
+def _check_defence(found: Mapping[str, Tensor], model: Classifier, path: str) -> None:
     if names.UNKNOWN_EMBEDDING in found and not model.defended:
         raise CheckpointError(f"{path} holds MJP's unknown position embedding: it fits defence mjp alone")
     if names.UNKNOWN_EMBEDDING not in found and model.defended:
         raise CheckpointError(f"{path} has no unknown position embedding: it fits defence none or jigsaw, not mjp")
 
 
-def _check_fit(found: Mapping[str, Tensor], required: Mapping[str, Tensor], path: str) -> None:
+def _check_options(found: Mapping[str, Tensor], required: Mapping[str, Tensor], path: str) -> None:
+    if (INDEX_EMBEDDING in found) != (INDEX_EMBEDDING in required):
+        has, wanted = ("an", "true") if INDEX_EMBEDDING in found else ("no", "false")
+        raise CheckpointError(f"{path} has {has} index embedding: set index-embedding to {wanted}")
+    held, asked = _regressor(found), _regressor(required)
+    if held != asked:
+        words, remedy = _REGRESSORS.get(held, ("a localisation regressor that is not MJP's", "localisation to none"))
+        raise CheckpointError(f"{path} has {words}, the model has {_REGRESSORS[asked][0]}: set {remedy}")
+
+
+def _regressor(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Which layers a localisation regressor has."""
+    layers = [name.removeprefix(f"{LOCALISATION}layers.") for name in weights if name.startswith(LOCALISATION)]
+    return tuple(sorted(name for name in layers if not name.endswith("bias")))
+
+
+def _check_fit(found: Mapping[str, Tensor], required: Mapping[str, Tensor], model: Classifier, path: str) -> None:
     missing, unexpected = required.keys() - found.keys(), found.keys() - required.keys()
     shapes = {
         name: f"{name} is {tuple(found[name].shape)} instead of {tuple(required[name].shape)}"
@@ -155,18 +174,23 @@ def _check_fit(found: Mapping[str, Tensor], required: Mapping[str, Tensor], path
         *shapes.values(),
     ]
     if faults:
-        remedy = _remedy(found, shapes) if not missing | unexpected else "take the model that it is a checkpoint of"
+        another = "take the model that it is a checkpoint of"
+        remedy = another if missing | unexpected else _remedy(found, shapes, model) or another
         raise CheckpointError(f"{path} does not fit the model: {_first(faults)}; {remedy}")
 
 
-def _remedy(found: Mapping[str, Tensor], misshapen: Collection[str]) -> str:
+def _remedy(found: Mapping[str, Tensor], misshapen: Collection[str], model: Classifier) -> str:
+    """What to do where all names are right; nothing where shapes differ that no option changes."""
+    own = (model.positions_name,) if isinstance(model, PositionedClassifier) else ()
+    positions = {name for name in misshapen if name.endswith((*own, INDEX_EMBEDDING, RELATIVE_POSITIONS))}
+    head = f"{model.backbone.pretrained_cfg['classifier']}."
+    if any(not name.startswith(head) and name not in positions for name in misshapen):
+        return ""
     remedies = []
-    if _POSITIONS in misshapen:
+    if positions:
         remedies.append("position embeddings are not resampled, take image size and patch size of the training")
-    if "head.bias" in misshapen:
-        remedies.append(f"set classes to {len(found['head.bias'])}")
-    if any(not name.startswith("head.") and name != _POSITIONS for name in misshapen):
-        remedies.append("take the model that it is a checkpoint of")
+    if f"{head}bias" in misshapen:
+        remedies.append(f"set classes to {len(found[f'{head}bias'])}")
     return "; ".join(remedies)
 
 

@@ -1,6 +1,7 @@
-"""A timm vision transformer that takes images in [0, 1], optionally with MJP's unknown embedding."""
+"""timm models that take images in [0, 1], optionally with what MJP adds to them."""
 
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -8,37 +9,45 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedmjp.errors import BadInputError
+from fedmjp.models.localisation import LocalisationRegressor, localisation_loss
 
 
-class VitClassifier(nn.Module):
+class _PreLogits(nn.Module):
+    """A timm model up to what its last layer reads."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, normalised: Tensor) -> Tensor:
+        backbone: Any = self.backbone
+        features: Tensor = backbone.forward_head(backbone.forward_features(normalised), pre_logits=True)
+        return features
+
+
+class Classifier(nn.Module):
     """Images in [0, 1] to class logits; the only place where mean and standard deviation are applied.
 
-    With ``defended``, a mask may be passed to ``forward``: masked patches then share one learned
-    "unknown" position embedding E_unk instead of their own row of E_pos (MJP, section 4.1). The
-    timm forward is used as it is: for the call, its position embedding is replaced by one that
-    depends on the mask, and gradients flow back to both E_pos and E_unk.
-
-    The official code keeps E_pos and E_unk as the rows of one ``nn.Embedding`` drawn from N(0, 1),
-    although its baseline starts at a standard deviation of 0.02. Here E_unk starts like E_pos, so
-    that the defence is the only difference between the arms.
-
     Args:
-        backbone: A timm vision transformer with absolute position embeddings, or with none.
-        defended: Whether to add E_unk, which takes position embeddings that it stands in for.
+        backbone: Any timm model.
+        image_size: Pixels per side of its images.
+        patch_size: Pixels per side of the patches that a jigsaw moves.
     """
 
     mean: Tensor
     std: Tensor
+    image_size: int
+    patch_size: int
 
-    def __init__(self, backbone: VisionTransformer, *, defended: bool) -> None:
+    def __init__(self, backbone: nn.Module, *, image_size: int, patch_size: int) -> None:
         super().__init__()
-        self.backbone = backbone
+        self.backbone: Any = backbone
+        self.unknown_embedding: nn.Parameter | None = None
+        self.localisation: LocalisationRegressor | None = None
+        self.image_size, self.patch_size = image_size, patch_size
         pretrained: Any = backbone.pretrained_cfg
         self.register_buffer("mean", _channels(pretrained["mean"]), persistent=False)
         self.register_buffer("std", _channels(pretrained["std"]), persistent=False)
-        self.unknown_embedding: nn.Parameter | None = None
-        if defended:
-            self.unknown_embedding = nn.Parameter(nn.init.trunc_normal_(torch.empty(backbone.embed_dim), std=0.02))
 
     @property
     def defended(self) -> bool:
@@ -47,27 +56,136 @@ class VitClassifier(nn.Module):
 
     @property
     def has_positions(self) -> bool:
-        """Whether the model has a position embedding, so that updates hold its gradient."""
-        return self.backbone.pos_embed is not None
+        """Whether the model has an absolute position embedding, so that updates hold its gradient."""
+        return False
 
     @property
-    def patch_size(self) -> int:
-        """Pixels per side of a patch."""
-        return int(self.backbone.patch_embed.patch_size[0])
+    def grid(self) -> int:
+        """Patches per side, as a jigsaw moves them."""
+        return self.image_size // self.patch_size
 
-    @property
-    def image_size(self) -> int:
-        """Pixels per side of an image."""
-        return int(self.backbone.patch_embed.img_size[0])
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens before the patches (the class token) that have a row in the position embedding."""
-        return int(self.backbone.num_prefix_tokens)
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that timm's recipes do not decay; biases and vectors are left out anyway."""
+        listed = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
+        return {f"backbone.{name}" for name in listed}
 
     def denormalise(self, images: Tensor) -> Tensor:
         """From the network's input space back to [0, 1] (values outside are clipped)."""
         return (images * self.std.to(images) + self.mean.to(images)).clamp(0, 1)
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits (batch, classes) of images (batch, 3, size, size) in [0, 1].
+
+        Args:
+            images: The images.
+            mask: (batch or 1, patches) bool, True where MJP masks the position; None without a mask.
+
+        Raises:
+            BadInputError: If a mask is given to an undefended model.
+        """
+        normalised = (images - self.mean) / self.std
+        replaced = self._replaced(mask)
+        if not replaced:
+            logits: Tensor = self.backbone(normalised)
+            return logits
+        masked_logits: Tensor = functional_call(self.backbone, replaced, (normalised,))
+        return masked_logits
+
+    def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the last layer reads, (batch, dim): a transformer's class token, the pooled map of others."""
+        replaced = {f"backbone.{name}": value for name, value in self._replaced(mask).items()}
+        features: Tensor = functional_call(_PreLogits(self.backbone), replaced, ((images - self.mean) / self.std,))
+        return features
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The last layer alone: ``logits(features(x))`` is ``forward(x)``."""
+        found: Tensor = self.backbone.get_classifier()(features)
+        return found
+
+    def localisation_loss(self, mask: Tensor | None = None) -> Tensor:
+        """The DAL loss of the position embedding (MJP, Eq. 2), a scalar.
+
+        Raises:
+            BadInputError: If the model has no localisation regressor.
+        """
+        if self.localisation is None:
+            raise BadInputError(
+                "the model has no localisation regressor: build it with localisation linear or nonlinear"
+            )
+        return localisation_loss(self.localisation, self._patch_positions(), mask)
+
+    def _replaced(self, mask: Tensor | None) -> dict[str, Tensor]:
+        """Parameters of the backbone that are others for one call."""
+        if mask is not None:
+            raise BadInputError("a mask was given to a model without an unknown position embedding")
+        return {}
+
+    def _patch_positions(self) -> Tensor:
+        """(patches, dim): the position embedding without class tokens."""
+        raise BadInputError("the model has no position embedding to localise patches from")
+
+
+class PositionedClassifier(Classifier):
+    """A timm transformer with a learned absolute position embedding E_pos, optionally with what MJP adds.
+
+    With ``defended``, a mask may be passed to ``forward``: masked patches then share one learned
+    "unknown" position embedding E_unk instead of their own row of E_pos (MJP, section 4.1, Eq. 4 and 5).
+    The timm forward is used as it is: for the call, its position embedding is replaced by one that
+    depends on the mask, and gradients flow back to both E_pos and E_unk.
+
+    Paper and official code (yhlleo/MJP) differ. Options, the paper's word first and the default:
+
+    =======================  =============================  ================================  ===================
+    what                     paper                          code                              option
+    =======================  =============================  ================================  ===================
+    mask ratio               0.03 (best row of Table 3)     0.1 (train.sh)                    Puzzle.mask_ratio
+    puzzle applied           always                         to half of the batches            Puzzle.probability
+    in the warm-up           not mentioned                  no puzzle                         Puzzle.warmup_epochs
+    masks                    per picture (Alg. 1)           one per batch                     Puzzle.masks
+    DAL, nonlinear           three layers (section 5.3)     two                               localisation_layers
+    DAL weight               0.01                           cosine from 0.01 to 0.005, after  localisation_schedule
+                                                            a linear warm-up
+    =======================  =============================  ================================  ===================
+
+    No option: the code keeps E_pos and E_unk as the rows of one ``nn.Embedding`` drawn from N(0, 1) and
+    decays it, although its baseline's E_pos starts at a standard deviation of 0.02 and is not decayed; the
+    paper is silent. Here E_unk starts like E_pos, and neither is decayed, so that the defence is the only
+    difference between the arms.
+
+    Args:
+        backbone: The timm model.
+        image_size: As of ``Classifier``.
+        patch_size: As of ``Classifier``.
+        defended: Whether to add E_unk, which takes position embeddings that it stands in for.
+        index_embedding: Whether to add a second embedding of positions that is never masked (IDX, Table 4).
+            It starts at zero, as in the official code.
+    """
+
+    positions_name: ClassVar[str]  # of E_pos in the backbone, (1, tokens, dim)
+
+    def __init__(
+        self, backbone: nn.Module, *, image_size: int, patch_size: int, defended: bool, index_embedding: bool
+    ) -> None:
+        super().__init__(backbone, image_size=image_size, patch_size=patch_size)
+        # Always drawn, so that what is drawn after it does not depend on the defence.
+        unknown = nn.init.trunc_normal_(torch.empty(self.backbone.embed_dim), std=0.02)
+        self.unknown_embedding = nn.Parameter(unknown) if defended else None
+        self.index_embedding = nn.Parameter(torch.zeros_like(self._positions)) if index_embedding else None
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the model has a position embedding, so that updates hold its gradient."""
+        return self._positions is not None
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches (the class token) that have a row in the position embedding."""
+        return int(getattr(self.backbone, "num_prefix_tokens", 0))
+
+    @property
+    def _positions(self) -> Any:
+        """E_pos, or None. Not get_parameter: under functional_call the weights are plain tensors."""
+        return attrgetter(self.positions_name)(self.backbone)
 
     def masked_position_embedding(self, mask: Tensor) -> Tensor:
         """(batch, tokens, dim): E_unk at masked patches, E_pos elsewhere; ``mask`` is (batch, patches)."""
@@ -75,23 +193,41 @@ class VitClassifier(nn.Module):
             raise BadInputError("a mask was given to a model without an unknown position embedding")
         prefix = mask.new_zeros(mask.shape[0], self.prefix_tokens)
         masked_tokens = torch.cat([prefix, mask], dim=1)[:, :, None]
-        # Not get_parameter: under functional_call the weights are plain tensors.
-        positions: Any = self.backbone.pos_embed
-        return torch.where(masked_tokens, self.unknown_embedding, positions)
+        return torch.where(masked_tokens, self.unknown_embedding, self._positions)
 
-    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (batch, classes) of images (batch, 3, size, size) in [0, 1].
+    def _replaced(self, mask: Tensor | None) -> dict[str, Tensor]:
+        if mask is None and self.index_embedding is None:
+            return {}
+        positions: Tensor = self._positions if mask is None else self.masked_position_embedding(mask)
+        return {self.positions_name: positions if self.index_embedding is None else positions + self.index_embedding}
 
-        Raises:
-            BadInputError: If a mask is given to an undefended model.
-        """
-        normalised = (images - self.mean) / self.std
-        if mask is None:
-            logits: Tensor = self.backbone(normalised)
-            return logits
-        positions = self.masked_position_embedding(mask)
-        masked_logits: Tensor = functional_call(self.backbone, {"pos_embed": positions}, (normalised,))
-        return masked_logits
+    def _patch_positions(self) -> Tensor:
+        if not self.has_positions:
+            return super()._patch_positions()
+        positions: Tensor = self._positions[0, self.prefix_tokens :]
+        return positions
+
+
+class VitClassifier(PositionedClassifier):
+    """A timm vision transformer, optionally with what MJP adds.
+
+    Args:
+        backbone: A timm vision transformer with absolute position embeddings, or with none.
+        defended: As of ``PositionedClassifier``.
+        index_embedding: As of ``PositionedClassifier``.
+    """
+
+    positions_name = "pos_embed"
+
+    def __init__(self, backbone: VisionTransformer, *, defended: bool, index_embedding: bool = False) -> None:
+        embed: Any = backbone.patch_embed
+        super().__init__(
+            backbone,
+            image_size=int(embed.img_size[0]),
+            patch_size=int(embed.patch_size[0]),
+            defended=defended,
+            index_embedding=index_embedding,
+        )
 
 
 def _channels(values: tuple[float, ...]) -> Tensor:

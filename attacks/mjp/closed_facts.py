@@ -1,0 +1,43 @@
+"""What attacks share that read the linear facts of MJP uploads and close them by a prior of pictures."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from attacks.base import Attack
+from attacks.mjp.facts import refusal, required_tensors
+from attacks.natural_patches import size_refusal
+from fedmjp.config import Defence
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.threat import ThreatModel
+
+
+class ClosedFacts(Attack):
+    """An attack by ``attacks.mjp.facts`` and ``attacks.mjp.closing``, without a pass through the network."""
+
+    requires: ClassVar[str] = (
+        "updates of one picture, with patch, position and unknown embedding; no more patches than dimensions; "
+        "an image size that the prior knows"
+    )
+    stack = 1
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """Gradients of patch, position and, of a defended model, unknown embedding."""
+        return required_tensors(model)
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs each client's own uploads of one picture, enough dimensions, and statistics of such pictures."""
+        if not threat.individual_updates:
+            return "needs each client's own update: a sum over clients only shows the sum of their tokens"
+        if threat.batch_size != 1:
+            return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
+        return refusal(model) or size_refusal(model.image_size)
+
+    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+        """MJP."""
+        del threat
+        return frozenset({"mjp"})
+
+    @property
+    def uses_natural_patches(self) -> bool:
+        """For what stays open."""
+        return True

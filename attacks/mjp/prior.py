@@ -1,0 +1,66 @@
+"""One MJP upload, no pass through the network: what it states exactly, closed by a prior of pictures."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attacks.mjp.affine import of_one_upload
+from attacks.mjp.closed_facts import ClosedFacts
+from attacks.mjp.closing import close
+from attacks.mjp.facts import LinearFacts, facts_under
+from attacks.natural_pictures import NaturalPictures
+from attacks.pictures import picture
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import from_patches
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+
+class MjpPrior(ClosedFacts):
+    """Of all pictures that agree with the linear facts of an upload, the most natural one.
+
+    An upload of MJP states M linear combinations short of everything about each patch in its true
+    place, M being the number of masked patches (``attacks.mjp.facts``). The shuffle is not in it:
+    what comes out is the clean picture in its own order, not the shuffled one. Among the pictures
+    that agree, the attack takes the one of least energy under a Gaussian prior of whole pictures
+    (``attacks.mjp.closing``): what the facts leave open of a patch is filled so that it continues
+    its neighbours.
+
+    Without a mask the facts are the whole picture, and the attack is ``patch_embedding``.
+    """
+
+    name = "mjp_prior"
+    paper = "follows from the definition of MJP; used in fedmjp"
+    summary = "linear facts of one MJP upload, closed by a prior of natural pictures; no pass through the network"
+    exploits = "MJP leaves everything but a span of the masked patches exact, and hides no place: pictures are smooth"
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        del generators
+        return [_close_one(facts_under(threat, upload, model), model) for upload in uploads]
+
+
+def _close_one(facts: LinearFacts, model: VitClassifier) -> Reconstruction:
+    patches = close(of_one_upload(facts), model)
+    return Reconstruction(
+        picture(patches, model),
+        {
+            "masked_patches": float(facts.mask.sum()),
+            "contrast": facts.contrast,
+            "energy_per_value": _energy(patches, model) / patches.numel(),
+        },
+    )
+
+
+def _energy(patches: Tensor, model: VitClassifier) -> float:
+    """Of the picture under the prior; of the order of one per value for a usual picture."""
+    prior = NaturalPictures.for_model(model)
+    image = from_patches(patches[None].float(), model.image_size, model.patch_size)[0] - prior.mean[:, None, None]
+    return float((image * prior.slope(image)).sum())

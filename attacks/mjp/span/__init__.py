@@ -1,0 +1,1 @@
+"""``mjp_span``: one upload, exact where its certificate holds."""

@@ -1,0 +1,153 @@
+"""One MJP upload of a deployed vision transformer, solved exactly where it lets itself be."""
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.base import Attack
+from attacks.mjp import facts as linear
+from attacks.mjp.affine import AffinePatches, of_one_upload
+from attacks.mjp.closing import close
+from attacks.mjp.span import block
+from attacks.mjp.span.certificate import Certificate, certify, certify_facts
+from attacks.mjp.span.deadline import Deadline
+from attacks.mjp.span.equations import TENSORS, Equations, equations
+from attacks.mjp.span.naturalness import Naturalness
+from attacks.mjp.span.search import Search
+from attacks.mjp.span.visible import IMPOSSIBLE
+from attacks.natural_patches import prior_refusal
+from attacks.pictures import picture
+from attacks.reassembly import reassemble
+from fedmjp.config import Config, Defence
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+
+class SpanOptions(Config):
+    """Options of ``mjp_span``."""
+
+    seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="after which the search is given up")
+
+
+class MjpSpan(Attack):
+    """Every token is an isolated zero of equations that the first block's gradients state.
+
+    The linear facts (``attacks.mjp.facts``) leave each patch in an affine space of M dimensions, M being the
+    number of masked patches. The MLP's weight gradients span its inputs and its activations, and a token
+    whose activations lie in that span is a true one (``equations``). From the most natural picture
+    (``attacks.mjp.closing``) the visible patches are solved together (``joint``). Masked ones are zeros that
+    many starts lead to (``search``); each proves itself without the others (``free``). When all are found,
+    everything is solved together, and a certificate tells from the residuals whether it is right
+    (``certificate``). The masked patches come as a set, as the upload says nothing of their order; they are
+    put into their places by how they fit (``attacks.reassembly``). A solution that rounding explains for most
+    patches is answered even without a certificate; patches that no picture has are then those of ``mjp_prior``,
+    which is the answer altogether where the solution is not consistent.
+
+    Without a mask the linear facts are the whole picture.
+
+    The search ends after ``seconds``, looked at between its steps: whether a picture is solved depends on the
+    machine.
+    """
+
+    name = "mjp_span"
+    paper = "ours: follows from the definition of MJP and the chain rule"
+    summary = "one MJP upload solved exactly through the spans of the first block's GELU, with a certificate"
+    requires = (
+        "the gradient, or the weight delta of one step, of one picture, with the first block's MLP and attention; "
+        "a pre-norm vision transformer with GELU; an image size that the prior knows"
+    )
+    exploits = "the first MLP's gradients span its activations, and GELU tells true tokens from their mixtures"
+    options_type = SpanOptions
+    stack = 1
+    optimises = True
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """What the linear facts need, and of a defended model the first block's MLP and attention output."""
+        return [*linear.required_tensors(model), *(TENSORS if model.defended else ())]
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs one step on one picture of one client, the block written out in ``block``, and the prior."""
+        if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
+            return "needs one step on a single picture: more of either spans more tokens than the dimensions hold"
+        if not threat.individual_updates:
+            return "needs each client's own update: a sum over clients spans the tokens of all of them"
+        if model.index_embedding is not None:
+            return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
+        return linear.refusal(model) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
+
+    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+        """MJP."""
+        del threat
+        return frozenset({"mjp"})
+
+    @property
+    def uses_natural_patches(self) -> bool:
+        """Always."""
+        return True
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        return [self._one(*each, model, threat) for each in zip(uploads, generators, strict=True)]
+
+    def _one(
+        self, upload: Upload, generator: torch.Generator, model: VitClassifier, threat: ThreatModel
+    ) -> Reconstruction:
+        deadline = Deadline(self.options.seconds)
+        facts = linear.facts_under(threat, upload, model)
+        affine = of_one_upload(facts)
+        patches = close(affine, model)
+        certificate = certify_facts(upload, facts, model, threat)
+        if facts.mask.any():
+            setup = equations(upload, facts, model)
+            solved, certificate = solve(setup, affine, patches, model, deadline, generator)
+            if certificate.found and certificate.consistent:
+                patches = _in_order(solved, facts.mask, model, generator)
+        return Reconstruction(picture(patches, model), {**certificate.diagnostics(), "seconds": deadline.spent})
+
+
+def _rank_refusal(model: VitClassifier) -> str | None:
+    """Why the MLP's gradients do not span the activations of all tokens."""
+    tokens, dimensions = 1 + model.grid**2, model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
+    if model.defended and tokens >= dimensions:
+        return f"{tokens} tokens are not fewer than their {dimensions} dimensions: the gradients do not span them all"
+    return None
+
+
+def solve(
+    setup: Equations,
+    affine: AffinePatches,
+    natural: Tensor,
+    model: VitClassifier,
+    deadline: Deadline,
+    generator: torch.Generator,
+) -> tuple[Tensor, Certificate]:
+    """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
+    start = (natural - affine.known) @ affine.basis.mT
+    search = Search(setup, Naturalness.of(affine, model), deadline, generator)
+    ended = search.go(start[setup.visible])
+    solution = ended.patches
+    naturalness = search.naturalness
+    places = torch.cat([setup.visible, setup.hole[: len(solution.masked)]])
+    coefficients = torch.cat([solution.visible, solution.masked])
+    possible = naturalness.excess(coefficients, places) <= IMPOSSIBLE
+    patches = natural.clone()
+    patches[places[possible]] = naturalness.patches(coefficients, places)[possible]
+    return patches, certify(setup, solution, ended.found, float(model.std.max()))
+
+
+def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:
+    """Put the patches in the hole into the places where they fit."""
+    shown = to_patches(picture(patches, model), model.patch_size)[0]
+    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator)
+    return patches[source.to(patches.device)]

@@ -1,0 +1,136 @@
+"""Whether a solution is right, told from residuals alone."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.base import on_device
+from attacks.mjp.facts import LinearFacts
+from attacks.mjp.span.attended import Known, attended
+from attacks.mjp.span.equations import Equations
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Upload
+from fedmjp.threat import ThreatModel
+
+# Residuals in units of what rounding makes of a true token's. At the truth of 9 pictures the median was 1.0 to
+# 1.3, and the largest below 1.3 unless a token drowned in rounding.
+MEDIAN, LARGEST = 1.5, 2.0
+EXPECTED = 0.01  # root mean square of a pixel's error, of 1: 40 dB
+FLOAT32 = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Of one solution.
+
+    Attributes:
+        found: Masked patches found, each counted once.
+        masked: Masked patches.
+        median: Median over the patches of the residual with the attention among them, in units of what
+            rounding explains.
+        largest: Largest of these.
+        expected: Error per pixel that the residual stands for, of the patch where it is largest.
+    """
+
+    found: int
+    masked: int
+    median: float
+    largest: float
+    expected: float
+
+    @property
+    def consistent(self) -> bool:
+        """Whether rounding explains most residuals: the solution is right but for some patches."""
+        return self.median <= MEDIAN
+
+    @property
+    def holds(self) -> bool:
+        """Whether every patch is certified."""
+        small = self.consistent and self.largest <= LARGEST and self.expected <= EXPECTED
+        return self.found == self.masked and small
+
+    def diagnostics(self) -> dict[str, float]:
+        """For the trial's row."""
+        return {
+            "certified": float(self.holds),
+            "found_patches": float(self.found),
+            "masked_patches": float(self.masked),
+            "residual_median": self.median,
+            "residual_max": self.largest,
+            "expected_error": self.expected,
+        }
+
+
+def certify_facts(upload: Upload, facts: LinearFacts, model: VitClassifier, threat: ThreatModel) -> Certificate:
+    """Of an upload without a mask, whose linear facts are the whole picture."""
+    expected = facts_error(upload, facts, model, threat).max() * model.std.max()
+    return Certificate(found=0, masked=0, median=0.0, largest=0.0, expected=float(expected))
+
+
+def facts_error(upload: Upload, facts: LinearFacts, model: VitClassifier, threat: ThreatModel) -> Tensor:
+    """(visible,) error per value of the known part of each visible patch.
+
+    The least-squares solution X of D^T X = G has the covariance s^2 (D D^T)^-1, s^2 being the variance of
+    what no solution explains, and no less than rounding and noise of the protocol on the entries of G.
+    """
+    gradient = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
+    rows = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :][~facts.mask]
+    orthogonal, triangular = torch.linalg.qr(rows.mT)
+    open_part = gradient - (gradient @ facts.basis.mT) @ facts.basis
+    unexplained = open_part - orthogonal @ (orthogonal.mT @ open_part)
+    free = max((rows.shape[1] - len(facts.mask)) * gradient.shape[1], 1)
+    variance = unexplained.square().sum() / free
+    noise = torch.maximum(variance, (threat.rounding**2 + threat.noise**2) * gradient.square().mean()).sqrt()
+    inverse = torch.linalg.pinv(triangular)
+    error: Tensor = noise * inverse.mT.norm(dim=0)
+    return error
+
+
+def certify(equations: Equations, solution: Known, found: int, pixel: float) -> Certificate:
+    """Look at a solution with all visible patches.
+
+    Args:
+        equations: Of the upload.
+        solution: Coefficients.
+        found: How many of the masked patches were found, not put there to stand in for others.
+        pixel: What 1 in the network's input space is in [0, 1].
+    """
+    relative, expected = errors(equations, solution)
+    errors_of_masked = expected[len(solution.places) :] * equations.values**0.5
+    return Certificate(
+        found=_distinct(solution.masked[:found], errors_of_masked[:found]),
+        masked=equations.unknowns,
+        median=float(relative.median()),
+        largest=float(relative.max()),
+        expected=float(expected.max()) * pixel,
+    )
+
+
+def _distinct(masked: Tensor, error: Tensor) -> int:
+    """How many of the masked patches are not nearer to an earlier one than the errors (masked,) of both.
+
+    One patch found twice in place of another that resembles it leaves residuals that rounding may explain.
+    """
+    near = torch.cdist(masked, masked, compute_mode="donot_use_mm_for_euclid_dist") <= error[:, None] + error
+    return int((~near.tril(-1).any(dim=1)).sum())
+
+
+def errors(equations: Equations, solution: Known) -> tuple[Tensor, Tensor]:
+    """(patches,) relative residuals, and errors per value.
+
+    If r is noise of the same size in all n equations, its variance is |r|^2 / n and the coefficients'
+    covariance that times (J^T J)^-1.
+    """
+    places = torch.cat([solution.places, equations.hole[: len(solution.masked)]])
+    coefficients = torch.cat([solution.visible, solution.masked])
+    point = equations.at(attended(equations, solution)(equations.tokens(coefficients, places)))
+    noise = equations.noise(point)
+    matrices, gradients = equations.normal(point)
+    equations.with_level(matrices, gradients, coefficients, places)
+    variance = torch.maximum(point.cost, noise.square()) / equations.count
+    # The matrices are formed in float32: what it does not resolve may be negative, and counts as hardly determined.
+    strengths = torch.linalg.eigvalsh(matrices)
+    spread = strengths.clamp(min=FLOAT32 * strengths[:, -1:]).reciprocal().sum(dim=1)
+    return point.cost.sqrt() / noise, (variance * spread / equations.values).sqrt()

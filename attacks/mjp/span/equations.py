@@ -1,0 +1,295 @@
+"""Equations that single out the true tokens among those that the linear facts allow.
+
+The facts say x_t = known_t + B^T c_t, so that token t enters the first block as z_t = s_t + Z c_t with
+Z = E B^T. The MLP's weight gradients are sums over tokens of (gradient) x (input)^T, so their row spaces
+are the spans of all tokens' inputs h_t = norm2(z_t + o_t) and activations a_t = GELU(fc1 h_t). Hence
+
+    r(c) = [ (I - P2) h ; (I - P3) GELU(fc1 h) ; k (l.c - 1) if masked ] = 0,    h = norm2(z(c) + o(z(c)))
+
+with the projections P2, P3 on these spans, known from the upload. The linear facts alone leave the masked
+patches open up to any invertible mixing; the GELU does not commute with mixing, which makes every true
+token an isolated zero of its own.
+
+The attention output o needs the other tokens. Its mean with known weights is in the upload, too:
+proj's gradients are sum_t do_t ho_t^T for the weight and g = sum_t do_t for the bias, so that
+G^T g / |g|^2 = sum_t share_t ho_t with share_t = <do_t, g> / |g|^2, which sum to 1. The gradients at the
+tokens stand in for do_t.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attacks.base import on_device
+from attacks.linear_systems import NEGLIGIBLE
+from attacks.mjp.facts import LinearFacts
+from attacks.mjp.span.block import PREFIX, FirstBlock, first_block, gelu, gelu_slope
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Upload
+
+PROJ_WEIGHT, PROJ_BIAS = PREFIX + "attn.proj.weight", PREFIX + "attn.proj.bias"
+FC1_WEIGHT, FC2_WEIGHT = PREFIX + "mlp.fc1.weight", PREFIX + "mlp.fc2.weight"
+TENSORS = (PROJ_WEIGHT, PROJ_BIAS, FC1_WEIGHT, FC2_WEIGHT)
+
+# k: at the true tokens of a float32 upload |r| is 8 to 27 times |l.c - 1|.
+LEVEL_WEIGHT = 10.0
+CHUNK = 24  # rows whose Jacobians are held at a time
+
+
+@dataclass(frozen=True)
+class Span:
+    """Row space of a gradient sum_t e_t a_t^T, and how far rounding has turned it.
+
+    With noise of standard deviation s in every entry of the gradient, the singular direction of value S is
+    turned towards every direction outside by s / S times a standard normal number. What is then left of a
+    true a outside of the span has, per outside direction, the variance sum_i (s / S_i)^2 (a . v_i)^2. It is
+    the upload itself that tells s: what no sum over so many tokens can explain.
+
+    Attributes:
+        columns: (values, tokens), the v_i, orthonormal.
+        turned: (tokens,), s / S_i.
+    """
+
+    columns: Tensor
+    turned: Tensor
+
+    @staticmethod
+    def of(gradient: Tensor, tokens: int) -> "Span":
+        """From a gradient (outputs, values) summed over tokens, fewer than outputs and values."""
+        _, singular, right = torch.linalg.svd(gradient, full_matrices=False)
+        free = (gradient.shape[0] - tokens) * (gradient.shape[1] - tokens)
+        noise = (singular[tokens:].square().sum() / max(free, 1)).sqrt()
+        return Span(right[:tokens].T.contiguous(), noise / singular[:tokens])
+
+    @property
+    def outside(self) -> int:
+        """Directions outside."""
+        return self.columns.shape[0] - self.columns.shape[1]
+
+    def remainder(self, rows: Tensor) -> Tensor:
+        """What of rows (rows, values) lies outside."""
+        return rows - (rows @ self.columns) @ self.columns.T
+
+    def expected(self, rows: Tensor) -> Tensor:
+        """(rows,) squared length of the remainder that rounding alone makes of true rows."""
+        return self.outside * (rows @ self.columns * self.turned).square().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The equations at some tokens: what their values and their derivatives need."""
+
+    whitened: Tensor
+    deviation: Tensor
+    before_gelu: Tensor
+    outside_inputs: Tensor
+    outside_activations: Tensor
+
+    def __getitem__(self, rows: Tensor) -> "Point":
+        """Some of the tokens."""
+        return Point(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def replace(self, rows: Tensor, other: "Point", chosen: Tensor) -> None:
+        """Write the chosen tokens of another point into rows of this one."""
+        for name in self.__dataclass_fields__:
+            getattr(self, name)[rows] = getattr(other, name)[chosen]
+
+    @property
+    def cost(self) -> Tensor:
+        """(tokens,) sum of squares, without the level's."""
+        return self.outside_inputs.square().sum(1) + self.outside_activations.square().sum(1)
+
+
+@dataclass(frozen=True)
+class Equations:
+    """Of one upload.
+
+    Attributes:
+        block: The first block's weights.
+        mask: (patches,) bool.
+        start: (patches, dim), s_t.
+        directions: (dim, unknowns), Z.
+        level: (unknowns,), l.
+        class_token: (1, dim), with its position.
+        inputs: Span of the h_t.
+        activations: Span of the a_t.
+        mean_attention: (dim,), sum_t share_t o_t.
+        shares: (1 + patches,), of the class token and the patches; 0 where masked, as it is not known there.
+        values: Per patch.
+    """
+
+    block: FirstBlock
+    mask: Tensor
+    start: Tensor
+    directions: Tensor
+    level: Tensor
+    class_token: Tensor
+    inputs: Span
+    activations: Span
+    mean_attention: Tensor
+    shares: Tensor
+    values: int
+
+    @property
+    def unknowns(self) -> int:
+        """Coefficients per patch, which is also the number of masked patches."""
+        return len(self.level)
+
+    @property
+    def count(self) -> int:
+        """Equations per token, but for the level's."""
+        return self.inputs.outside + self.activations.outside
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Places of the patches that are not masked."""
+        return (~self.mask).nonzero().flatten()
+
+    @cached_property
+    def hole(self) -> Tensor:
+        """Places of the masked patches."""
+        return self.mask.nonzero().flatten()
+
+    @cached_property
+    def _centred(self) -> Tensor:
+        return self.directions - self.directions.mean(dim=0)
+
+    @cached_property
+    def _gained(self) -> Tensor:
+        return self.block.fc1.weight * self.block.norm2.gain
+
+    @cached_property
+    def _expanded(self) -> Tensor:
+        return self._gained @ self._centred
+
+    def tokens(self, coefficients: Tensor, places: Tensor) -> Tensor:
+        """(rows, dim): z of coefficients (rows, unknowns) at places (rows,)."""
+        return self.start[places] + coefficients @ self.directions.T
+
+    def at(self, attended: Tensor) -> Point:
+        """The equations at z + o (rows, dim)."""
+        whitened, deviation = self.block.norm2.whiten(attended)
+        inputs = whitened * self.block.norm2.gain + self.block.norm2.bias
+        before = self.block.fc1(inputs)
+        after = gelu(before)
+        return Point(whitened, deviation, before, self.inputs.remainder(inputs), self.activations.remainder(after))
+
+    def noise(self, point: Point) -> Tensor:
+        """(rows,) length that rounding gives r at true tokens."""
+        inputs = point.whitened * self.block.norm2.gain + self.block.norm2.bias
+        expected = self.inputs.expected(inputs) + self.activations.expected(gelu(point.before_gelu))
+        return expected.sqrt()
+
+    def level_error(self, coefficients: Tensor, places: Tensor) -> Tensor:
+        """(rows,) the last equation: k (l.c - 1), 0 where not masked."""
+        error: Tensor = LEVEL_WEIGHT * (coefficients @ self.level - 1) * self.mask[places]
+        return error
+
+    def normal(self, point: Point) -> tuple[Tensor, Tensor]:
+        """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns), o held fixed.
+
+        The gradients are exact, as they decide where the iteration ends. The matrices decide only how fast
+        it gets there, and are formed in float32 in half the time. For orthonormal columns R of a span,
+        J^T (I - R R^T) J = J^T J - (R^T J)^T (R^T J): what is outside of the span is never formed.
+        """
+        rows, unknowns = len(point.whitened), self.unknowns
+        matrices = self.level.new_empty(rows, unknowns, unknowns)
+        for start in range(0, rows, CHUNK):
+            some = torch.arange(start, min(start + CHUNK, rows))
+            inputs, activations = self._jacobians(point[some])
+            gram = _gram_outside(inputs, self.inputs) + _gram_outside(activations, self.activations)
+            matrices[some] = gram.double()
+        return matrices, self._gradient(point)
+
+    def _gradient(self, point: Point) -> Tensor:
+        """(rows, unknowns), J^T r without J."""
+        after = point.outside_activations * gelu_slope(point.before_gelu)
+        white = after @ self._gained + point.outside_inputs * self.block.norm2.gain
+        along = (white * point.whitened).mean(dim=1, keepdim=True)
+        gradient: Tensor = ((white - point.whitened * along) / point.deviation) @ self._centred
+        return gradient
+
+    def with_level(self, matrices: Tensor, gradients: Tensor, coefficients: Tensor, places: Tensor) -> None:
+        """Add the last equation to what ``normal`` gives, in place."""
+        masked = self.mask[places].to(self.level)[:, None] * LEVEL_WEIGHT
+        gradients += masked * self.level_error(coefficients, places)[:, None] * self.level
+        matrices += (masked.square() * self.level)[:, :, None] * self.level
+
+    def _jacobians(self, point: Point) -> tuple[Tensor, Tensor]:
+        """(dim, rows, unknowns) of h and (hidden, rows, unknowns) of a, float32."""
+        white = point.whitened
+        along = (white @ self._centred / white.shape[1]).float()  # layer normalisation removes it
+        scale = (1 / point.deviation).T[:, :, None].float()
+        gain = self.block.norm2.gain[:, None, None].float()
+        inputs = gain * scale * (self._centred.float()[:, None] - white.T[:, :, None].float() * along)
+        slopes = (gelu_slope(point.before_gelu) / point.deviation).T[:, :, None].float()
+        bent = (self._gained @ white.T)[:, :, None].float()
+        return inputs, slopes * (self._expanded.float()[:, None] - bent * along)
+
+    @cached_property
+    def freed(self) -> "Equations":
+        """The same equations for z + o itself, wherever attention may have taken it.
+
+        h lies in a known span, so that z + o lies in the span of what norm2 makes h of, and the vector of
+        ones: z + o = T y. The unknowns are y, of the one place 0.
+        """
+        norm = self.block.norm2
+        ones = torch.ones_like(norm.gain)
+        columns = torch.cat(
+            [self.inputs.columns / norm.gain[:, None], torch.stack([norm.bias / norm.gain, ones], 1)], dim=1
+        )
+        left, singular, _ = torch.linalg.svd(columns, full_matrices=False)
+        allowed = left[:, singular > NEGLIGIBLE * singular[0]]
+        return replace(
+            self,
+            mask=self.mask[:1] & False,
+            start=torch.zeros_like(self.start[:1]),
+            directions=allowed,
+            level=torch.zeros_like(allowed[0]),
+        )
+
+
+def _gram_outside(jacobian: Tensor, span: Span) -> Tensor:
+    """(rows, unknowns, unknowns) of a Jacobian (values, rows, unknowns) projected outside of a span."""
+    values, rows, unknowns = jacobian.shape
+    inside = (
+        (span.columns.T.float() @ jacobian.reshape(values, rows * unknowns)).view(-1, rows, unknowns).transpose(0, 1)
+    )
+    by_row = jacobian.transpose(0, 1)
+    return by_row.mT @ by_row - inside.mT @ inside
+
+
+def equations(upload: Upload, facts: LinearFacts, model: VitClassifier) -> Equations:
+    """Set them up from the upload and its linear facts."""
+    block = first_block(model)
+    positions, unknown, class_token, embedding, bias = (
+        model.get_parameter(name).detach().double()
+        for name in (
+            names.POSITION_EMBEDDING,
+            names.UNKNOWN_EMBEDDING,
+            names.CLASS_TOKEN,
+            names.PATCH_WEIGHT,
+            names.PATCH_BIAS,
+        )
+    )
+    embedding = embedding.flatten(1)
+    placed = torch.where(facts.mask[:, None], unknown, positions[0, 1:]) + bias
+    bias_gradient = on_device(upload, PROJ_BIAS, model)
+    direction = bias_gradient / bias_gradient.square().sum()
+    tokens = 1 + len(facts.mask)
+    return Equations(
+        block=block,
+        mask=facts.mask,
+        start=facts.known @ embedding.T + placed,
+        directions=embedding @ facts.basis.T,
+        level=facts.basis @ facts.level,
+        class_token=class_token[0] + positions[0, :1],
+        inputs=Span.of(on_device(upload, FC1_WEIGHT, model), tokens),
+        activations=Span.of(on_device(upload, FC2_WEIGHT, model), tokens),
+        mean_attention=block.proj(on_device(upload, PROJ_WEIGHT, model).T @ direction),
+        shares=on_device(upload, names.POSITION_EMBEDDING, model)[0] @ direction,
+        values=facts.basis.shape[1],
+    )

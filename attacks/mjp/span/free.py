@@ -1,0 +1,65 @@
+"""Zeros of the equations without a model of the attention.
+
+Seen from z2 = z + o, the MLP alone decides: h = norm2(z2) must lie in one known span and GELU(fc1 h) in
+another, which singles out the true z2 whatever o is. So o need only be good enough to start from. What is
+then left of a true token is the upload's rounding, while a wrong one stays well above it: every token
+carries its own proof, before the others are known.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations
+from attacks.mjp.span.minimise import Pull, Steps, Zeros, minimise
+
+LEASH = (0.1, 1e-3)  # weight of the distance to where the attention would have it
+STEPS = Steps(5, enough=1e-2)
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Tokens after attention.
+
+    Attributes:
+        attended: (rows, dim), z + o.
+        zeros: The same as zeros of the freed equations.
+    """
+
+    attended: Tensor
+    zeros: Zeros
+
+
+def free(equations: Equations, attended: Tensor) -> Freed:
+    """Release tokens from the attention that was assumed: start at z + o (rows, dim), go where the equations lead.
+
+    A weak leash keeps what the coefficients cannot reach near where it was.
+    """
+    freed = equations.freed
+    reached, _ = torch.linalg.qr(equations.directions)
+    beyond = freed.directions - reached @ (reached.T @ freed.directions)
+    centre = attended @ freed.directions
+    places = torch.zeros(len(attended), dtype=torch.int64, device=attended.device)
+    zeros = Zeros.at(centre)
+    for weight in LEASH:
+        pull = Pull(weight, centre, beyond.T @ beyond)
+        zeros = minimise(freed, zeros.coefficients, places, lambda tokens: tokens, STEPS, pull)
+    return Freed(zeros.coefficients @ freed.directions.T, zeros)
+
+
+def coefficients_of(equations: Equations, freed: Tensor, attention: Tensor) -> Tensor:
+    """(rows, unknowns) of masked patches, from z + o up to shift and scale, which norm2 hides, and an estimate of o.
+
+    Solves z + o = scale * freed + shift with the level's equation for coefficients, scale and shift.
+    """
+    start = equations.start[equations.hole[0]]
+    found = torch.empty(len(freed), equations.unknowns, dtype=freed.dtype, device=freed.device)
+    level = torch.cat([equations.level, torch.zeros_like(equations.level[:2])]) * LEVEL_WEIGHT
+    ones = torch.ones_like(start)
+    for row, (after, output) in enumerate(zip(freed, attention, strict=True)):
+        columns = torch.cat([equations.directions, torch.stack([-after, -ones], dim=1)], dim=1)
+        system = torch.cat([columns, level[None]])
+        right = torch.cat([-start - output, torch.full_like(start[:1], LEVEL_WEIGHT)])
+        found[row] = torch.linalg.lstsq(system, right[:, None]).solution[: equations.unknowns, 0]
+    return found

@@ -1,0 +1,154 @@
+"""Gauss-Newton on all known tokens together, with the derivative of the attention output.
+
+Token by token, o counts as constant and is brought up to date afterwards. Where a shift that all tokens
+share moves o against them, that iteration goes astray. Here the unknowns are the coefficients of all
+patches at once, o and its common correction are functions of all of them, and the normal equations
+(J^T J + damping) step = -J^T r are solved by conjugate gradients, preconditioned with the blocks of
+the token-by-token iteration. J is never formed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from attacks.linear_systems import NEGLIGIBLE
+from attacks.mjp.span.attended import Known, attended
+from attacks.mjp.span.equations import Equations
+from attacks.mjp.span.minimise import HARDER, SOFTER, Pull
+
+TRIALS = 4
+ENOUGH = 1e-3  # the iteration ends when its merit falls by less than this share
+CONJUGATE, TOLERANCE = 20, 0.03  # steps of conjugate gradients, and where they may end
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """All known patches; ``values`` are the coefficients of the visible ones, then of the masked ones."""
+
+    equations: Equations
+    known: Known
+    pull: Pull | None
+
+    @property
+    def places(self) -> Tensor:
+        return torch.cat([self.known.places, self.equations.hole[: len(self.known.masked)]])
+
+    def at(self, values: Tensor) -> Known:
+        split = len(self.known.places)
+        return Known(self.known.places, values[:split], values[split:])
+
+    def attended(self, values: Tensor) -> Tensor:
+        return attended(self.equations, self.at(values))(self.equations.tokens(values, self.places))
+
+    def residuals(self, values: Tensor) -> Tensor:
+        """(patches, equations)."""
+        point = self.equations.at(self.attended(values))
+        level = self.equations.level_error(values, self.places)[:, None]
+        return torch.cat([point.outside_inputs, point.outside_activations, level], dim=1)
+
+    def derivative(self, values: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """Functions w -> J^T w and v -> J v at these coefficients.
+
+        J v comes from J^T: w -> J^T w is linear, and its transpose is J.
+        """
+        residuals, transposed = _transposed(self.residuals, values)
+        _, forward = _transposed(transposed, torch.zeros_like(residuals))
+        return transposed, forward
+
+    def merit(self, values: Tensor, residuals: Tensor) -> Tensor:
+        cost = residuals.square().sum(dim=1)
+        rows = torch.arange(len(values), device=values.device)
+        return (cost if self.pull is None else self.pull.value(cost, values, rows)).sum()
+
+    def linear(self, values: Tensor, residuals: Tensor) -> "_Linear":
+        """The Gauss-Newton system at a point."""
+        point = self.equations.at(self.attended(values))
+        blocks, gradient = self.equations.normal(point)
+        self.equations.with_level(blocks, gradient, values, self.places)
+        transposed, forward = self.derivative(values)
+        gradient, extra = transposed(residuals), torch.zeros_like(blocks)
+        if self.pull is not None:
+            rows = torch.arange(len(values), device=values.device)
+            self.pull.adapt(extra, gradient, gradient, values, rows)
+        return _Linear(lambda change: transposed(forward(change)), blocks + extra, extra, gradient)
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """(normal + extra) step = -gradient, with normal = J^T J, and ``blocks`` nearly the diagonal of normal + extra."""
+
+    normal: Callable[[Tensor], Tensor]
+    blocks: Tensor
+    extra: Tensor
+    gradient: Tensor
+
+    def step(self, damping: float) -> Tensor:
+        """Conjugate gradients on the damped system."""
+        diagonal = self.blocks.diagonal(dim1=1, dim2=2)
+        damped = torch.diag_embed(damping * diagonal + NEGLIGIBLE * diagonal.mean(1, keepdim=True))
+        factors = torch.linalg.cholesky(self.blocks + damped)
+
+        def times(vector: Tensor) -> Tensor:
+            return self.normal(vector) + ((self.extra + damped) @ vector[:, :, None])[:, :, 0]
+
+        def precondition(vector: Tensor) -> Tensor:
+            solved: Tensor = torch.cholesky_solve(vector[:, :, None], factors)[:, :, 0]
+            return solved
+
+        return _conjugate_gradients(times, precondition, -self.gradient)
+
+
+def _transposed(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The function at these values, and the transpose of its derivative there."""
+    pair: Any = vjp(function, values)
+    result: Tensor = pair[0]
+    return result, lambda weights: pair[1](weights)[0]
+
+
+def solve_jointly(
+    equations: Equations, known: Known, *, steps: int, pull: Pull | None = None, damping: float = 1e-3
+) -> tuple[Known, Tensor]:
+    """Minimise the sum of |r|^2 over all known patches.
+
+    Returns:
+        The patches, and (visible + masked,) their residuals.
+    """
+    problem = _Problem(equations, known, pull)
+    values = torch.cat([known.visible, known.masked])
+    residuals = problem.residuals(values)
+    merit = problem.merit(values, residuals)
+    for _ in range(steps):
+        linear, before = problem.linear(values, residuals), merit
+        for _ in range(TRIALS):
+            trial = values + linear.step(damping)
+            there = problem.residuals(trial)
+            if problem.merit(trial, there) < merit:
+                values, residuals, merit = trial, there, problem.merit(trial, there)
+                damping *= SOFTER
+                break
+            damping *= HARDER
+        if merit >= before * (1 - ENOUGH):
+            break
+    return problem.at(values), residuals.norm(dim=1)
+
+
+def _conjugate_gradients(
+    times: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Tensor
+) -> Tensor:
+    solution, left = torch.zeros_like(right), right
+    direction = preconditioned = precondition(left)
+    size = first = (left * preconditioned).sum()
+    for _ in range(CONJUGATE):
+        image = times(direction)
+        length = size / (direction * image).sum()
+        solution, left = solution + length * direction, left - length * image
+        preconditioned = precondition(left)
+        before, size = size, (left * preconditioned).sum()
+        if size < TOLERANCE**2 * first:
+            break
+        direction = preconditioned + size / before * direction
+    return solution

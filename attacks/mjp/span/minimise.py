@@ -1,0 +1,248 @@
+"""Levenberg-Marquardt on the equations of many tokens at once, each a problem of its own."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attacks.mjp.span.attended import Attended
+from attacks.mjp.span.equations import Equations, Point
+
+TRIALS = 3  # of larger damping before an iteration is given up
+SOFTER, HARDER = 0.2, 10.0
+DAMPING_RANGE = (1e-10, 1e8)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Where minimisations ended.
+
+    Attributes:
+        coefficients: (rows, unknowns).
+        residual: (rows,), |r| there.
+        curvature: (rows, unknowns, unknowns), the Gauss-Newton matrix J^T J at the last step.
+    """
+
+    coefficients: Tensor
+    residual: Tensor
+    curvature: Tensor
+
+    @staticmethod
+    def at(coefficients: Tensor) -> "Zeros":
+        """Points (rows, unknowns) of which nothing is known yet."""
+        rows, size = coefficients.shape
+        return Zeros(
+            coefficients, torch.full_like(coefficients[:, 0], math.inf), coefficients.new_zeros(rows, size, size)
+        )
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    def __getitem__(self, rows: Tensor | Sequence[int]) -> "Zeros":
+        """Some of them."""
+        index = torch.as_tensor(rows)
+        index = index if index.dtype == torch.bool else index.long()
+        return Zeros(self.coefficients[index], self.residual[index], self.curvature[index])
+
+    def distinct(self, others: "Zeros", share: float) -> list[int]:
+        """Indices of those that are none of the others, nor each other's; the ones of least residual come first.
+
+        Two are the same if the way between them changes r, to first order, by less than a share of the
+        larger residual.
+        """
+        kept: list[int] = []
+        for index in self.residual.argsort().tolist():
+            have = torch.cat([others.coefficients, self.coefficients[kept]])
+            larger = torch.cat([others.residual, self.residual[kept]]).clamp(min=float(self.residual[index]))
+            apart = have - self.coefficients[index]
+            change = ((apart @ self.curvature[index]) * apart).sum(dim=1).clamp(min=0).sqrt()
+            if bool((change > share * larger).all()):
+                kept.append(index)
+        return kept
+
+    def joined(self, other: "Zeros") -> "Zeros":
+        """These and others."""
+        return Zeros(
+            torch.cat([self.coefficients, other.coefficients]),
+            torch.cat([self.residual, other.residual]),
+            torch.cat([self.curvature, other.curvature]),
+        )
+
+
+class Merit(Protocol):
+    """What is minimised in place of the plain cost |r|^2."""
+
+    def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+        """(rows,) of the cost (rows,) at coefficients (rows, unknowns); ``rows`` says which problems these are."""
+
+    def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
+        """Turn Gauss-Newton matrices and gradients of the cost into those of the merit, in place."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Cost plus a quadratic pull: weight (c - centre)^T metric (c - centre).
+
+    Attributes:
+        weight: Of the pull.
+        centre: (problems, unknowns).
+        metric: (unknowns, unknowns).
+    """
+
+    weight: float
+    centre: Tensor
+    metric: Tensor
+
+    def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+        """Cost and pull."""
+        away = coefficients - self.centre[rows]
+        return cost + self.weight * ((away @ self.metric) * away).sum(dim=1)
+
+    def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
+        """Add the pull's."""
+        del cost
+        matrices += self.weight * self.metric
+        gradients += self.weight * (coefficients - self.centre[rows]) @ self.metric
+
+
+@dataclass(frozen=True)
+class Deflation:
+    """cost (1 / n(c) + 1 / s): lifts the cost on the span of zeros that were found already.
+
+    n(c) is the squared length of L^T c outside of the span of the found ones, L L^T their mean curvature.
+
+    Attributes:
+        root: (unknowns, unknowns), L.
+        span: (unknowns, found), orthonormal.
+        scale: s, what n is at typical starts.
+    """
+
+    root: Tensor
+    span: Tensor
+    scale: float
+
+    @staticmethod
+    def of(found: Zeros, starts: Tensor) -> "Deflation":
+        """From the zeros found, and where the search starts (rows, unknowns)."""
+        mean = found.curvature.mean(dim=0)
+        tiny = 1e-9 * mean.diagonal().mean() * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+        root = torch.linalg.cholesky(mean + tiny)
+        span, _ = torch.linalg.qr((found.coefficients @ root).T)
+        unscaled = Deflation(root, span, 1.0)
+        return Deflation(root, span, float(unscaled._outside(starts).square().sum(dim=1).median()))
+
+    def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+        """The lifted cost."""
+        del rows
+        return cost * (1 / self._outside(coefficients).square().sum(dim=1) + 1 / self.scale)
+
+    def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
+        """Divided by 1 / n + 1 / s, which changes no step: with v = gradient of log sqrt(1 / n + 1 / s)."""
+        del rows
+        outside = self._outside(coefficients)
+        length = outside.square().sum(dim=1)
+        slope = -(outside @ self.root.T) / (length * (1 + length / self.scale))[:, None]
+        mixed = gradients[:, :, None] * slope[:, None]
+        matrices += mixed + mixed.mT + cost[:, None, None] * slope[:, :, None] * slope[:, None]
+        gradients += cost[:, None] * slope
+
+    def _outside(self, coefficients: Tensor) -> Tensor:
+        seen = coefficients @ self.root
+        return seen - (seen @ self.span) @ self.span.T
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How far to go.
+
+    Attributes:
+        most: Iterations.
+        damping: At the start.
+        enough: A problem ends when its merit falls by less than this share.
+    """
+
+    most: int
+    damping: float = 1e-3
+    enough: float = 1e-4
+
+
+FEW = Steps(2)
+
+
+def minimise(
+    equations: Equations,
+    coefficients: Tensor,
+    places: Tensor,
+    attended: Attended,
+    steps: Steps = FEW,
+    merit: Merit | None = None,
+) -> Zeros:
+    """Minimise |r|^2, or a merit made of it, from each row of coefficients at its place.
+
+    z + o(z) is taken anew at every trial, but o counts as constant in the derivative: it changes by
+    some hundredths of what z does.
+    """
+    return _Run(equations, places, attended, merit, coefficients.clone()).go(steps)
+
+
+class _Run:
+    """The state of one call: where each row stands, and its damping."""
+
+    def __init__(
+        self, equations: Equations, places: Tensor, attended: Attended, merit: Merit | None, coefficients: Tensor
+    ) -> None:
+        self.equations, self.places, self.attended, self.merit = equations, places, attended, merit
+        rows = torch.arange(len(coefficients), device=coefficients.device)
+        self.coefficients = coefficients
+        self.point, self.cost, self.value = self._evaluate(coefficients, rows)
+        size = equations.unknowns
+        self.curvature = coefficients.new_zeros(len(rows), size, size)
+
+    def go(self, steps: Steps) -> Zeros:
+        self.damping = torch.full_like(self.cost, steps.damping)
+        active = torch.ones_like(self.cost, dtype=torch.bool)
+        for iteration in range(steps.most):
+            rows = active.nonzero().flatten()
+            if not len(rows):
+                break
+            before = self.value[rows]
+            self._iterate(rows)
+            stalled = self.value[rows] > before * (1 - steps.enough)
+            active[rows] = ~stalled if iteration > 1 else True
+        return Zeros(self.coefficients, self.cost.sqrt(), self.curvature)
+
+    def _evaluate(self, coefficients: Tensor, rows: Tensor) -> tuple[Point, Tensor, Tensor]:
+        places = self.places[rows]
+        point = self.equations.at(self.attended(self.equations.tokens(coefficients, places)))
+        cost = point.cost + self.equations.level_error(coefficients, places).square()
+        return point, cost, cost if self.merit is None else self.merit.value(cost, coefficients, rows)
+
+    def _iterate(self, rows: Tensor) -> None:
+        here = self.coefficients[rows]
+        matrices, gradients = self.equations.normal(self.point[rows])
+        self.equations.with_level(matrices, gradients, here, self.places[rows])
+        self.curvature[rows] = matrices
+        if self.merit is not None:
+            self.merit.adapt(matrices, gradients, self.cost[rows], here, rows)
+        diagonal = matrices.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
+        todo = torch.arange(len(rows), device=rows.device)
+        for _ in range(TRIALS):
+            damped = self.damping[rows[todo], None] * diagonal[todo] + 1e-13 * diagonal[todo].mean(1, keepdim=True)
+            step = torch.linalg.solve(matrices[todo] + torch.diag_embed(damped), gradients[todo])
+            todo = todo[~self._accept(rows[todo], here[todo] - step)]
+            if not len(todo):
+                break
+
+    def _accept(self, rows: Tensor, trial: Tensor) -> Tensor:
+        """Move the rows whose merit falls; say which these are, and adapt the damping."""
+        point, cost, value = self._evaluate(trial, rows)
+        better = value < self.value[rows]
+        moved = rows[better]
+        self.coefficients[moved], self.cost[moved], self.value[moved] = trial[better], cost[better], value[better]
+        self.point.replace(moved, point, better)
+        self.damping[rows] *= torch.where(better, SOFTER, HARDER)
+        self.damping.clamp_(*DAMPING_RANGE)
+        return better

@@ -1,0 +1,66 @@
+"""How natural coefficients are: the prior of natural patches, seen in the open directions."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.mjp.affine import AffinePatches
+from attacks.natural_patches import NaturalPatches
+from fedmjp.models.classifier import VitClassifier
+
+
+@dataclass(frozen=True)
+class Naturalness:
+    """Mahalanobis distance to the mean natural patch, as a function of a patch's coefficients.
+
+    Attributes:
+        affine: Which patches are possible.
+        mean: (values,) of natural patches.
+        precision: (values, unknowns), inverse covariance times the open directions.
+        metric: (unknowns, unknowns), precision of the coefficients.
+        black: (values,), the least that a pixel can be.
+        white: (values,), the most.
+    """
+
+    affine: AffinePatches
+    mean: Tensor
+    precision: Tensor
+    metric: Tensor
+    black: Tensor
+    white: Tensor
+
+    @staticmethod
+    def of(affine: AffinePatches, model: VitClassifier) -> "Naturalness":
+        """For patches of the model's size."""
+        prior = NaturalPatches.for_model(model).normalised(model)
+        factor = torch.linalg.cholesky(prior.covariance)
+        precision = torch.cholesky_solve(affine.basis.mT, factor)
+        metric = affine.basis @ precision
+        values = model.patch_size**2
+        black, white = (
+            ((limit - model.mean) / model.std).flatten().double().repeat_interleave(values) for limit in (0, 1)
+        )
+        return Naturalness(affine, prior.mean, precision, (metric + metric.mT) / 2, black, white)
+
+    def patches(self, coefficients: Tensor, places: Tensor) -> Tensor:
+        """(rows, values) of coefficients (rows, unknowns) at places (rows,)."""
+        return self.affine.known[places] + coefficients @ self.affine.basis
+
+    def excess(self, coefficients: Tensor, places: Tensor) -> Tensor:
+        """(rows,) by how much the worst pixel leaves [0, 1]."""
+        patches, span = self.patches(coefficients, places), self.white - self.black
+        beyond: Tensor = torch.maximum(patches - self.white, self.black - patches) / span
+        return beyond.amax(dim=1).clamp(min=0)
+
+    def nearest(self, patches: Tensor, place: int) -> Tensor:
+        """(rows, unknowns) of the possible patches at a visible place that come nearest to patches (rows, values)."""
+        solved: Tensor = torch.linalg.solve(self.metric, ((patches - self.affine.known[place]) @ self.precision).mT).mT
+        return solved
+
+    def draw(self, count: int, place: int, generator: torch.Generator) -> Tensor:
+        """(count, unknowns) of natural patches that are possible at a visible place."""
+        noise = torch.randn(count, len(self.metric), generator=generator, dtype=torch.float64).to(self.metric)
+        root = torch.linalg.cholesky(self.metric)
+        deviation: Tensor = torch.linalg.solve_triangular(root.mT, noise.mT, upper=True).mT
+        return self.nearest(self.mean[None], place) + deviation

@@ -1,0 +1,114 @@
+"""The patches that are not masked: all of them together, from the most natural picture on."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.mjp.span.attended import Attended, Known, attended
+from attacks.mjp.span.equations import Equations
+from attacks.mjp.span.joint import solve_jointly
+from attacks.mjp.span.minimise import Pull, Steps, minimise
+from attacks.mjp.span.naturalness import Naturalness
+
+PULLS = (1e-3, 1e-5, 0.0)  # weight of the prior, let go step by step
+STEPS = 4  # of the joint iteration at each of them
+SMALL = 0.01  # a residual that says nothing against a token
+UNUSUAL = 5.0  # times the median residual: more is an outlier
+ROUNDING = 3.0  # times what rounding explains: less is no outlier
+IMPOSSIBLE = 0.2  # a pixel that far outside of [0, 1] is an outlier
+RESTART = Steps(10, damping=1e-2)
+NEAR = 2  # rows and columns from which an outlier's neighbours are taken
+OTHERS, DRAWN = 12, 8  # solved patches from anywhere, and natural ones, that an outlier is started from
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Where the visible patches stand, in the order of ``Equations.visible``.
+
+    Attributes:
+        coefficients: (visible, unknowns).
+        residual: (visible,).
+        good: (visible,) bool, which are no outliers.
+    """
+
+    coefficients: Tensor
+    residual: Tensor
+    good: Tensor
+
+    @property
+    def median(self) -> float:
+        """Median residual."""
+        return float(self.residual.median())
+
+
+def judged(
+    equations: Equations, naturalness: Naturalness, coefficients: Tensor, residual: Tensor, with_attention: Attended
+) -> Visible:
+    """Tell outliers: a residual far above the others' that rounding does not explain, or pixels that cannot be."""
+    possible = naturalness.excess(coefficients, equations.visible) <= IMPOSSIBLE
+    noise = equations.noise(equations.at(with_attention(equations.tokens(coefficients, equations.visible))))
+    usual = residual <= (ROUNDING * noise).clamp(min=max(UNUSUAL * float(residual.median()), SMALL))
+    return Visible(coefficients, residual, possible & usual)
+
+
+def known(equations: Equations, visible: Visible, masked: Tensor) -> Known:
+    """The good visible patches and some masked ones, to attend to."""
+    return Known(equations.visible[visible.good], visible.coefficients[visible.good], masked)
+
+
+def solve_visible(equations: Equations, naturalness: Naturalness, start: Tensor, generator: torch.Generator) -> Visible:
+    """Solve for the visible patches without any masked one.
+
+    Args:
+        equations: Of the upload.
+        naturalness: For the pull, and for where outliers start again.
+        start: (visible, unknowns).
+        generator: For the restarts.
+    """
+    now = Known(equations.visible, start, start[:0])
+    for weight in PULLS:
+        pull = Pull(weight, start, naturalness.metric) if weight else None
+        now, residual = solve_jointly(equations, now, steps=STEPS, pull=pull)
+    visible = judged(equations, naturalness, now.visible, residual, attended(equations, now))
+    return restarted(equations, naturalness, visible, start[:0], generator)
+
+
+def restarted(
+    equations: Equations, naturalness: Naturalness, visible: Visible, masked: Tensor, generator: torch.Generator
+) -> Visible:
+    """Start outliers again from what their neighbours, other patches and natural ones look like."""
+    outliers = (~visible.good).nonzero().flatten().tolist()
+    if not outliers:
+        return visible
+    with_attention = attended(equations, known(equations, visible, masked))
+    coefficients, residual = visible.coefficients.clone(), visible.residual.clone()
+    for row in outliers:
+        place = int(equations.visible[row])
+        starts = _starts(equations, naturalness, visible, row, generator)
+        tried = minimise(equations, starts, torch.full((len(starts),), place), with_attention, RESTART)
+        impossible = naturalness.excess(tried.coefficients, torch.full((len(starts),), place)) > IMPOSSIBLE
+        best = int((tried.residual + impossible).argmin())
+        coefficients[row], residual[row] = tried.coefficients[best], tried.residual[best]
+    return judged(equations, naturalness, coefficients, residual, with_attention)
+
+
+def _starts(
+    equations: Equations, naturalness: Naturalness, visible: Visible, row: int, generator: torch.Generator
+) -> Tensor:
+    """(starts, unknowns) for one place: like good patches near it, and some from anywhere, or just natural."""
+    grid, place = math.isqrt(len(equations.mask)), int(equations.visible[row])
+    down, right = equations.visible // grid - place // grid, equations.visible % grid - place % grid
+    near = ((down.abs() <= NEAR) & (right.abs() <= NEAR) & visible.good).nonzero().flatten()
+    rows = visible.good.nonzero().flatten()
+    others = rows[torch.randperm(len(rows), generator=generator)[:OTHERS].to(rows.device)]
+    alike = torch.cat([near, others])
+    patches = naturalness.patches(visible.coefficients[alike], equations.visible[alike])
+    return torch.cat(
+        [
+            visible.coefficients[row][None],
+            naturalness.nearest(patches, place),
+            naturalness.draw(DRAWN, place, generator),
+        ]
+    )

@@ -1,0 +1,206 @@
+"""Put shuffled patches back in order: a jigsaw puzzle of square pieces, some of which are in place.
+
+Two steps. *Misfit* of two patches side by side: the Mahalanobis distance of the jump across the seam from
+the jumps that either patch shows just inside of its edge, after Gallagher's MGC, but its root instead of
+its square (a real seam with one odd pixel is no wrong seam); relative to the eighth of all candidates
+that fits either patch best, and bounded.
+
+*Search* for the order with the least misfit over all seams, a quadratic assignment problem. Mean-field
+annealing: a doubly stochastic matrix says how far each patch is believed to be at each place; each place
+prefers the patches that fit what is believed of its neighbours; the preference sharpens. Patches outside of the
+hole are certain from the start, and the picture grows from them. Then parts of the hole, around seams
+that fit badly, are opened and annealed again; what lowers the misfit is kept.
+
+References:
+    Gallagher, "Jigsaw puzzles with pieces of unknown orientation", CVPR 2012 (MGC); Gold and Rangarajan, "A
+    graduated assignment algorithm for graph matching", PAMI 1996 (the search, there for graphs).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
+
+# Jumps that every patch is taken to have inside, so that a flat one has a covariance: Gallagher's, of one grey level.
+_FEW = np.concatenate([np.zeros((1, 3)), np.ones((1, 3)), -np.ones((1, 3)), np.eye(3), -np.eye(3)]) / 255
+_LEAST_VARIANCE = 1e-6  # of a jump in a direction of colour; a quarter of a grey level, squared
+_FITTING_SHARE = 1 / 8  # of all patches: the best of them set the scale that misfits are relative to
+_LEAST_SCALE = 1e-9  # many flat patches of one colour have seams of distance 0
+
+_HOTTEST, _COLDEST = 0.3, 0.02  # temperatures, in units of the misfit
+_STEPS, _STEPS_AGAIN = 100, 60
+_BALANCINGS = 10  # Sinkhorn iterations per step
+_LEAST_BELIEF = 1e-100
+_ROUNDS, _PATIENCE = 100, 30  # of reopening; it ends after so many without gain
+_SMALLEST_PART, _LARGEST_PART = 0.3, 0.8  # of the hole, that is opened again
+_MOST_CENTRES = 3
+
+
+def reassemble(patches: Tensor, hole: Tensor, grid: int, patch_size: int, *, generator: torch.Generator) -> Tensor:
+    """The order in which patches fit together.
+
+    Args:
+        patches: (grid * grid, 3 * patch_size ** 2) in [0, 1], as ``fedmjp.patches`` has them; exact or not.
+        hole: (grid * grid,) bool, True where the patch may belong elsewhere in the hole.
+        grid: Patches per side.
+        patch_size: Pixels per side of a patch, at least 2.
+        generator: Source of randomness, on the CPU.
+
+    Returns:
+        (grid * grid,) int64; place i of the reassembled picture shows ``patches[source[i]]``. The
+        identity outside of the hole.
+    """
+    places = hole.cpu().nonzero().flatten().numpy()
+    source = np.arange(grid * grid)
+    if len(places) > 1:
+        pieces = patches.detach().double().cpu().numpy().reshape(-1, 3, patch_size, patch_size).transpose(0, 2, 3, 1)
+        puzzle = _Puzzle(grid, _misfit(pieces), _misfit(pieces.transpose(0, 2, 1, 3)))
+        seed = int(torch.randint(2**62, (), generator=generator))
+        source = puzzle.solve(places, np.random.default_rng(seed))
+    return torch.from_numpy(source)
+
+
+def _misfit(pieces: Floats) -> Floats:
+    """[i, j]: how badly piece j fits to the right of piece i, from 0 to 2.
+
+    Args:
+        pieces: (pieces, rows, columns, 3).
+    """
+    distances = _seam_distances(pieces)
+    rank = int(len(distances) * _FITTING_SHARE)
+    scale_of_left = np.partition(distances, rank, axis=1)[:, rank, None] / 2 + _LEAST_SCALE
+    scale_of_right = np.partition(distances, rank, axis=0)[None, rank] / 2 + _LEAST_SCALE
+    misfit: Floats = 2 - np.exp(-distances / scale_of_left) - np.exp(-distances / scale_of_right)
+    np.fill_diagonal(misfit, 2)  # a piece is not its own neighbour
+    return misfit
+
+
+def _seam_distances(pieces: Floats) -> Floats:
+    """[i, j]: distance of the jumps from i to j on its right from those inside of i and of j, summed over rows."""
+    right, left = pieces[:, :, -1], pieces[:, :, 0]
+    jump = left[None] - right[:, None]
+    mean, root = _jumps_inside(right - pieces[:, :, -2])
+    total: Floats = np.linalg.norm((jump - mean[:, None, None]) @ root[:, None], axis=-1).sum(-1)
+    mean, root = _jumps_inside(left - pieces[:, :, 1])
+    total += np.linalg.norm((-jump - mean[None, :, None]) @ root[None], axis=-1).sum(-1)
+    return total
+
+
+def _jumps_inside(jumps: Floats) -> tuple[Floats, Floats]:
+    """Mean (pieces, 3) of a piece's jumps (pieces, rows, 3), and a root of their inverse covariance."""
+    widened = np.concatenate([jumps, np.broadcast_to(_FEW, (len(jumps), *_FEW.shape))], axis=1)
+    centred = widened - widened.mean(axis=1, keepdims=True)
+    covariance = centred.transpose(0, 2, 1) @ centred / (widened.shape[1] - 1)
+    root: Floats = np.linalg.cholesky(np.linalg.inv(covariance + _LEAST_VARIANCE * np.eye(3)))
+    return jumps.mean(axis=1), root
+
+
+@dataclass(frozen=True)
+class _Puzzle:
+    """A quadratic assignment problem on a grid.
+
+    Attributes:
+        grid: Places per side.
+        across: (pieces, pieces), [i, j] the misfit of j to the right of i.
+        down: The same of j below i.
+    """
+
+    grid: int
+    across: Floats
+    down: Floats
+
+    def solve(self, hole: Places, random: np.random.Generator) -> Places:
+        """Arrange the pieces in the hole; entry i is the piece at place i."""
+        source = self._anneal(np.arange(self.grid**2), hole, _STEPS)
+        least, idle = float(self._misfit_at(source).sum()), 0
+        for _ in range(_ROUNDS):
+            tried = self._anneal(source, self._doubtful_part(source, hole, random), _STEPS_AGAIN)
+            misfit = float(self._misfit_at(tried).sum())
+            idle = 0 if misfit < least else idle + 1
+            if misfit < least:
+                source, least = tried, misfit
+            if idle == _PATIENCE:
+                break
+        return source
+
+    def _misfit_at(self, source: Places) -> Floats:
+        """(places,) misfit of the seams of each place."""
+        pieces = source.reshape(self.grid, self.grid)
+        misfit = np.zeros(pieces.shape)
+        across, down = self.across[pieces[:, :-1], pieces[:, 1:]], self.down[pieces[:-1], pieces[1:]]
+        misfit[:, :-1] += across
+        misfit[:, 1:] += across
+        misfit[:-1] += down
+        misfit[1:] += down
+        return misfit.ravel()
+
+    def _doubtful_part(self, source: Places, hole: Places, random: np.random.Generator) -> Places:
+        """The places of the hole that are nearest to one, two or three that fit badly."""
+        misfit = self._misfit_at(source)[hole] + np.finfo(np.float64).tiny
+        centres = random.choice(hole, random.integers(1, _MOST_CENTRES + 1), p=misfit / misfit.sum())
+        down, across = (np.subtract.outer(own, its) for own, its in zip(self._at(hole), self._at(centres), strict=True))
+        nearness = np.hypot(down, across).min(axis=1) + 0.01 * random.random(len(hole))
+        size = max(2, round(len(hole) * random.uniform(_SMALLEST_PART, _LARGEST_PART)))
+        return np.sort(hole[np.argsort(nearness)[:size]])
+
+    def _at(self, places: Places) -> tuple[Places, Places]:
+        rows, columns = np.divmod(places, self.grid)
+        return rows, columns
+
+    def _framed(self, values: Places, outside: int) -> Places:
+        return np.pad(values.reshape(self.grid, self.grid), 1, constant_values=outside)
+
+    def _anneal(self, source: Places, free: Places, steps: int) -> Places:
+        """Arrange the pieces at the free places anew."""
+        certain, sides = self._surroundings(source, free)
+        belief = np.full((len(free) + 1, len(free)), 1 / len(free))
+        belief[-1] = 0  # stands for a neighbour that is certain, or none
+        for temperature in np.geomspace(_HOTTEST, _COLDEST, steps):
+            cost = certain + sum(belief[neighbours] @ misfit for neighbours, misfit in sides)
+            belief[:-1] += _balanced(-cost / temperature)
+            belief[:-1] /= 2  # half of the old: without it, neighbours swap pieces back and forth
+        rows, columns = linear_sum_assignment(belief[:-1], maximize=True)
+        arranged = source.copy()
+        arranged[free[rows]] = source[free[columns]]
+        return arranged
+
+    def _surroundings(self, source: Places, free: Places) -> tuple[Floats, list[tuple[Places, Floats]]]:
+        """What annealing needs of the four sides of the free places.
+
+        Returns:
+            (places, pieces) misfit with the certain neighbours; and per side, which free place each free
+            place has there (the number of free places for none), with the misfit [its piece, own piece].
+        """
+        rows, columns = self._at(free)
+        numbers = np.full(self.grid**2, len(free))
+        numbers[free] = np.arange(len(free))
+        numbers, pieces = self._framed(numbers, len(free)), self._framed(source, -1)
+        own = source[free]
+        certain = np.zeros((len(free), len(free)))
+        sides = []
+        for down, across, misfit in (
+            (0, -1, self.across),
+            (0, 1, self.across.T),
+            (-1, 0, self.down),
+            (1, 0, self.down.T),
+        ):
+            there = rows + 1 + down, columns + 1 + across
+            fixed = (numbers[there] == len(free)) & (pieces[there] >= 0)
+            certain[fixed] += misfit[pieces[there][fixed]][:, own]
+            sides.append((numbers[there], np.ascontiguousarray(misfit[np.ix_(own, own)])))
+        return certain, sides
+
+
+def _balanced(logits: Floats) -> Floats:
+    """The doubly stochastic matrix of the exponentials, by Sinkhorn's iteration."""
+    weights: Floats = np.exp(logits - logits.max(axis=1, keepdims=True)) + _LEAST_BELIEF
+    for _ in range(_BALANCINGS):
+        weights /= weights.sum(axis=0)
+        weights /= weights.sum(axis=1, keepdims=True)
+    return weights

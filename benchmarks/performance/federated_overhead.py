@@ -1,0 +1,166 @@
+"""What Flower costs: seconds per round of a simulation against the same local training in bare processes.
+
+``python -m benchmarks.performance.federated_overhead --data FOLDER --classes 32 --json FILE``
+
+Both train the same clients with the same number of processes and threads. The first round of each, in which
+processes start and read the data set for the first time, is not counted.
+"""
+
+import multiprocessing
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.federation.simulation import Resources
+from benchmarks.federation.training import RoundReport, deal, partition_file, resources_for, train_federated
+from benchmarks.output import write_json
+from fedmjp import provenance
+from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.loading import steps_per_epoch, training_batches
+from fedmjp.models.build import build
+from fedmjp.models.classifier import Classifier
+from fedmjp.seeds import derive
+from fedmjp.training.config import FederatedConfig, TrainingConfig
+from fedmjp.training.loop import Schedule, Trainer
+from fedmjp.training.run_folder import TrainingFolder, published
+
+Arrays = dict[str, np.ndarray]
+CLIENTS = 8
+
+
+def main(
+    json: Annotated[Path, typer.Option(help="Where the figures go.")],
+    data: Annotated[Path, typer.Option(help="A folder of pictures or parquet files.")],
+    classes: Annotated[int, typer.Option(help="Of the pictures.")],
+    rounds: Annotated[int, typer.Option(min=2, help="The first is not counted.")] = 4,
+    local_epochs: Annotated[int, typer.Option(help="Of a client in a round.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Of a client.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Measure, print and write."""
+    config = FederatedConfig.parse(
+        {
+            "training": {
+                "model": {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": classes},
+                "data": str(data.absolute()),
+                "recipe": {"batch_size": batch_size, "warmup_epochs": 0},
+                "device": device,
+            },
+            "partition": {"clients": CLIENTS},
+            "rounds": rounds,
+            "local_epochs": local_epochs,
+        }
+    )
+    resources = resources_for(config, gpus_per_client=None)
+    flower, bare = with_flower(config, resources), without_flower(config, resources)
+    figures = {
+        "flower_seconds_per_round": flower,
+        "bare_seconds_per_round": bare,
+        "flower_median": round(median(flower[1:]), 3),
+        "bare_median": round(median(bare[1:]), 3),
+        "ratio": round(median(flower[1:]) / median(bare[1:]), 3),
+    }
+    about = {
+        "command": f"python -m benchmarks.performance.federated_overhead --data FOLDER --classes {classes}"
+        f" --rounds {rounds} --local-epochs {local_epochs} --batch-size {batch_size} --device {device} --json {json}",
+        "config": published(config),
+        "resources": resources.sentence(),
+    }
+    write_json(json, {**about, **figures, **provenance.environment()})
+    Console().print(resources.sentence(), figures)
+
+
+def with_flower(config: FederatedConfig, resources: Resources) -> list[float]:
+    """Seconds of each round, from the first message to the new weights."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = TrainingFolder(Path(scratch))
+        _, dealt = deal(config)
+        dealt.save(partition_file(folder))
+        train_federated(config, dealt, folder, resources, _Nobody())
+        return [float(seconds) for seconds in pd.read_csv(folder.history)["seconds"]]
+
+
+class _Nobody:
+    """Is not told anything."""
+
+    def round(self, report: RoundReport) -> None:
+        del report
+
+    def skipped(self, reason: str) -> None:
+        del reason
+
+
+def without_flower(config: FederatedConfig, resources: Resources) -> list[float]:
+    """The same with a pool of processes."""
+    _, dealt = deal(config)
+    weights = {name: value.numpy() for name, value in build(config.training.model).state_dict().items()}
+    seconds = []
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(resources.processes, torch.set_num_threads, (resources.cores,)) as pool:
+        for server_round in range(1, config.rounds + 1):
+            started = time.perf_counter()
+            work = [_Work(config, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
+            found = pool.map(_train, work, chunksize=1)
+            weights = _mean(found, [len(share) for share in dealt.shares])
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+@dataclass(frozen=True)
+class _Work:
+    config: FederatedConfig
+    client: int
+    indices: np.ndarray
+    server_round: int
+    weights: Arrays
+
+
+def _train(work: _Work) -> Arrays:
+    config, training = work.config, work.config.training
+    model, pictures = _prepared(training)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in work.weights.items()})
+    steps = steps_per_epoch(len(work.indices), training.recipe)
+    trainer = Trainer(
+        model,
+        training.puzzle,
+        training.recipe,
+        classes=training.model.classes,
+        schedule=Schedule(config.rounds * config.local_epochs, steps),
+        seed=training.seed,
+        purpose=("client", work.client),
+    )
+    for epoch in range((work.server_round - 1) * config.local_epochs, work.server_round * config.local_epochs):
+        batches = training_batches(
+            pictures,
+            work.indices,
+            training.recipe,
+            size=training.model.image_size,
+            seed=derive(training.seed, "client", work.client),
+            epoch=epoch,
+        )
+        trainer.epoch(epoch, batches)
+    return {name: value.cpu().numpy() for name, value in model.state_dict().items()}
+
+
+@lru_cache(maxsize=1)
+def _prepared(training: TrainingConfig) -> tuple[Classifier, LabelledDataset]:
+    model = build(training.model, drop_path=training.recipe.drop_path).to(torch.device(training.device))
+    return model, open_dataset(training.data, "train", classes=training.model.classes)
+
+
+def _mean(found: list[Arrays], pictures: list[int]) -> Arrays:
+    return {name: np.average([each[name] for each in found], axis=0, weights=pictures) for name in found[0]}
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,98 @@
+"""What MJP costs per training step: the same steps with and without it, in turn.
+
+``python -m benchmarks.performance.mjp_step --model deit_small --batch-size 32 --turns 8 --json FILE``
+
+The paper says +2 % per epoch (supplement, section 2; eight V100, masks per batch). Pictures are noise and
+already in memory, so that only the step is timed. Arms take turns, and ratios are taken within a turn.
+"""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from benchmarks.output import write_json
+from fedmjp import provenance
+from fedmjp.config import ModelConfig
+from fedmjp.data.loading import Batch
+from fedmjp.models.build import build
+from fedmjp.seeds import torch_generator
+from fedmjp.training.config import OFFICIAL_CODE, Puzzle, Recipe
+from fedmjp.training.loop import Schedule, Trainer
+
+MJP = {"defence": "mjp", "localisation": "nonlinear"}
+ARMS: dict[str, tuple[dict[str, Any], Puzzle]] = {
+    "none": ({}, Puzzle()),
+    "mjp": (MJP, Puzzle(shuffle="jigsaw", mask_ratio=0.27)),
+    "mjp_masks_per_batch": (
+        MJP | {"localisation_layers": 2},
+        OFFICIAL_CODE.model_copy(update={"warmup_epochs": 0, "probability": 1.0, "mask_ratio": 0.27}),
+    ),
+    "jigsaw": ({"defence": "jigsaw"}, Puzzle(shuffle="jigsaw", mask_ratio=0.27)),
+}
+
+
+def main(
+    json: Annotated[Path, typer.Option(help="Where the figures go.")],
+    model: Annotated[str, typer.Option(help="Name.")] = "deit_small",
+    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
+    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures per step.")] = 32,
+    turns: Annotated[int, typer.Option(min=2, help="Steps of each arm.")] = 8,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Time the steps and print the cost of each arm against none."""
+    sizes = {"name": model, "image_size": image_size, "patch_size": patch_size}
+    recipe = Recipe(batch_size=batch_size, epochs=turns + 1, warmup_epochs=0)
+    trainers = {
+        name: Trainer(
+            build(ModelConfig.parse(sizes | changes)).to(device),
+            puzzle,
+            recipe,
+            classes=1000,
+            schedule=Schedule(turns + 1, 1),
+            seed=0,
+        )
+        for name, (changes, puzzle) in ARMS.items()
+    }
+    batch = _noise(batch_size, image_size)
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
+    for turn in range(turns + 1):
+        for name, trainer in trainers.items():
+            seconds[name].append(_timed(trainer, batch, turn))
+    steady = {name: np.array(taken[1:]) for name, taken in seconds.items()}  # the first allocates
+    figures = {
+        **{f"{name}_ms_per_step": round(1e3 * float(np.median(taken)), 1) for name, taken in steady.items()},
+        **{
+            f"{name}_cost": [round(float(value), 3) for value in np.quantile(taken / steady["none"], (0.5, 0, 1))]
+            for name, taken in steady.items()
+            if name != "none"
+        },
+    }
+    about = {
+        "command": f"python -m benchmarks.performance.mjp_step --model {model} --image-size {image_size}"
+        f" --patch-size {patch_size} --batch-size {batch_size} --turns {turns} --device {device} --json {json}",
+        "threads": torch.get_num_threads(),
+        "costs_are": "ratio of a step to one without MJP: median, least and greatest of the turns",
+    }
+    write_json(json, {**about, **figures, **provenance.environment()})
+    typer.echo(", ".join(f"{name} {value}" for name, value in figures.items()))
+
+
+def _noise(pictures: int, size: int) -> Batch:
+    generator = torch_generator(0, "pictures")
+    labels = torch.randint(1000, (pictures,), generator=generator)
+    return Batch(torch.rand(pictures, 3, size, size, generator=generator), labels, tuple(range(pictures)))
+
+
+def _timed(trainer: Trainer, batch: Batch, turn: int) -> float:
+    started = time.perf_counter()
+    trainer.epoch(turn, [batch])  # its report reads the loss, which waits for the device
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,178 @@
+"""`fedmjp evaluate`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedmjp.evaluation.consistency import Puzzles
+    from fedmjp.evaluation.figures import Figures
+    from fedmjp.evaluation.measurement import Sample
+    from fedmjp.evaluation.runs import Trained
+
+
+def evaluate(
+    data: Annotated[str, typer.Option(help="bundled, a folder of pictures or parquet files, or hub:OWNER/NAME.")],
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of training runs.", metavar="[RUN]...")] = None,
+    mask_ratios: Annotated[list[float], typer.Option("--mask-ratio", help="Of x~, 0 to 1; may be repeated.")] = [0.27],
+    without_mask: Annotated[
+        bool, typer.Option("--without-mask", help="Do not tell defended models which patches were shuffled.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Only so many pictures, at random.", min=1)] = None,
+    weights: Annotated[Path | None, typer.Option(help="Evaluate a file of weights instead of runs.")] = None,
+    model: Annotated[list[str], typer.Option(help="KEY=VALUE, such as name=deit_small: what the weights are of.")] = [],
+    seed: Annotated[int, typer.Option(help="Of puzzles, and of the pictures that --limit leaves.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Processes that read pictures.", min=0)] = 0,
+    output: Annotated[Path, typer.Option(help="Folder for tables and figure.")] = Path("results/evaluation"),
+) -> None:
+    """Measure what trained models know, and how far shuffled patches move them (MJP's Tables 1, 3 and 4, Fig. 3)."""
+    from benchmarks.output import claim_folder
+    from fedmjp.cli.device import choose
+    from fedmjp.cli.progress import wide_console
+    from fedmjp.errors import OutputError
+    from fedmjp.evaluation.consistency import Puzzles
+    from fedmjp.evaluation.measurement import sample
+    from fedmjp.evaluation.runs import refuse_twins
+    from fedmjp.training.run_folder import TrainingFolder
+
+    puzzles = Puzzles(tuple(mask_ratios), seed, tell_mask=not without_mask)
+    chosen = choose(device)
+    runs = _runs(folders or [], weights, model)
+    refuse_twins(runs)
+    samples = [sample(data, classes=run.model.classes, limit=limit, seed=seed) for run in runs]
+    for folder, pictures in zip(folders or [], samples, strict=bool(folders)):
+        TrainingFolder(folder).check_classes(pictures.dataset.class_names)
+    if TrainingFolder(output).holds_run():
+        raise OutputError(f"{output} is the folder of a training run; name another --output")
+    claim_folder(output)
+    console = wide_console()
+    found = _measured(runs, samples, puzzles, (chosen, workers), console)
+    _tell_doubts(runs, found, console)
+    _report(runs, found, samples[0], output, console)
+    _note(runs, samples[0], puzzles, chosen, output)
+
+
+def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
+    from fedmjp.cli.overrides import overridden
+    from fedmjp.config import Checkpoint, ModelConfig
+    from fedmjp.errors import BadInputError
+    from fedmjp.evaluation.runs import Trained, open_run
+
+    if bool(folders) == bool(weights or model) or bool(weights) != bool(model):
+        raise BadInputError("name folders of training runs, or instead a file: --weights FILE --model name=NAME")
+    if weights is None:
+        return [open_run(folder) for folder in folders]
+    values = overridden({"weights": Checkpoint.of(weights).model_dump()}, model)
+    return [Trained(weights.name, ModelConfig.parse(values), None)]
+
+
+def _measured(
+    runs: "Sequence[Trained]",
+    samples: "Sequence[Sample]",
+    puzzles: "Puzzles",
+    machine: tuple[str, int],
+    console: "Console",
+) -> "list[list[Figures]]":
+    from fedmjp.cli.evaluation_progress import EvaluationProgress
+    from fedmjp.evaluation.figures import figures
+    from fedmjp.evaluation.measurement import measure
+
+    device, workers = machine
+    with EvaluationProgress(console, sum(len(pictures.indices) for pictures in samples)) as progress:
+        return [
+            list(
+                figures(
+                    measure(
+                        run,
+                        pictures,
+                        puzzles,
+                        device=device,
+                        workers=workers,
+                        on_pictures=progress.advance,
+                        on_skipped=progress.skip,
+                    )
+                )
+            )
+            for run, pictures in zip(runs, samples, strict=True)
+        ]
+
+
+def _tell_doubts(runs: "Sequence[Trained]", found: "Sequence[Sequence[Figures]]", console: "Console") -> None:
+    for run, every in zip(runs, found, strict=True):
+        doubts = [f"its training has not ended: {run.unfinished}"] if run.unfinished else []
+        if undecided := every[0].undecided:
+            doubts.append(
+                f"{undecided} of {every[0].pictures} pictures have logits that are not finite; they count as wrong and "
+                "as not consistent, and are left out of Diff. Norm."
+            )
+        for doubt in doubts:
+            console.print(f"{run.name}: {doubt}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _report(
+    runs: "Sequence[Trained]",
+    found: "Sequence[Sequence[Figures]]",
+    pictures: "Sample",
+    output: Path,
+    console: "Console",
+) -> None:
+    from benchmarks.output import write_text
+    from fedmjp.evaluation.summary import summarise
+    from fedmjp.evaluation.sweep import sweep
+    from fedmjp.evaluation.tables import frame, markdown, notes, print_sheets, sheets
+
+    data = _named(pictures)
+    lines = summarise(runs, found)
+    tables, remarks = sheets(lines, data), notes(lines)
+    write_text(output / "evaluation.csv", frame(runs, found).to_csv(index=False))
+    write_text(output / "table.md", markdown(tables, remarks))
+    figure = output / "sweep.png"
+    figure.unlink(missing_ok=True)
+    written = ["evaluation.csv", "table.md", "manifest.json"]
+    if len(found[0]) > 1:
+        sweep(lines, data).savefig(figure, dpi=150)
+        written.append(figure.name)
+    print_sheets(tables, console)
+    for remark in remarks:
+        console.print(remark, highlight=False, markup=False)
+    console.print(f"\nWritten to {output}: {', '.join(written)}.", highlight=False, markup=False, soft_wrap=True)
+
+
+def _note(runs: "Sequence[Trained]", pictures: "Sample", puzzles: "Puzzles", device: str, output: Path) -> None:
+    from benchmarks.output import write_json
+    from fedmjp import provenance
+    from fedmjp.cli.command_line import published_command
+
+    about: dict[str, Any] = {
+        "kind": "evaluation",
+        "command": published_command(),
+        "data": {"name": _named(pictures), "pictures": len(pictures.indices), "of": len(pictures.dataset)},
+        "mask_ratios": puzzles.ratios,
+        "mask_told": puzzles.tell_mask,
+        "seed": puzzles.seed,
+        "device": device,
+        "runs": [_about(run) for run in runs],
+    }
+    write_json(output / "manifest.json", about | dict(provenance.environment()))
+
+
+def _about(run: "Trained") -> dict[str, Any]:
+    from fedmjp.training.run_folder import published
+
+    return {
+        "name": run.name,
+        "seed": run.seed,
+        "weights_sha256": run.model.weights.sha256 if run.model.weights else None,
+        "config": published(run.config or run.model),
+        "unfinished": run.unfinished or None,
+    }
+
+
+def _named(pictures: "Sample") -> str:
+    """The data set without this machine's folders."""
+    return Path(pictures.dataset.name).name

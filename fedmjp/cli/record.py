@@ -1,0 +1,99 @@
+"""`fedmjp record`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.federation.simulation import RunFolder
+
+
+def record(
+    context: typer.Context,
+    models: Annotated[list[str], typer.Option("--model", help="May be repeated; see `fedmjp list models`.")] = [
+        "deit_small"
+    ],
+    defences: Annotated[list[str], typer.Option("--defence", help="none or mjp; may be repeated.")] = ["mjp"],
+    mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
+    data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 2,
+    pictures_per_client: Annotated[int, typer.Option(help="One round each, or per batch.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
+    uploads_per_picture: Annotated[int, typer.Option(help="Under masks drawn independently.")] = 1,
+    local_steps: Annotated[int | None, typer.Option(help="Upload the weight delta after so many SGD steps.")] = None,
+    local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
+    precision: Annotated[str, typer.Option(help="Uploads are rounded to float32, float16 or bfloat16.")] = "float32",
+    noise: Annotated[float, typer.Option(help="Added to uploads, relative to each tensor's RMS.")] = 0.0,
+    kept: Annotated[float, typer.Option(help="Share of each tensor that pruning leaves.")] = 1.0,
+    inputs: Annotated[list[str], typer.Option("--gradient-of", help="clean or shuffled picture; may be repeated.")] = [
+        "shuffled"
+    ],
+    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
+    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
+    classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
+    server_learning_rate: Annotated[float, typer.Option(help="0 keeps the weights.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of weights, choice of pictures and jigsaws.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    output: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("results/record"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove former records first.")] = False,
+) -> None:
+    """Run a federation on this machine and record every upload of single batches as it crosses the wire."""
+    from benchmarks.federation.simulation import RunFolder, simulate
+    from benchmarks.output import claim_folder, write_json
+    from fedmjp import provenance
+    from fedmjp.cli.device import choose
+    from fedmjp.cli.progress import TerminalProgress, wide_console
+    from fedmjp.config import FederationConfig
+    from fedmjp.data.selection import select_for
+    from fedmjp.models.build import architecture
+
+    console = wide_console()
+    values = {key: value for key, value in context.params.items() if key in FederationConfig.model_fields}
+    values |= {
+        "update": "gradient" if local_steps is None else "delta",
+        "local_steps": 1 if local_steps is None else local_steps,
+    }
+    values |= {"device": choose(device), "data": data if data == "bundled" else str(Path(data).resolve())}
+    config = FederationConfig.parse(values)
+    for name in config.models:
+        architecture(name)
+    selection = select_for(config)
+    _tell_skipped(selection.skipped, console)
+    claim_folder(output)
+    folder = RunFolder(output)
+    _make_room(folder, fresh=fresh)
+    with TerminalProgress(console) as progress:
+        progress.federation(config.rounds * len(config.arms))
+        simulate(config, folder, on_round=progress.round)
+    about = {
+        "config": config.model_dump(mode="json"),
+        "versions": provenance.versions(),
+        "revision": provenance.revision(),
+        "hardware": provenance.hardware(),
+        "pictures": {entry.name: entry.sha256 for entry in selection.entries},
+    }
+    write_json(output / "manifest.json", about)
+    for arm in config.arms:
+        count = sum(map(len, folder.index(arm).values()))
+        console.print(f"{arm.label}: {count} uploads in {folder.uploads / arm.label}", markup=False)
+    console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}", markup=False)
+
+
+def _tell_skipped(reasons: Sequence[str], console: "Console") -> None:
+    for reason in reasons:
+        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
+    if reasons:
+        console.print(f"{len(reasons)} damaged pictures were skipped.")
+
+
+def _make_room(folder: "RunFolder", *, fresh: bool) -> None:
+    from fedmjp.errors import OutputError
+
+    if fresh:
+        folder.clear()
+    elif folder.uploads.exists():
+        raise OutputError(f"{folder.root} already holds the records of a run; name another --output or give --fresh")

@@ -1,0 +1,103 @@
+"""`fedmjp weights`, `fedmjp weights verify FILE` and `fedmjp weights fetch NAME`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+weights = typer.Typer(
+    invoke_without_command=True, help="List published checkpoints, check a file of weights, or download one."
+)
+
+NAME_WIDTH = 28
+SELDOM = "Of a model that was trained with it."
+
+
+@weights.callback()
+def table(context: typer.Context) -> None:
+    """List published checkpoints and whether they are on this machine."""
+    if context.invoked_subcommand is not None:
+        return
+    from fedmjp.models.known import known_checkpoints, searched
+
+    console = _console()
+    for known in known_checkpoints():
+        path = known.find()
+        fits = "" if known.defence == "none" else f", for {known.model} with defence {known.defence}"
+        console.print(f"{known.name:<{NAME_WIDTH}}{'here' if path else 'not here'}{fits}")
+        console.print(f"  from {known.source}")
+        if known.release:
+            console.print(f"  or its release, {known.release}")
+        if path:
+            _tell_file(console, path)
+    console.print(
+        "\nNames are those of the models that weights fit. Looked in:",
+        *(f"- {place}" for place in searched()),
+        sep="\n",
+    )
+    console.print("`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
+
+
+@weights.command()
+def fetch(name: Annotated[str, typer.Argument(help="As `fedmjp weights` lists it, or timm:NAME.")]) -> None:
+    """Find published weights on this machine, or download them."""
+    from fedmjp.models.known import known
+
+    _tell_file(_console(), known(name).fetch())
+
+
+@weights.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="Weights: .safetensors, .pth, .pt or .bin.", show_default=False)],
+    model: Annotated[str, typer.Option(help="The model that they are for, see `fedmjp list models`.")],
+    defence: Annotated[str, typer.Option(help="none, jigsaw or mjp.")] = "none",
+    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
+    patch_size: Annotated[int | None, typer.Option(help="Pixels per side.", show_default="the model's")] = None,
+    classes: Annotated[int, typer.Option(help="Of the training.")] = 1000,
+    localisation: Annotated[str, typer.Option(help=f"none, pca, linear or nonlinear. {SELDOM}")] = "none",
+    localisation_layers: Annotated[int, typer.Option(help="2 or 3, of the nonlinear one.")] = 3,
+    index_embedding: Annotated[bool, typer.Option("--index-embedding", help=SELDOM)] = False,
+) -> None:
+    """Load a file into a model, strictly, and tell what it is."""
+    from fedmjp.config import ModelConfig
+    from fedmjp.models.architectures import architecture
+    from fedmjp.models.build import build
+    from fedmjp.models.checkpoints import load_checkpoint
+    from fedmjp.models.known import checked
+
+    found = architecture(model)
+    config = ModelConfig.parse(
+        {
+            "name": model,
+            "defence": defence,
+            "image_size": image_size,
+            "patch_size": patch_size or found.patch_size or 16,
+            "classes": classes,
+            "localisation": localisation,
+            "localisation_layers": localisation_layers,
+            "index_embedding": index_embedding,
+        }
+    )
+    checkpoint = checked(file)
+    built = build(config)
+    layout = load_checkpoint(built, checkpoint, ignored=found.ignored_weights)
+    console = _console()
+    console.print(f"{file} fits {model} with defence {defence}")
+    console.print(f"layout      {layout}")
+    console.print(f"parameters  {sum(parameter.numel() for parameter in built.parameters()):,}")
+    console.print(f"sha256      {checkpoint.sha256}")
+
+
+def _tell_file(console: "Console", path: Path) -> None:
+    from fedmjp.models.known import checked
+
+    console.print(f"  file {path}", f"  sha256 {checked(path).sha256}", sep="\n")
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,68 @@
+"""How folders of pictures are laid out: class folders, split folders, parquet files."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from fedmjp.data.folder import SUFFIXES
+from fedmjp.errors import DataError
+
+Split = Literal["train", "validation"]
+
+SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("val", "validation")}
+
+
+def parquet_files(folder: Path, split: Split) -> list[str]:
+    """The parquet files of a split, in the order of their names.
+
+    They are called ``SPLIT.parquet``, or ``SPLIT-00000-of-00010.parquet`` and so on, in the folder or
+    in its ``data`` folder, where the hub has them.
+    """
+    patterns = (f"{split}.parquet", f"{split}-*-of-*.parquet")
+    for place in (folder, folder / "data"):
+        files = sorted(str(path) for pattern in patterns for path in place.glob(pattern))
+        if files:
+            return files
+    return []
+
+
+def holds_parquet(folder: Path) -> bool:
+    """Whether the folder has a split as parquet files."""
+    return any(parquet_files(folder, split) for split in SPLIT_FOLDERS)
+
+
+def split_folders(folder: Path) -> dict[Split, Path]:
+    """Where each split's class folders are; empty if the class folders are in ``folder`` itself."""
+    return {
+        split: folder / name
+        for split, names in SPLIT_FOLDERS.items()
+        for name in names
+        if (folder / name).is_dir() and any(path.is_dir() for path in (folder / name).iterdir())
+    }
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Names of the folders in ``folder`` that hold a picture, sorted."""
+    names = (path.name for path in folder.iterdir() if path.is_dir())
+    return sorted(name for name in names if next(pictures_in(folder / name), None) is not None)
+
+
+def pictures_in(folder: Path) -> Iterator[str]:
+    """Names of the picture files in one folder, in no order.
+
+    Raises:
+        DataError: If a name on disk is not valid text.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122 (a million times)
+                yield _text(entry.name)
+
+
+def _text(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"the file name {name!a} is not valid text; rename or remove the file") from error
+    return name

@@ -1,0 +1,178 @@
+"""Batches of pictures for training and evaluation, the same whatever the number of reading processes."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fedmjp.data.augmentation import Transform, evaluation_transform, training_transform
+from fedmjp.data.datasets import LabelledDataset
+from fedmjp.errors import DataError
+from fedmjp.seeds import derive, numpy_generator, scoped_randomness
+from fedmjp.training.config import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pictures as the model sees them.
+
+    Attributes:
+        images: (pictures, 3, size, size) float32 in [0, 1].
+        labels: (pictures,) int64.
+        indices: Of the pictures in their data set.
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: tuple[int, ...]
+
+
+def refuse(reason: str) -> None:
+    """An unreadable picture ends the run, as DataError."""
+    raise DataError(reason)
+
+
+def steps_per_epoch(pictures: int, recipe: Recipe) -> int:
+    """Batches of an epoch: a last, smaller batch counts only if it is the only one."""
+    return max(pictures // recipe.batch_size, 1)
+
+
+def epoch_order(indices: np.ndarray, *, repeats: int, seed: int, epoch: int) -> np.ndarray:
+    """What an epoch reads, in order: repeated augmentation as DeiT's ``RASampler`` has it for one process.
+
+    Each picture of a shuffled order comes ``repeats`` times, and the epoch ends after as many as there are
+    pictures, so that it shows a share of them only.
+    """
+    shuffled = numpy_generator(seed, "order", epoch).permutation(indices)
+    return np.repeat(shuffled, repeats)[: len(indices)]
+
+
+def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
+    dataset: LabelledDataset,
+    indices: np.ndarray,
+    recipe: Recipe,
+    *,
+    size: int,
+    seed: int,
+    epoch: int,
+    skip: int = 0,
+    on_skipped: Callable[[str], None] = refuse,
+) -> Iterator[Batch]:
+    """One epoch of training.
+
+    A picture's version depends on (seed, epoch, its place in the epoch) alone.
+
+    Args:
+        dataset: The photographs.
+        indices: Those to train on.
+        recipe: Batch size, augmentation, reading processes.
+        size: Pixels per side.
+        seed: Of the run.
+        epoch: Counted from 0.
+        skip: Batches to leave out at the start, because they were trained on before.
+        on_skipped: Told once of each picture that cannot be read; the batch goes on without it, and a batch
+            of which nothing is left is not given.
+
+    Raises:
+        DataError: If a picture cannot be read and ``on_skipped`` was not given.
+    """
+    order = epoch_order(indices, repeats=recipe.repeats, seed=seed, epoch=epoch)
+    places = [
+        range(step * recipe.batch_size, min((step + 1) * recipe.batch_size, len(order)))
+        for step in range(skip, steps_per_epoch(len(order), recipe))
+    ]
+    reader = _Reader(dataset, order, training_transform(recipe, size), places, seed=derive(seed, "augmentation", epoch))
+    return _batches(reader, recipe.workers, on_skipped)
+
+
+def evaluation_batches(
+    dataset: LabelledDataset,
+    indices: np.ndarray,
+    crop_share: float,
+    *,
+    size: int,
+    batch_size: int,
+    workers: int = 0,
+    on_skipped: Callable[[str], None] = refuse,
+) -> Iterator[Batch]:
+    """Pictures in the given order, without augmentation; the arguments are those of ``training_batches``.
+
+    Raises:
+        DataError: If a picture cannot be read and ``on_skipped`` was not given.
+    """
+    places = [range(start, min(start + batch_size, len(indices))) for start in range(0, len(indices), batch_size)]
+    return _batches(
+        _Reader(dataset, indices, evaluation_transform(crop_share, size), places, seed=0), workers, on_skipped
+    )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A batch (None if nothing of it could be read) and what is wrong with the pictures that it lacks."""
+
+    batch: Batch | None
+    skipped: tuple[str, ...]
+
+
+class _Reader(Dataset[_Read]):
+    """Reads whole batches, in this process or another.
+
+    Args:
+        dataset: The photographs.
+        order: Index of the picture at each place.
+        transform: From photograph to tensor; may draw from the global generators.
+        places: Those of each batch.
+        seed: What the draws at a place depend on, with the place.
+    """
+
+    def __init__(
+        self, dataset: LabelledDataset, order: np.ndarray, transform: Transform, places: list[range], *, seed: int
+    ) -> None:
+        self._dataset, self._order, self._transform = dataset, order, transform
+        self._places, self._seed = places, seed
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, step: int) -> _Read:
+        images: dict[int, Tensor] = {}
+        skipped = []
+        with scoped_randomness(self._seed):
+            for place in self._places[step]:
+                try:
+                    images[place] = self._image(place)
+                except DataError as error:
+                    skipped.append(str(error))
+        if not images:
+            return _Read(None, tuple(skipped))
+        indices = self._order[list(images)]
+        labels = torch.from_numpy(self._dataset.labels[indices])
+        return _Read(Batch(torch.stack(list(images.values())), labels, tuple(indices.tolist())), tuple(skipped))
+
+    def _image(self, place: int) -> Tensor:
+        photograph = self._dataset.photograph(int(self._order[place]))
+        _reseed(derive(self._seed, place))
+        return self._transform(photograph)
+
+
+def _reseed(seed: int) -> None:
+    """Put the global CPU generators into a state; only within ``scoped_randomness``, which is slow to enter."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002, TID251
+    torch.default_generator.manual_seed(seed)
+
+
+def _batches(reader: _Reader, workers: int, on_skipped: Callable[[str], None]) -> Iterator[Batch]:
+    reported: set[str] = set()
+    # A generator of its own: the loader would draw from the global one.
+    for read in DataLoader(reader, batch_size=None, num_workers=workers, generator=torch.Generator()):
+        for reason in read.skipped:
+            if reason not in reported:
+                reported.add(reason)
+                on_skipped(reason)
+        if read.batch is not None:
+            yield read.batch

@@ -1,0 +1,58 @@
+"""A figure of which client has how many pictures of which class."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedmjp.data.partitions import Partition
+
+WIDTH, PIXELS_PER_INCH = 10.0, 150
+TALLEST = 12.0
+
+
+def counts_by_client(partition: Partition, labels: np.ndarray) -> np.ndarray:
+    """Pictures of each class, (clients, classes)."""
+    classes = int(labels.max()) + 1
+    return np.stack([np.bincount(labels[share], minlength=classes) for share in partition.shares])
+
+
+def draw_partition(partition: Partition, labels: np.ndarray, path: Path) -> None:
+    """Save the figure as PNG: a row per client, a column per class, and each client's pictures in all.
+
+    The colours are logarithmic, because Dirichlet shares differ by orders of magnitude; white is no picture.
+    """
+    counts = counts_by_client(partition, labels)
+    height = float(np.clip(1.6 + 0.28 * len(counts), 3.0, TALLEST))
+    figure = Figure(figsize=(WIDTH, height), dpi=PIXELS_PER_INCH, layout="constrained")
+    grid, totals = figure.subplots(1, 2, sharey=True, width_ratios=(6, 1))
+    _draw_counts(figure, grid, counts)
+    _draw_totals(totals, counts.sum(axis=1))
+    if len(partition.dropped):
+        figure.suptitle(f"{len(partition.dropped):,} of {len(labels):,} pictures are with no client", fontsize=9)
+    figure.savefig(path, format="png")
+
+
+def _draw_counts(figure: Figure, grid: Axes, counts: np.ndarray) -> None:
+    shown = np.ma.masked_equal(counts, 0)
+    picture = grid.imshow(
+        shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=LogNorm(1, max(counts.max(), 2))
+    )
+    figure.colorbar(
+        picture, ax=grid, location="left", label="pictures of the class", fraction=0.04, pad=0.02, aspect=40
+    )
+    grid.set_xlabel("class")
+    grid.set_ylabel("client")
+    for axis in (grid.xaxis, grid.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+
+
+def _draw_totals(axes: Axes, totals: np.ndarray) -> None:
+    axes.barh(np.arange(len(totals)), totals, color="0.45")
+    axes.set_xlabel("pictures")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    axes.tick_params(axis="y", left=False, labelleft=False)
+    axes.spines[["top", "right"]].set_visible(False)

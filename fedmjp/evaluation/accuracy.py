@@ -1,0 +1,64 @@
+"""Top-1 accuracy of a classifier."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmjp.data.loading import Batch
+from fedmjp.errors import DataError
+from fedmjp.evaluation.inference import UNDECIDED, evaluated, predictions
+from fedmjp.models.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many pictures a model knows.
+
+    Attributes:
+        correct: Pictures whose greatest logit is that of their label.
+        total: All pictures.
+        loss: Mean cross-entropy of the decided pictures; infinite if there are none.
+        undecided: Pictures with a logit that is not finite. They count as wrong.
+    """
+
+    correct: int
+    total: int
+    loss: float
+    undecided: int = 0
+
+    @property
+    def top1(self) -> float:
+        """Share of pictures that are known."""
+        return self.correct / self.total
+
+
+def top1(model: Classifier, batches: Iterable[Batch]) -> Accuracy:
+    """Count the pictures that a model knows, without a puzzle, on the model's device.
+
+    Raises:
+        DataError: If there is no picture.
+    """
+    device, total = model.mean.device, 0
+    # Sums stay on the device until the end: reading one after each batch would stop a GPU each time.
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    with evaluated(model):
+        for batch in batches:
+            sums += _sums(model(batch.images.to(device)), batch.labels.to(device))
+            total += len(batch.labels)
+    if not total:
+        raise DataError("there is no picture to evaluate on")
+    correct, undecided, loss = sums.tolist()
+    mean = loss / (total - undecided) if undecided < total else math.inf
+    return Accuracy(int(correct), total, mean, int(undecided))
+
+
+def _sums(logits: Tensor, labels: Tensor) -> Tensor:
+    """Correct, undecided, and the losses of the decided, (3,) float64."""
+    predicted = predictions(logits)
+    undecided = predicted == UNDECIDED
+    losses = F.cross_entropy(logits.double(), labels, reduction="none")
+    return torch.stack([(predicted == labels).sum(), undecided.sum(), losses.where(~undecided, 0.0).sum()])

@@ -1,0 +1,31 @@
+"""A model as it is evaluated."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+UNDECIDED = -1  # no class
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """The model without dropout and without gradients; afterwards every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def predictions(logits: Tensor) -> Tensor:
+    """The predicted class of each picture, (batch,) int64; ``UNDECIDED`` where a logit is not finite.
+
+    ``argmax`` alone would take the first NaN for the greatest value, which may be the right class.
+    """
+    decided = logits.isfinite().all(dim=1)
+    return torch.where(decided, logits.argmax(dim=1), UNDECIDED)

@@ -1,0 +1,205 @@
+"""Trained models as they are evaluated: where their weights are, and which of them are alike but for the seed."""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmjp.config import DIGEST, ModelConfig
+from fedmjp.errors import BadInputError
+from fedmjp.training.config import FederatedConfig, PartitionConfig, Puzzle, Recipe, TrainingConfig
+from fedmjp.training.rows import Reported, reported
+from fedmjp.training.run_folder import TrainingFolder
+
+# What is not the same in two runs of one kind: seeds, and what only says how a run was carried out.
+INCIDENTAL = frozenset(
+    {
+        "seed",
+        "model.seed",
+        "device",
+        "checkpoint_every",
+        "recipe.workers",
+        "recipe.compile",
+        "round_seconds",
+        "uploads",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model.
+
+    Attributes:
+        name: Its folder's, or that of its file of weights.
+        model: With the trained weights.
+        config: How it was trained; None if that is not known.
+        unfinished: How far its training is, if it has not ended.
+    """
+
+    name: str
+    model: ModelConfig
+    config: TrainingConfig | FederatedConfig | None
+    unfinished: str = ""
+
+    @property
+    def training(self) -> TrainingConfig | None:
+        """What a client, or the only party, does."""
+        return self.config.training if isinstance(self.config, FederatedConfig) else self.config
+
+    @property
+    def seed(self) -> int | None:
+        """Of the training, if it is known."""
+        return self.training.seed if self.training else None
+
+    @property
+    def crop_share(self) -> float:
+        """Of pictures that it is evaluated on."""
+        return (self.training.recipe if self.training else Recipe()).crop_share
+
+    @property
+    def reported(self) -> Reported | None:
+        """What the paper says of such a model. One that was trained elsewhere is taken to have its best ratio."""
+        if self.training:
+            return reported(self.model, self.training.puzzle)
+        return reported(self.model, Puzzle(shuffle="none" if self.model.defence == "none" else "jigsaw"))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything that makes it what it is but for seeds, by dotted key."""
+        if self.config is None:
+            values: dict[str, Any] = {"model": self.model.model_dump(mode="json", context=DIGEST)}
+        else:
+            values = self.config.model_dump(mode="json", context=DIGEST)
+        if isinstance(self.config, FederatedConfig):
+            values |= values.pop("training")
+            del values["recipe"]["epochs"]  # rounds take its place
+        if "data" in values:
+            values["data"] = Path(values["data"]).name  # wherever it lies
+        return {key: value for key, value in _flat(values) if key not in INCIDENTAL}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What runs have in common that differ in their seed alone, in words."""
+
+    model: str
+    defence: str
+    localisation: str
+    training: str
+
+    def __str__(self) -> str:
+        localisation = "" if self.localisation == "none" else f", DAL {self.localisation}"
+        return f"{self.model}, {_word('defence', self.defence)}{localisation}; {self.training}"
+
+
+def open_run(folder: Path) -> Trained:
+    """The model in the folder of a training run.
+
+    Raises:
+        BadInputError: If there is no such folder, it holds no training run, or no weights yet.
+    """
+    run = TrainingFolder(folder)
+    if not folder.is_dir():
+        raise BadInputError(f"there is no folder {folder}")
+    config = run.config()
+    if not run.weights.exists():
+        raise BadInputError(f"{folder} has no weights yet: its training has not reached a checkpoint")
+    return Trained(folder.absolute().name, run.trained(), config, _unfinished(run, config))
+
+
+def refuse_twins(runs: Iterable[Trained]) -> None:
+    """Two runs of one kind and one seed would count as two seeds.
+
+    Raises:
+        BadInputError: If there are such.
+    """
+    seen: dict[str, str] = {}
+    for run in runs:
+        key = json.dumps([run.settings, run.seed], sort_keys=True)
+        if key in seen:
+            raise BadInputError(
+                f"{seen[key]} and {run.name} are the same training with the same seed: name one of them"
+            )
+        seen[key] = run.name
+
+
+def kinds(runs: Sequence[Trained]) -> list[Kind]:
+    """The kind of each run. Kinds that read the same say what else they differ in."""
+    described = [_described(run) for run in runs]
+    found = []
+    for run, kind in zip(runs, described, strict=True):
+        alike = [other.settings for other, same in zip(runs, described, strict=True) if same == kind]
+        differing = [key for key, value in run.settings.items() if any(other.get(key) != value for other in alike)]
+        more = "".join(f"; {key} {run.settings[key]}" for key in differing)
+        found.append(Kind(kind.model, kind.defence, kind.localisation, kind.training + more))
+    return found
+
+
+def told_apart(kinds: Sequence[Kind]) -> tuple[str, list[str]]:
+    """What all kinds share, as the beginning of a title, and what tells each of them from the others."""
+    if len(kinds) == 1:
+        return "", [str(kinds[0])]
+    fields = {name: [getattr(kind, name) for kind in kinds] for name in Kind.__dataclass_fields__}
+    shared = [_word(name, values[0]) for name, values in fields.items() if len(set(values)) == 1]
+    telling = [name for name, values in fields.items() if len(set(values)) > 1]
+    common = "".join(f"{word}; " for word in shared if not word.startswith("no "))
+    return common, [", ".join(_word(name, getattr(kind, name)) for name in telling) for kind in kinds]
+
+
+def _word(name: str, value: str) -> str:
+    if value == "none":
+        return {"defence": "no defence", "localisation": "no DAL"}[name]
+    return f"DAL {value}" if name == "localisation" else value
+
+
+def _described(run: Trained) -> Kind:
+    model = run.model
+    if run.training is None:
+        defence, training = str(model.defence), "trained elsewhere"
+    else:
+        defence, training = _defence(model, run.training.puzzle), _training(run.config)
+    index = " + IDX" if model.index_embedding else ""
+    return Kind(model.name, defence + index, model.localisation, training)
+
+
+def _defence(model: ModelConfig, puzzle: Puzzle) -> str:
+    if puzzle.shuffle == "pixels":
+        return "pixels shuffled"
+    return model.defence if puzzle.shuffle == "none" else f"{model.defence} {puzzle.mask_ratio:g}"
+
+
+def _training(config: TrainingConfig | FederatedConfig | None) -> str:
+    if isinstance(config, FederatedConfig):
+        local = f" of {config.local_epochs} epochs" if config.local_epochs > 1 else ""
+        return f"{config.strategy}, {_partition(config.partition)}, {config.rounds} rounds{local}"
+    return f"central, {config.recipe.epochs} epochs" if config else ""
+
+
+def _partition(partition: PartitionConfig) -> str:
+    scheme = {
+        "iid": "iid",
+        "dirichlet": f"dirichlet {partition.alpha:g}",
+        "pathological": f"{partition.classes_per_client} classes each",
+    }
+    return f"{partition.clients} clients, {scheme[partition.scheme]}"
+
+
+def _unfinished(run: TrainingFolder, config: TrainingConfig | FederatedConfig) -> str:
+    wanted = config.rounds if isinstance(config, FederatedConfig) else config.recipe.epochs
+    if not run.history.exists():
+        return ""
+    with run.history.open(newline="", encoding="utf-8") as lines:
+        done = [row[0] for row in csv.reader(lines)][1:]
+    what = "rounds" if isinstance(config, FederatedConfig) else "epochs"
+    return "" if done and int(float(done[-1])) >= wanted else f"{len(done)} of {wanted} {what}"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

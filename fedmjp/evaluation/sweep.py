@@ -1,0 +1,82 @@
+"""Figures against the mask ratio of x~, as in MJP's Fig. 3."""
+
+import math
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedmjp.evaluation.runs import told_apart
+from fedmjp.evaluation.summary import Line, Spread
+
+PANELS = {
+    "top1_shuffled": "Top-1 of x~ (%)",
+    "difference": "Diff. Norm.",
+    "consistency": "Consistency (%)",
+}
+# Okabe and Ito's colours that can be told from white, with markers for those who cannot tell the colours.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLE: Any = {
+    "font.size": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
+SIZE_INCHES = (13.0, 4.6)
+LEGEND_INCHES = 0.28  # of height for each line
+LEGEND_LETTERS = 120  # that have room side by side
+HANDLE_LETTERS = 6
+
+
+def sweep(lines: Sequence[Line], data: str) -> Figure:
+    """A line for each kind of run; the band is the standard deviation over seeds, or one seed's interval."""
+    kinds = list(dict.fromkeys(line.kind for line in lines))
+    common, names = told_apart(kinds)
+    columns = min(len(kinds), max(1, LEGEND_LETTERS // (HANDLE_LETTERS + max(map(len, names)))))
+    with mpl.rc_context(STYLE):
+        height = SIZE_INCHES[1] + LEGEND_INCHES * math.ceil(len(kinds) / columns)
+        figure = Figure(figsize=(SIZE_INCHES[0], height), layout="constrained")
+        row = figure.subplots(1, len(PANELS))
+        for axes, (measure, label) in zip(row, PANELS.items(), strict=True):
+            for kind, name, colour, marker in zip(kinds, names, cycle(COLOURS), cycle(MARKERS), strict=False):
+                points = _points([line for line in lines if line.kind == kind], measure)
+                _draw(axes, points, name, colour, marker)
+            axes.set(xlabel="mask ratio of x~", ylabel=label)
+            axes.set_xlim(left=0)
+        row[1].set_ylim(bottom=0)
+        row[2].set_ylim(top=100)
+        figure.suptitle(f"{common}{lines[0].pictures:,} pictures of {data}", fontsize=12)
+        handles, _ = row[0].get_legend_handles_labels()
+        figure.legend(handles=handles, loc="outside lower left", ncols=columns, title=_band(lines), alignment="left")
+    return figure
+
+
+def _points(lines: Sequence[Line], measure: str) -> list[tuple[float, Spread]]:
+    """By ratio; the accuracy on x~ of ratio 0 is that on x."""
+    points = [(line.ratio, found) for line in lines if (found := line.spreads[measure]) is not None]
+    whole = lines[0].spreads["top1"]
+    if measure == "top1_shuffled" and whole is not None and all(ratio > 0 for ratio, _ in points):
+        points.append((0.0, whole))
+    return sorted(points, key=lambda point: point[0])
+
+
+def _draw(axes: Axes, points: Sequence[tuple[float, Spread]], name: str, colour: str, marker: str) -> None:
+    ratios = [ratio for ratio, _ in points]
+    axes.plot(
+        ratios, [found.mean for _, found in points], color=colour, marker=marker, label=name, linewidth=2, clip_on=False
+    )
+    bands = [found.band for _, found in points]
+    axes.fill_between(ratios, [low for low, _ in bands], [high for _, high in bands], color=colour, alpha=0.18, lw=0)
+
+
+def _band(lines: Sequence[Line]) -> str:
+    seeds = {line.seeds > 1 for line in lines}
+    several, single = "standard deviation over seeds", "95 % interval over pictures of the only seed"
+    return f"Bands: {several if True in seeds else single}{f', or {single}' if len(seeds) > 1 else ''}"

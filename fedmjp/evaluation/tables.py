@@ -1,0 +1,191 @@
+"""Evaluations as tables: for the terminal, as Markdown, as CSV."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tabulate import tabulate
+
+from fedmjp.evaluation.figures import Estimate, Figures
+from fedmjp.evaluation.runs import Trained, kinds, told_apart
+from fedmjp.evaluation.summary import MEASURES, Line, Spread
+from fedmjp.evaluation.training_ratios import Family, families
+from fedmjp.training.rows import PAPER, SETTING
+
+OUR_DECIMALS = {"difference": 3}  # one for the others
+PRINTED_DECIMALS = {"difference": 2}
+NARROW = 120  # columns of a terminal below which a spread stands under its mean
+HEADING = 9  # letters of a line of a heading then, if its words allow
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of texts.
+
+    Attributes:
+        title: What it shows.
+        head: Names of the columns.
+        rows: Cells; a spread stands after a line break in its cell.
+        faint: Places of the rows that are somebody else's figures.
+        ends: Places of the rows that end a section.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    faint: frozenset[int]
+    ends: frozenset[int] = frozenset()
+
+
+def sheets(lines: Sequence[Line], data: str) -> list[Sheet]:
+    """All kinds of run at all ratios of x~, and Table 3's arrangement where there is one."""
+    return [_by_kind(lines, data), *map(_by_training_ratio, families(lines))]
+
+
+def notes(lines: Sequence[Line]) -> list[str]:
+    """What the figures of the tables are."""
+    found = [
+        "x~ ratio: the wanted share of shuffled patches, and the realised one.",
+        "Diff. Norm.: L2 norm of the difference of x's and x~'s features. Consistency: predictions that stay the same.",
+    ]
+    if any(line.seeds > 1 for line in lines):
+        found.append("± is the standard deviation over seeds.")
+    if any(line.seeds == 1 for line in lines):
+        found.append("A range is the 95 % interval over the pictures, for one seed.")
+    if any(line.reported for line in lines):
+        found.append(
+            f"Reported: {PAPER} (MJP), not measured here; {SETTING}. The ratio of its x~ is known for Top-1 only."
+        )
+    return found
+
+
+def print_sheets(found: Sequence[Sheet], console: Console) -> None:
+    """On a narrow terminal spreads stand below their means."""
+    for sheet in found:
+        table = Table(box=box.SIMPLE_HEAD, title=Text(sheet.title), title_justify="left", padding=(0, 1, 0, 0))
+        narrow = console.width < NARROW
+        for place, name in enumerate(sheet.head):
+            words = place == 0
+            heading = textwrap.fill(name, HEADING, break_long_words=False) if narrow else name
+            table.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        for place, row in enumerate(sheet.rows):
+            cells = row if narrow else map(_on_one_line, row)
+            style = "dim italic" if place in sheet.faint else ""
+            table.add_row(*map(Text, cells), style=style, end_section=place in sheet.ends)
+        console.print(table)
+
+
+def markdown(found: Sequence[Sheet], remarks: Sequence[str]) -> str:
+    """All tables and what has to be said of them."""
+    parts = ["# Accuracy and consistency"]
+    for sheet in found:
+        rows = [[_on_one_line(cell).replace("|", "\\|") for cell in row] for row in sheet.rows]
+        align = ["left", *["right"] * (len(sheet.head) - 1)]
+        body = tabulate(rows, headers=list(sheet.head), tablefmt="pipe", disable_numparse=True, colalign=align)
+        parts += [f"## {sheet.title}", body]
+    return "\n\n".join([*parts, "\n".join(f"- {remark}" for remark in remarks)]) + "\n"
+
+
+def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.DataFrame:
+    """One row per run and mask ratio, every number at full precision."""
+    return pd.DataFrame(
+        [
+            {
+                "run": run.name,
+                "model": kind.model,
+                "defence": kind.defence,
+                "localisation": kind.localisation,
+                "training": kind.training,
+                "seed": run.seed,
+                **_flat(figures),
+            }
+            for run, kind, every in zip(runs, kinds(runs), found, strict=True)
+            for figures in every
+        ]
+    )
+
+
+def _flat(figures: Figures) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "mask_ratio": figures.ratio,
+        "realised_ratio": figures.realised,
+        "pictures": figures.pictures,
+        "undecided": figures.undecided,
+    }
+    for name in MEASURES:
+        estimate: Estimate | None = getattr(figures, name)
+        row[name] = estimate and estimate.value
+        row |= {f"{name}_low": estimate and estimate.low, f"{name}_high": estimate and estimate.high}
+    return row
+
+
+def _by_kind(lines: Sequence[Line], data: str) -> Sheet:
+    """Ordered by ratio, so that what is to be compared stands together."""
+    rows: list[list[str]] = []
+    faint, ends = set(), set()
+    present = list(dict.fromkeys(line.kind for line in lines))
+    common, names = told_apart(present)
+    for ratio in sorted({line.ratio for line in lines}):
+        for line in (line for line in lines if line.ratio == ratio):
+            figures = [_text(line.spreads[name], name) for name in MEASURES]
+            name = names[present.index(line.kind)]
+            rows.append([name, f"{line.seeds}", f"{ratio:g}\n{line.realised:.3f}", *figures])
+            if line.reported:
+                faint.add(len(rows))
+                printed = [_printed(line.printed(name), name) for name in MEASURES]
+                rows.append([f"reported: {line.reported.source}", "", "", *printed])
+        ends.add(len(rows) - 1)
+    head = ["trained", "seeds", "x~ ratio", *MEASURES.values()]
+    title = f"{common}{lines[0].pictures:,} pictures of {data}"
+    return Sheet(title, head, rows, frozenset(faint), frozenset(ends))
+
+
+def _by_training_ratio(family: Family) -> Sheet:
+    rows: list[list[str]] = []
+    faint = set()
+    for ratio, lines in family.lines.items():
+        for name, heading in MEASURES.items():
+            if name == "top1" and rows:
+                continue  # it is that of x, whatever x~ is
+            words = heading if name == "top1" else f"{heading} at {ratio:g}"
+            rows.append([words, *(_text(line.spreads[name], name) for line in lines)])
+            printed = [_printed(line.printed(name), name) for line in lines]
+            if any(text != NOTHING for text in printed):
+                faint.add(len(rows))
+                rows.append(["reported", *printed])
+    head = ["trained with", *(f"{ratio:g}" for ratio in family.trained_with)]
+    return Sheet(f"By the mask ratio of training: {family.name}", head, rows, frozenset(faint))
+
+
+def _printed(value: float | None, name: str) -> str:
+    """With the decimals of the paper."""
+    return NOTHING if value is None else f"{value:.{PRINTED_DECIMALS.get(name, 1)}f}"
+
+
+def _number(value: float, name: str) -> str:
+    return f"{value:.{OUR_DECIMALS.get(name, 1)}f}"
+
+
+def _text(spread: Spread | None, name: str) -> str:
+    if spread is None:
+        return NOTHING
+    mean = _number(spread.mean, name)
+    if spread.deviation is not None:
+        return f"{mean}\n± {_number(spread.deviation, name)}"
+    if spread.low is None or spread.high is None:
+        return mean
+    return f"{mean}\n{_number(spread.low, name)}–{_number(spread.high, name)}"
+
+
+def _on_one_line(cell: str) -> str:
+    value, _, spread = cell.partition("\n")
+    if not spread or spread.startswith("±"):
+        return f"{value} {spread}".rstrip()
+    return f"{value} ({spread})"

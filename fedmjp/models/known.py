@@ -1,0 +1,160 @@
+"""Checkpoints that others have published: which there are, where they would lie on this machine, how to get them."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import timm
+import torch
+
+from fedmjp.config import Checkpoint, Defence
+from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
+from fedmjp.models.architectures import TIMM, architecture
+
+FOLDER_VARIABLE = "FEDMJP_WEIGHTS"
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+# Files of releases end in the first digits of their SHA-256.
+_NAMED_HASH = re.compile(r"-([0-9a-f]{8})\.pth$")
+
+# Models whose weights timm knows; their sources are read from timm's own list.
+OF_TIMM = (
+    "deit_tiny",
+    "deit_small",
+    "vit_small",
+    "swin_tiny",
+    "resnet50",
+    f"{TIMM}deit_base_patch16_224",
+    f"{TIMM}vit_base_patch16_224",
+)
+
+
+@dataclass(frozen=True)
+class KnownCheckpoint:
+    """Published weights.
+
+    Attributes:
+        name: What they are called here.
+        model: The model that they fit, at 224 pixels and with 1000 classes.
+        defence: With this defence.
+        source: Where they come from, in words.
+        repository: On the Hugging Face hub; empty if they are not there.
+        release: The file's name in releases; empty if it is unknown.
+    """
+
+    name: str
+    model: str
+    defence: Defence
+    source: str
+    repository: str = ""
+    release: str = ""
+
+    @property
+    def saved_as(self) -> str:
+        """The file's name in the folder of weights, without its ending."""
+        return self.name.removeprefix(TIMM)
+
+    def find(self) -> Path | None:
+        """The file, if it is on this machine; see ``searched``."""
+        return next((path for path in self._candidates() if path.is_file()), None)
+
+    def fetch(self) -> Path:
+        """The file, downloaded if it is not on this machine.
+
+        Raises:
+            WeightsMissingError: If it cannot be downloaded; the message says what to do by hand.
+        """
+        present = self.find()
+        if present is not None:
+            return present
+        if not self.repository:
+            raise WeightsMissingError(f"{self.name} must be downloaded by hand: {self._by_hand()}")
+        try:
+            return Path(huggingface_hub.hf_hub_download(self.repository, HUB_FILES[0]))
+        except Exception as error:  # noqa: BLE001 (the hub's client lets errors of several libraries through)
+            raise WeightsMissingError(
+                f"{self.name} could not be downloaded ({type(error).__name__}); on a machine with a network: "
+                f"{self._by_hand()}"
+            ) from None
+
+    def _by_hand(self) -> str:
+        ending = SUFFIXES[0] if self.repository else SUFFIXES[1]
+        what = f"{HUB_FILES[0]} of {self.source}" if self.repository else f"the model of {self.source}"
+        return f"get {what}, and save it here as {weights_folder() / self.saved_as}{ending}"
+
+    def _candidates(self) -> Iterator[Path]:
+        releases = [self.release] if self.release else []
+        yield from (weights_folder() / name for name in [*(self.saved_as + end for end in SUFFIXES), *releases])
+        for name in HUB_FILES if self.repository else ():
+            cached = huggingface_hub.try_to_load_from_cache(self.repository, name)
+            if isinstance(cached, str):
+                yield Path(cached)
+        yield from (Path(torch.hub.get_dir()) / "checkpoints" / name for name in releases)
+
+
+OFFICIAL = KnownCheckpoint("mjp_deit_small", "deit_small", "mjp", "yhlleo/MJP, the Google Drive folder in its README")
+
+
+def known_checkpoints() -> list[KnownCheckpoint]:
+    """All that are listed; ``known`` also knows timm's of every ``timm:NAME``."""
+    return [*(_of_timm(name) for name in OF_TIMM), OFFICIAL]
+
+
+def known(name: str) -> KnownCheckpoint:
+    """Look a checkpoint up.
+
+    Raises:
+        UnknownNameError: If there is none of that name; the message offers the nearest.
+        ConfigError: If it is a model of timm's that cannot be used here.
+        WeightsMissingError: If timm has no weights of that model.
+    """
+    if name == OFFICIAL.name:
+        return OFFICIAL
+    if name not in OF_TIMM and not name.startswith(TIMM):
+        raise UnknownNameError("checkpoint", name, [*OF_TIMM, OFFICIAL.name, f"{TIMM}NAME"])
+    return _of_timm(name)
+
+
+def weights_folder() -> Path:
+    """Where files that were downloaded by hand lie: ``FEDMJP_WEIGHTS``, or a folder of the user's."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return Path(os.environ.get(FOLDER_VARIABLE) or data / "fedmjp" / "weights")
+
+
+def searched() -> list[str]:
+    """The places where weights are looked for, in this order."""
+    return [
+        f"{weights_folder()} (set {FOLDER_VARIABLE} for another)",
+        f"the Hugging Face cache, {huggingface_hub.constants.HF_HUB_CACHE}",
+        f"torch's cache, {Path(torch.hub.get_dir()) / 'checkpoints'}",
+    ]
+
+
+def checked(path: Path) -> Checkpoint:
+    """The checkpoint in a file, whose name may tell how its SHA-256 begins.
+
+    Raises:
+        CheckpointError: If it begins otherwise.
+    """
+    checkpoint = Checkpoint.of(path)
+    named = _NAMED_HASH.search(path.name)
+    if named and not checkpoint.sha256.startswith(named[1]):
+        raise CheckpointError(
+            f"{path} is damaged: its SHA-256 begins with {checkpoint.sha256[:8]}, its name says {named[1]}; "
+            "download it again"
+        )
+    return checkpoint
+
+
+def _of_timm(name: str) -> KnownCheckpoint:
+    config: Any = timm.get_pretrained_cfg(architecture(name).timm_name)
+    repository = str(config.hf_hub_id or "") if config else ""
+    if not repository:
+        raise WeightsMissingError(f"timm has no weights of {name}: name one of `fedmjp weights`")
+    release = Path(config.url or "").name
+    source = f"{repository} on the Hugging Face hub"
+    return KnownCheckpoint(name, name, "none", source, repository, release if release.endswith(".pth") else "")

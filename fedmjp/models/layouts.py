@@ -1,0 +1,97 @@
+"""Layouts of checkpoints: whose names their weights have, and what those are called here."""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+from torch import Tensor
+
+from fedmjp.errors import CheckpointError
+from fedmjp.models import names
+
+PREFIXES = ("module.", "backbone.")
+INDEX_EMBEDDING = "index_embedding"
+LOCALISATION = "localisation."
+
+# The official MJP code's names, and ours.
+_OFFICIAL_POSITIONS = {"pos_embed.weight": "pos_embed", "absolute_pos_embed.weight": "patch_embed.pos_embed"}
+_OFFICIAL_INDEX = "index_embed"
+_OFFICIAL_LOCALISATION = "dlocr."
+# The original code of Swin, which MJP's is made of, keeps what follows from the image size among its weights and
+# ends a stage with the merging of patches that timm begins the next one with.
+_SWIN_BUFFERS = (".attn_mask", ".relative_position_index")
+_SWIN_MERGING = re.compile(r"^layers\.(\d+)\.downsample\.")
+_SWIN_FIRST_MERGING = "layers.0.downsample.norm.weight"
+
+
+class Layout(StrEnum):
+    """Whose names the weights of a checkpoint have."""
+
+    FEDMJP = "fedmjp's"
+    OFFICIAL = "that of the official MJP code"
+    SWIN = "that of the original Swin code"
+    TIMM = "timm's, which is DeiT's too"
+
+
+def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict[str, Tensor]]:
+    """Recognise a layout and give the weights our names, without ``backbone.``.
+
+    Args:
+        loaded: Weights by the names that the file has.
+        path: The file, for errors.
+
+    Raises:
+        CheckpointError: If a weight is there twice, with different prefixes.
+    """
+    found = _without_prefixes(loaded, path)
+    layout = _recognised(loaded, found)
+    if _SWIN_FIRST_MERGING in found:
+        found = {_timms_swin(name): weight for name, weight in found.items() if not name.endswith(_SWIN_BUFFERS)}
+    if layout is Layout.OFFICIAL:
+        found = _from_official(found)
+    return layout, found
+
+
+def _without_prefixes(loaded: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, weight in loaded.items():
+        short = name
+        for prefix in PREFIXES:
+            short = short.removeprefix(prefix)
+        if short in found:
+            raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
+        found[short] = weight
+    return found
+
+
+def _recognised(loaded: Mapping[str, Tensor], short: Mapping[str, Tensor]) -> Layout:
+    if any(_is_official(name) for name in short):
+        return Layout.OFFICIAL
+    if _SWIN_FIRST_MERGING in short:
+        return Layout.SWIN
+    ours = any(name.removeprefix("module.").startswith("backbone.") for name in loaded)
+    return Layout.FEDMJP if ours else Layout.TIMM
+
+
+def _is_official(name: str) -> bool:
+    return name in (*_OFFICIAL_POSITIONS, _OFFICIAL_INDEX) or name.startswith(_OFFICIAL_LOCALISATION)
+
+
+def _from_official(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    made: dict[str, Tensor] = {}
+    for name, weight in found.items():
+        if name in _OFFICIAL_POSITIONS:  # an embedding whose last row is the unknown one
+            made |= {_OFFICIAL_POSITIONS[name]: weight[None, :-1], names.UNKNOWN_EMBEDDING: weight[-1]}
+        elif name == _OFFICIAL_INDEX:
+            made[INDEX_EMBEDDING] = weight
+        elif name.startswith(_OFFICIAL_LOCALISATION):
+            made[LOCALISATION + name.removeprefix(_OFFICIAL_LOCALISATION)] = weight
+        else:
+            made[name] = weight
+    return made
+
+
+def _timms_swin(name: str) -> str:
+    if name.startswith("head."):
+        return name.replace("head.", "head.fc.", 1)
+    return _SWIN_MERGING.sub(lambda match: f"layers.{int(match[1]) + 1}.downsample.", name)

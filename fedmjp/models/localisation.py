@@ -1,0 +1,96 @@
+"""MJP's dense absolute localisation (DAL): where a patch lies, regressed from its position embedding."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedmjp.errors import BadInputError
+
+PCA_ITERATIONS = 5
+COORDINATES = 2
+
+
+class LocalisationRegressor(nn.Module):
+    """From position embeddings to rows and columns (MJP, section 4.2, Eq. 1), as ``pca``, ``linear`` or ``nonlinear``.
+
+    Positions are indices of the grid, row first, from 0; the official code does not scale them either.
+    "pca" has no weights: it projects on the first two principal directions of the embeddings at hand
+    (``torch.pca_lowrank``, which draws from torch's global generator, with 5 iterations as in the official
+    code).
+
+    Args:
+        kind: The mapping.
+        dim: Of a position embedding.
+        layers: Linear layers of the nonlinear mapping, with ReLU between. The paper speaks of three
+            layers (section 5.3), the official code has two.
+    """
+
+    def __init__(self, kind: Literal["pca", "linear", "nonlinear"], dim: int, *, layers: int = 3) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layers: nn.Module
+        if kind == "nonlinear":
+            hidden = [module for _ in range(layers - 1) for module in (nn.Linear(dim, dim), nn.ReLU())]
+            self.layers = nn.Sequential(*hidden, nn.Linear(dim, COORDINATES))
+        elif kind == "linear":
+            self.layers = nn.Linear(dim, COORDINATES)
+        else:
+            self.layers = nn.Identity()
+        for module in self.layers.modules():
+            if isinstance(module, nn.Linear):  # as timm draws a transformer's, and the official code these
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """(patches, dim) to predicted positions (patches, 2)."""
+        if self.kind == "pca":
+            directions = torch.pca_lowrank(embeddings, q=COORDINATES, niter=PCA_ITERATIONS)[2]
+            return embeddings @ directions
+        predicted: Tensor = self.layers(embeddings)
+        return predicted
+
+
+def grid_positions(patches: int, *, device: torch.device | None = None) -> Tensor:
+    """Row and column of every patch of a square grid, (patches, 2) float32, from 0.
+
+    Raises:
+        BadInputError: If the grid is not square.
+    """
+    side = round(patches**0.5)
+    if side * side != patches:
+        raise BadInputError(f"{patches} patches are no square grid")
+    places = torch.arange(patches, device=device)
+    return torch.stack([places // side, places % side], dim=1).float()
+
+
+def localisation_loss(regressor: LocalisationRegressor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean absolute difference of predicted and true positions of patches that are not masked (Eq. 2).
+
+    Args:
+        regressor: The mapping.
+        positions: (patches, dim), the position embedding without the rows of class tokens.
+        mask: (batch, patches) bool, or None where nothing is masked. A mask of one row serves the whole batch.
+
+    Returns:
+        A scalar, the mean over the pictures' losses. Pictures without an unmasked patch count as 0.
+    """
+    targets = grid_positions(len(positions), device=positions.device)
+    if regressor.kind == "pca":
+        return _projected_loss(regressor, positions, targets, mask)
+    errors: Tensor = (regressor(positions) - targets).abs().mean(dim=1)
+    if mask is None:
+        return errors.mean()
+    kept = (~mask).to(errors)
+    per_picture: Tensor = (kept @ errors) / kept.sum(dim=1).clamp(min=1)
+    return per_picture.mean()
+
+
+def _projected_loss(
+    regressor: LocalisationRegressor, positions: Tensor, targets: Tensor, mask: Tensor | None
+) -> Tensor:
+    """The loss of "pca", whose projection depends on which embeddings take part."""
+    keeps = [torch.ones(len(positions), dtype=torch.bool)] if mask is None else [~row for row in mask]
+    enough = [keep for keep in keeps if int(keep.sum()) > COORDINATES]
+    losses = [(regressor(positions[keep]) - targets[keep]).abs().mean() for keep in enough]
+    return torch.stack(losses).mean() if losses else positions.new_zeros(())

@@ -1,0 +1,76 @@
+"""The history of a training run: a CSV line and TensorBoard scalars per epoch or round, and a figure."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+from torch.utils.tensorboard import SummaryWriter
+
+Value = float | int | None
+
+
+class History:
+    """Appends rows to a CSV file that survives kills; the first column counts epochs or rounds.
+
+    Args:
+        path: The CSV file; it need not exist.
+        tensorboard: Folder of event files.
+    """
+
+    def __init__(self, path: Path, tensorboard: Path) -> None:
+        self._path, self._tensorboard = path, tensorboard
+        self._writer: SummaryWriter | None = None
+
+    def rows(self) -> pd.DataFrame:
+        """What was recorded so far, empty if nothing; a line that a kill cut off does not count."""
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        return pd.read_csv(io.StringIO(whole)) if whole else pd.DataFrame()
+
+    def append(self, row: Mapping[str, Value]) -> None:
+        """Add a row; its columns are those of the rows before."""
+        counter, step = next(iter(row.items()))
+        pd.DataFrame([row]).to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
+        # After a resumption TensorBoard drops what is made again.
+        self._writer = self._writer or SummaryWriter(str(self._tensorboard), purge_step=int(step or 0))
+        for name, value in row.items():
+            if name != counter and value is not None:
+                self._writer.add_scalar(name, value, int(step or 0))
+        self._writer.flush()
+
+    def keep_until(self, last: int) -> None:
+        """Drop the rows after a checkpoint: they will be made again."""
+        rows = self.rows()
+        kept = rows[rows.iloc[:, 0] <= last] if len(rows) else rows
+        if not len(kept):
+            self._path.unlink(missing_ok=True)
+            return
+        partial = self._path.with_suffix(".partial")
+        kept.to_csv(partial, index=False)
+        partial.replace(self._path)
+
+
+def draw(history: Path, figure: Path, *, title: str) -> None:
+    """Loss and validation accuracy over epochs or rounds, as a PNG file."""
+    rows = pd.read_csv(history)
+    counter = rows.columns[0]
+    plot, (above, below) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
+    for column, label, style in (("loss", "training", "-"), ("validation_loss", "validation", "--")):
+        if column in rows:
+            above.plot(rows[counter], rows[column], style, color="#0072B2", label=label)
+    above.set_ylabel("cross-entropy")
+    above.legend(frameon=False)
+    below.plot(rows[counter], 100 * rows["top1"], color="#D55E00")
+    below.set_ylim(bottom=0)
+    below.set_ylabel("validation Top-1 (%)")
+    below.set_xlabel(counter)
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (above, below):
+        axes.grid(visible=True, alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    plot.suptitle(title)
+    plot.savefig(figure, dpi=150)
+    plt.close(plot)

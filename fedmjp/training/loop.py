@@ -1,0 +1,266 @@
+"""The one training loop: central runs and Flower's clients both train with it."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from timm.optim import create_optimizer_v2
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from torch import Tensor, nn
+
+from fedmjp.data.loading import Batch
+from fedmjp.errors import TrainingError
+from fedmjp.models.classifier import Classifier
+from fedmjp.seeds import derive, scoped_randomness, torch_generator
+from fedmjp.training.config import Puzzle, Recipe
+from fedmjp.training.puzzles import Puzzled, puzzled
+
+REFERENCE_BATCH = 512  # that the recipe's learning rates are stated for
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run is.
+
+    Attributes:
+        epochs: In all; in a federation rounds x local epochs.
+        steps: Per epoch.
+    """
+
+    epochs: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """FedProx: the weights that a client started from, and how strongly it is held to them.
+
+    Adds mu / 2 times the squared distance to the loss (Li et al., "Federated optimization in
+    heterogeneous networks", MLSys 2020, Eq. 2).
+    """
+
+    weights: Mapping[str, Tensor]
+    mu: float
+
+
+@dataclass
+class EpochReport:
+    """What an epoch came to.
+
+    Attributes:
+        loss: Mean classification loss per picture.
+        localisation: Mean DAL loss, unweighted; 0 without a regressor.
+        pictures: That were trained on.
+        seconds: Wall clock, reading of pictures included.
+        learning_rate: At the end.
+    """
+
+    loss: float
+    localisation: float
+    pictures: int
+    seconds: float
+    learning_rate: float
+
+    @property
+    def images_per_second(self) -> float:
+        """Pictures per second."""
+        return self.pictures / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class _Sums:
+    """Sums over an epoch, left on the device until it ends."""
+
+    loss: list[Tensor] = field(default_factory=list)
+    localisation: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+
+class Trainer:
+    """A model, its optimiser and its schedule.
+
+    All randomness (mixup, puzzles, drop path) of a step depends on the seed, ``purpose``, the epoch and
+    the step alone: a run that goes on from a checkpoint takes the same steps as one that was never stopped.
+
+    Args:
+        model: Is trained in place, on its device.
+        puzzle: MJP's part.
+        recipe: Everything else.
+        classes: Of the model.
+        schedule: How long the run is, for the learning rate.
+        seed: Of all randomness.
+        purpose: Names that tell this run's randomness from others' of the same seed, such as a client's.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        puzzle: Puzzle,
+        recipe: Recipe,
+        *,
+        classes: int,
+        schedule: Schedule,
+        seed: int,
+        purpose: tuple[str | int, ...] = (),
+    ) -> None:
+        self.model, self.puzzle, self.recipe = model, puzzle, recipe
+        self._schedule, self._seed, self._purpose = schedule, seed, purpose
+        scale = recipe.batch_size / REFERENCE_BATCH
+        self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
+            model, opt="adamw", lr=recipe.learning_rate * scale, weight_decay=recipe.weight_decay
+        )
+        self._scheduler = CosineLRScheduler(
+            self.optimizer,
+            t_initial=schedule.epochs * schedule.steps,
+            lr_min=recipe.final_learning_rate * scale,
+            warmup_t=recipe.warmup_epochs * schedule.steps,
+            warmup_lr_init=recipe.warmup_learning_rate * scale,
+            t_in_epochs=False,
+        )
+        self._mixup = _mixup(recipe, classes)
+        self._normalises_batches = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+        self._forward: Any = torch.compile(model) if recipe.compile else model
+
+    def epoch(
+        self,
+        epoch: int,
+        batches: Iterable[Batch],
+        *,
+        anchor: Anchor | None = None,
+        on_step: Callable[[int], None] = lambda _step: None,
+    ) -> EpochReport:
+        """Train for one epoch (from 0).
+
+        Args:
+            epoch: Which.
+            batches: Of this epoch.
+            anchor: FedProx's, if any.
+            on_step: Called after each step with the number of pictures in it.
+
+        Raises:
+            TrainingError: If the loss is no longer finite.
+        """
+        self.model.train()
+        started, sums = time.perf_counter(), _Sums()
+        for step, batch in enumerate(batches):
+            self._scheduler.step_update(epoch * self._schedule.steps + step)
+            loss, localisation = self.losses(batch, epoch, step)
+            self._take_step(self._total(loss, localisation, epoch, anchor))
+            sums.loss.append(loss.detach() * len(batch.labels))
+            sums.localisation.append(localisation.detach() * len(batch.labels))
+            sums.sizes.append(len(batch.labels))
+            on_step(len(batch.labels))
+        self.model.eval()
+        return self._report(sums, epoch, time.perf_counter() - started)
+
+    def gradient(self, batch: Batch, epoch: int, step: int) -> tuple[dict[str, Tensor], float]:
+        """FedSGD: the gradient of a batch's whole loss, by parameter name, and its classification loss; no step."""
+        self.model.train()
+        loss, localisation = self.losses(batch, epoch, step)
+        parameters = dict(self.model.named_parameters())
+        total = self._total(loss, localisation, epoch, None)
+        found = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
+        self.model.eval()
+        return dict(zip(parameters, found, strict=True)), loss.item()
+
+    def losses(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """Classification loss and DAL loss (0 without a regressor) of a batch, scalars.
+
+        Raises:
+            TrainingError: If the model has batch normalisation and the batch is a single picture.
+        """
+        if len(batch.labels) == 1 and self._normalises_batches:
+            raise TrainingError("a batch of one picture cannot train a model that normalises over its batch: take more")
+        with self._randomness(epoch, step):
+            shown, targets = self.shown(batch, epoch, step)
+            mask = None
+            if shown.jigsaw is not None and self.model.defended:
+                mask = shown.jigsaw.mask.to(shown.images.device)
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
+                smoothing = self.recipe.label_smoothing if targets.ndim == 1 else 0.0  # mixup has smoothed them
+                loss = F.cross_entropy(self._forward(shown.images, mask), targets, label_smoothing=smoothing)
+            if self.model.localisation is None:
+                return loss, loss.new_zeros(())
+            return loss, self.model.localisation_loss(mask)
+
+    def shown(self, batch: Batch, epoch: int, step: int) -> tuple[Puzzled, Tensor]:
+        """What the network sees of a batch in a step: mixed and shuffled pictures, and their targets.
+
+        Targets are (batch,) labels, or (batch, classes) where pictures were mixed.
+        """
+        with self._randomness(epoch, step):
+            images = batch.images.to(self._device, non_blocking=True)
+            targets = batch.labels.to(self._device, non_blocking=True)
+            if self._mixup is not None and len(images) % 2 == 0:  # timm mixes pairs
+                images, targets = self._mixup(images.clone(), targets)
+        generator = torch_generator(self._seed, "puzzle", *self._purpose, epoch, step)
+        return puzzled(images, self.model, self.puzzle, epoch=epoch, generator=generator), targets
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.mean.device
+
+    def _randomness(self, epoch: int, step: int) -> AbstractContextManager[None]:
+        return scoped_randomness(derive(self._seed, "step", *self._purpose, epoch, step))
+
+    def localisation_weight(self, epoch: int) -> float:
+        """Of the DAL loss in an epoch (from 0)."""
+        return localisation_weight(self.puzzle, self.recipe, epoch, self._schedule.epochs)
+
+    def _total(self, loss: Tensor, localisation: Tensor, epoch: int, anchor: Anchor | None) -> Tensor:
+        total = loss
+        if self.model.localisation is not None:
+            total = total + self.localisation_weight(epoch) * localisation
+        if anchor is not None:
+            distances = [(value - anchor.weights[name]).pow(2).sum() for name, value in self.model.named_parameters()]
+            total = total + anchor.mu / 2 * torch.stack(distances).sum()
+        return total
+
+    def _take_step(self, total: Tensor) -> None:
+        self.optimizer.zero_grad()
+        total.backward()  # type: ignore[no-untyped-call]
+        if self.recipe.clip_gradient:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_gradient)
+        self.optimizer.step()
+
+    def _report(self, sums: _Sums, epoch: int, seconds: float) -> EpochReport:
+        pictures = sum(sums.sizes)
+        if not pictures:
+            raise TrainingError(f"epoch {epoch + 1} had no picture that can be read; see what was skipped")
+        loss = torch.stack(sums.loss).sum().item() / pictures
+        localisation = torch.stack(sums.localisation).sum().item() / pictures
+        finite = all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
+        if not finite or not math.isfinite(loss + localisation):
+            state = f"loss {loss + localisation:g}, weights {'' if finite else 'not '}finite"
+            raise TrainingError(
+                f"epoch {epoch + 1} broke down ({state}): lower recipe.learning_rate "
+                f"(now {self.recipe.learning_rate:g}) and start over; what was trained before is kept"
+            )
+        return EpochReport(loss, localisation, pictures, seconds, self.optimizer.param_groups[0]["lr"])
+
+
+def localisation_weight(puzzle: Puzzle, recipe: Recipe, epoch: int, epochs: int) -> float:
+    """Of the DAL loss in an epoch (from 0) of so many."""
+    if puzzle.localisation_schedule == "constant":
+        return puzzle.localisation_weight
+    if epoch < recipe.warmup_epochs:
+        return puzzle.localisation_weight * epoch / max(recipe.warmup_epochs - 1, 1)
+    done = (epoch - recipe.warmup_epochs) / (epochs - recipe.warmup_epochs)
+    return puzzle.localisation_weight * (0.75 + 0.25 * math.cos(math.pi * done))
+
+
+def _mixup(recipe: Recipe, classes: int) -> Mixup | None:
+    if not recipe.mixup and not recipe.cutmix:
+        return None
+    return Mixup(  # type: ignore[no-untyped-call]
+        mixup_alpha=recipe.mixup,
+        cutmix_alpha=recipe.cutmix,
+        label_smoothing=recipe.label_smoothing,
+        num_classes=classes,
+    )

@@ -1,0 +1,159 @@
+"""What a training run leaves in its folder, and how it is found again."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from fedmjp.config import Checkpoint, Config, ModelConfig
+from fedmjp.errors import BadInputError, ConfigError, DataError, OutputError
+from fedmjp.training.config import FederatedConfig, TrainingConfig
+
+
+@dataclass(frozen=True)
+class TrainingFolder:
+    """The folder of a central or a federated training run.
+
+    Attributes:
+        root: Holds ``manifest.json`` (kind, configuration, versions, hardware), ``history.csv`` and
+            ``history.png``, ``weights.safetensors`` (the last weights), ``classes.txt``, ``tensorboard/``
+            and ``state.pt`` (what a run needs to go on).
+    """
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        """Kind, configuration, versions, hardware, data."""
+        return self.root / "manifest.json"
+
+    @property
+    def history(self) -> Path:
+        """One line per epoch or round."""
+        return self.root / "history.csv"
+
+    @property
+    def figure(self) -> Path:
+        """The history, drawn."""
+        return self.root / "history.png"
+
+    @property
+    def weights(self) -> Path:
+        """The last weights."""
+        return self.root / "weights.safetensors"
+
+    @property
+    def state(self) -> Path:
+        """Everything that a run needs to go on from its last checkpoint."""
+        return self.root / "state.pt"
+
+    @property
+    def classes(self) -> Path:
+        """Names of the classes in the order of the labels, one per line."""
+        return self.root / "classes.txt"
+
+    @property
+    def evaluation(self) -> Path:
+        """What `fedmjp train --row` measures at the end."""
+        return self.root / "evaluation"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.root / "tensorboard"
+
+    def clear(self) -> None:
+        """Remove a former run."""
+        for path in (self.manifest, self.history, self.figure, self.weights, self.state, self.classes):
+            path.unlink(missing_ok=True)
+        for folder in (self.tensorboard, self.evaluation):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def check_own(self) -> None:
+        """Whether what the folder holds, if anything, is of a training run.
+
+        Raises:
+            OutputError: If it is something else's.
+        """
+        if self.manifest.exists() and not self.holds_run():
+            raise OutputError(f"{self.root} holds other results than a training run's; name another --output")
+
+    def holds_run(self) -> bool:
+        """Whether the folder is a training run's."""
+        try:
+            return self._about().get("kind") in ("central", "federated")
+        except BadInputError:
+            return False
+
+    def keep_classes(self, names: Sequence[str]) -> None:
+        """Note which class each label is."""
+        self.classes.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+    def check_classes(self, names: Sequence[str]) -> None:
+        """Labels of other pictures must be those of the training: half the classes would shift them all.
+
+        Without ``classes.txt`` beside the weights there is nothing to compare with.
+
+        Raises:
+            DataError: If they are not, with the first difference.
+        """
+        if not self.classes.exists():
+            return
+        kept = self.classes.read_text(encoding="utf-8").splitlines()
+        for label, (trained, found) in enumerate(zip_longest(kept, names)):
+            if trained != found:
+                raise DataError(
+                    f"label {label} is {found or 'no class'} in these pictures, but {trained or 'no class'} in the "
+                    f"training of {self.root}: evaluate on pictures of the same classes"
+                )
+
+    def config(self) -> TrainingConfig | FederatedConfig:
+        """The configuration that the run was started with.
+
+        Raises:
+            BadInputError: If the folder holds no training run.
+        """
+        about = self._about()
+        kinds: dict[str, type[TrainingConfig | FederatedConfig]] = {
+            "central": TrainingConfig,
+            "federated": FederatedConfig,
+        }
+        try:
+            return kinds[about["kind"]].parse(about["config"])
+        except (KeyError, TypeError, ConfigError) as error:
+            raise BadInputError(f"{self.manifest} is not that of a training run: {error}") from None
+
+    def trained(self) -> ModelConfig:
+        """The model with the run's last weights.
+
+        Raises:
+            BadInputError: If the folder holds no training run.
+            CheckpointError: If it has no weights yet.
+        """
+        config = self.config()
+        model = config.model if isinstance(config, TrainingConfig) else config.training.model
+        return model.model_copy(update={"weights": Checkpoint.of(self.weights)})
+
+    def _about(self) -> dict[str, Any]:
+        try:
+            about: dict[str, Any] = json.loads(self.manifest.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadInputError(f"{self.root} holds no training run: {error}") from None
+        return about
+
+
+def published(config: Config) -> dict[str, Any]:
+    """A configuration as a manifest may show it: files and folders of this machine by their names alone."""
+    shown = _named(config.model_dump(mode="json"))
+    return dict(shown)
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _named(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_named(each) for each in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

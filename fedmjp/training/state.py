@@ -1,0 +1,52 @@
+"""Checkpoints: everything that a run needs to go on as if it had never been stopped."""
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedmjp.errors import CheckpointError
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors, numbers and text so that a kill leaves either the old or the new file, whole."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
+    """Read what ``save_state`` wrote, on the CPU; None if there is nothing.
+
+    Args:
+        path: The file.
+        config: Digest of the configuration, which the state must hold as "config".
+
+    Raises:
+        CheckpointError: If it is damaged, or of another configuration.
+    """
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = state["config"]
+    except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
+        raise CheckpointError(f"{path} is damaged; --fresh starts over") from None
+    if found != config:
+        raise CheckpointError(f"{path} is of a run with another configuration; name another --output or give --fresh")
+    return state
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a state dict as safetensors, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in weights.items()}, partial)
+    partial.replace(path)

@@ -1,0 +1,24 @@
+"""What clients and server of a federated training run agree on: names in messages, places of records."""
+
+from pathlib import Path
+
+ARRAYS = "arrays"  # Flower's name: parameters, or their gradients
+BUFFERS = "buffers"  # a model's running statistics, which no strategy may take a step along
+METRICS = "metrics"  # Flower's name
+EXAMPLES = "num-examples"  # Flower's name: what a mean over clients is weighted by
+REPORTED = (EXAMPLES, "pictures", "loss", "learning-rate", "seconds", "skipped")  # every reply's metrics
+
+
+def of_round(records: Path, server_round: int) -> Path:
+    """The folder of a round that is recorded."""
+    return records / f"round-{server_round:05d}"
+
+
+def uploads_of_round(records: Path, server_round: int) -> Path:
+    """Where the server keeps the uploads of a round that is recorded."""
+    return of_round(records, server_round) / "uploads"
+
+
+def evaluator_of_round(records: Path, server_round: int) -> Path:
+    """Where clients leave the private pictures behind them, for the evaluator alone."""
+    return of_round(records, server_round) / "evaluator"

@@ -1,0 +1,159 @@
+"""From the replies of a round to the next weights, by Flower's strategies."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
+from torch import Tensor
+
+from fedmjp.training.config import FederatedConfig
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
+from server.strategy import OneStep
+
+# Every message is sent to the nodes that it is meant for, whatever their number.
+EVERYBODY: dict[str, Any] = {
+    "fraction_train": 1.0,
+    "fraction_evaluate": 0.0,
+    "min_train_nodes": 1,
+    "min_evaluate_nodes": 0,
+    "min_available_nodes": 1,
+}
+MOMENTS = ("momentum_vector", "m_t", "v_t")  # what FedAvgM and FedAdam carry from round to round
+CARRIED = (*MOMENTS, "current_arrays")  # FedAvgM goes on from its own copy of the weights
+
+
+def make_strategy(config: FederatedConfig) -> FedAvg:
+    """The strategy that a configuration names."""
+    rate = config.server_rate
+    match config.strategy:
+        case "fedavg":
+            return FedAvg(**EVERYBODY)
+        case "fedprox":
+            return FedProx(**EVERYBODY, proximal_mu=config.proximal_mu)
+        case "fedavgm":
+            return FedAvgM(**EVERYBODY, server_learning_rate=rate, server_momentum=config.server_momentum)
+        case "fedadam":
+            return FedAdam(**EVERYBODY, eta=rate)
+        case "fedsgd":
+            return OneStep(update="gradient", learning_rate=rate, clients=1)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """As much of a Grid as a strategy asks for."""
+
+    nodes: Sequence[int]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.nodes
+
+
+class Aggregator:
+    """A strategy that sees a model's parameters; buffers are averaged beside it.
+
+    A strategy would treat the running statistics of a batch norm as weights: Adam's step makes variances
+    negative.
+
+    Args:
+        config: Names the strategy.
+        parameters: Names of the model's parameters; what else its state holds are buffers.
+    """
+
+    def __init__(self, config: FederatedConfig, parameters: Iterable[str]) -> None:
+        self._strategy = make_strategy(config)
+        self._parameters = frozenset(parameters)
+
+    def records(self, weights: Mapping[str, Tensor]) -> dict[str, ArrayRecord]:
+        """A model's state as the records that cross the wire."""
+        buffers = {name: value for name, value in weights.items() if name not in self._parameters}
+        found = {ARRAYS: ArrayRecord({name: value for name, value in weights.items() if name in self._parameters})}
+        return found | ({BUFFERS: ArrayRecord(buffers)} if buffers else {})
+
+    def messages(self, server_round: int, sent: Mapping[str, ArrayRecord], nodes: Sequence[int]) -> list[Message]:
+        """The messages of a round, to these nodes."""
+        if not nodes:
+            return []
+        grid = cast(Grid, _Nodes(nodes))
+        messages = list(self._strategy.configure_train(server_round, sent[ARRAYS], ConfigRecord(), grid))
+        for message in messages:
+            if BUFFERS in sent:
+                message.content[BUFFERS] = sent[BUFFERS]
+        return messages
+
+    def aggregate(
+        self, server_round: int, weights: Mapping[str, Tensor], replies: Sequence[Message]
+    ) -> dict[str, Tensor] | None:
+        """The next weights; the same ones if there is no reply, None if they would not be finite.
+
+        Finite replies may overflow together; the strategy then forgets them. Replies must have been
+        screened, and be in an order that does not depend on who was faster: sums of floats do.
+        """
+        if not replies:
+            return dict(weights)
+        before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
+        found = self._mean_buffers(replies)
+        order = [name for name in weights if name in self._parameters]
+        for reply in replies:
+            reply.content.pop(BUFFERS, None)
+            # A strategy averages all metrics, whatever they are; history has its own way.
+            reply.content[METRICS] = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
+            # FedAvgM pairs tensors by their places, not by their names.
+            sent = reply.content.array_records[ARRAYS]
+            reply.content[ARRAYS] = ArrayRecord({name: sent[name] for name in order})
+        arrays, _ = self._strategy.aggregate_train(server_round, replies)
+        found |= arrays.to_torch_state_dict() if arrays is not None else {}
+        # Strategies compute in other types: FedAdam in float64.
+        stepped = {name: found.get(name, value).to(value.dtype) for name, value in weights.items()}
+        # FedAdam's second moment overflows long before its weights do, and would never move them again.
+        if _all_finite(stepped) and _all_finite(self.state()):
+            return stepped
+        for name, value in before.items():
+            setattr(self._strategy, name, value)
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What the strategy carries from round to round, as tensors."""
+        moments = {name: getattr(self._strategy, name, None) for name in MOMENTS}
+        return {name: _tensors(value) for name, value in moments.items() if value is not None}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave."""
+        for name, value in state.items():
+            setattr(self._strategy, name, _arrays(value))
+
+    def _mean_buffers(self, replies: Sequence[Message]) -> dict[str, Tensor]:
+        sent = [
+            dict(reply.content.array_records.get(BUFFERS, ArrayRecord()).to_torch_state_dict()) for reply in replies
+        ]
+        counts = [float(cast(float, reply.content.metric_records[METRICS][EXAMPLES])) for reply in replies]
+        shares = torch.tensor(counts, dtype=torch.float64)
+        shares /= shares.sum()
+        return {name: _mean([each[name] for each in sent], shares) for name in sent[0]}
+
+
+def _mean(values: Sequence[Tensor], shares: Tensor) -> Tensor:
+    mean: Tensor = torch.tensordot(shares, torch.stack([value.double() for value in values]), dims=1)
+    return mean if values[0].is_floating_point() else mean.round()
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return bool(value.isfinite().all())
+    return all(_all_finite(each) for each in (value.values() if isinstance(value, dict) else value))
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tensors(each) for name, each in value.items()}
+    return [_tensors(each) for each in value] if isinstance(value, list) else torch.from_numpy(np.asarray(value))
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _arrays(each) for name, each in value.items()}
+    return [_arrays(each) for each in value] if isinstance(value, list) else value.numpy()

@@ -1,0 +1,65 @@
+"""The list of replies that were refused."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+
+class Refusal(NamedTuple):
+    """A client whose reply was not used in a round, and why; None for a node that is no client, or for all of them."""
+
+    round: int
+    client: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        who = "" if self.client is None else f"client {self.client} in "
+        return f"{who}round {self.round}: {self.reason}"
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, str]) -> Self:
+        """From a line of the file."""
+        return cls(int(row["round"]), int(row["client"]) if row["client"] else None, row["reason"])
+
+
+@dataclass(frozen=True)
+class RefusalFile:
+    """A CSV file with a line per refusal.
+
+    Attributes:
+        path: Need not exist; it does not where nothing was refused.
+    """
+
+    path: Path
+
+    @classmethod
+    def of_run(cls, folder: Path) -> Self:
+        """That of a training run's folder."""
+        return cls(folder / "refused.csv")
+
+    def read(self) -> list[Refusal]:
+        """All of them."""
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return [Refusal.of_row(row) for row in csv.DictReader(file)]
+
+    def add(self, refusals: list[Refusal]) -> None:
+        """Append."""
+        if refusals:
+            self._write([*self.read(), *refusals])
+
+    def keep_until(self, last: int) -> None:
+        """Drop those of the rounds after a checkpoint: they will be played again."""
+        if self.path.exists():
+            self._write([each for each in self.read() if each.round <= last])
+
+    def _write(self, refusals: list[Refusal]) -> None:
+        partial = self.path.with_suffix(".partial")
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(Refusal._fields)
+            writer.writerows(refusals)
+        partial.replace(self.path)

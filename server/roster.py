@@ -1,0 +1,85 @@
+"""Which node is which client: Flower's node numbers are new in every run."""
+
+import time
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedmjp.errors import FederationError
+from server.screening import last_line
+
+POLL_SECONDS = 1.0
+
+
+@dataclass
+class Roster:
+    """Asks every node for its client number until it has one.
+
+    A node whose answer is no client number of its own is left out; who had a number first keeps it.
+
+    Attributes:
+        grid: To ask with.
+        clients: How many there must be before a run starts.
+        patience: Seconds to wait for them, and for their answers.
+    """
+
+    grid: Grid
+    clients: int
+    patience: float
+    _nodes: dict[int, int] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    def wait(self) -> None:
+        """Wait until all clients are there.
+
+        Raises:
+            FederationError: If they are not after ``patience``, or none can say which client it is.
+        """
+        deadline = time.monotonic() + self.patience
+        while len(found := list(self.grid.get_node_ids())) < self.clients:
+            if time.monotonic() > deadline:
+                raise FederationError(f"{len(found)} of {self.clients} clients came within {self.patience:g} seconds")
+            time.sleep(POLL_SECONDS)
+        self._nodes, reasons = self._ask()
+        if reasons and not self._nodes:
+            raise FederationError(f"no client can answer: {reasons[0]}")
+
+    def nodes(self) -> tuple[dict[int, int], list[str]]:
+        """Client number to node, of the clients that are there now; and why nodes are left out, each told once."""
+        self._nodes, reasons = self._ask()
+        new = [reason for reason in dict.fromkeys(reasons) if reason not in self._told]
+        self._told.update(new)
+        return self._nodes, new
+
+    def _ask(self) -> tuple[dict[int, int], list[str]]:
+        """Ask those that are not known: new ones, and ones that could not answer before."""
+        present = set(self.grid.get_node_ids())
+        found = {client: node for client, node in self._nodes.items() if node in present}
+        messages = [
+            Message(content=RecordDict({"config": ConfigRecord()}), message_type=MessageType.QUERY, dst_node_id=node)
+            for node in sorted(present.difference(found.values()))
+        ]
+        replies = list(self.grid.send_and_receive(messages, timeout=self.patience)) if messages else []
+        reasons = []
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+            node, answer = reply.metadata.src_node_id, _answer(reply)
+            if isinstance(answer, str):
+                reasons.append(answer)
+            elif not 0 <= answer < self.clients:
+                reasons.append(f"node {node} has partition-id {answer}; there are 0 to {self.clients - 1}")
+            elif answer in found:
+                reasons.append(f"node {node} has partition-id {answer} like node {found[answer]}; give it its own")
+            else:
+                found[answer] = node
+        return found, reasons
+
+
+def _answer(reply: Message) -> int | str:
+    """The client number that a node reports, or why there is none."""
+    if reply.has_error():
+        return last_line(reply.error.reason or "")
+    reported = reply.content.config_records.get("config", ConfigRecord()).get("partition-id")
+    if isinstance(reported, int) and not isinstance(reported, bool):
+        return reported
+    return last_line(f"node {reply.metadata.src_node_id} has partition-id {reported!r}, which is no whole number")

@@ -1,0 +1,107 @@
+"""Which replies of a round are fit to be aggregated, and why the others are not."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedmjp.wire import EXAMPLES, METRICS, REPORTED
+
+LONGEST = 500  # letters of a reason: clients write part of it
+LARGEST = 2**31  # of any count or measurement that a client reports
+HEADER = 4096  # bytes that NumPy puts before an array's values, at most
+
+
+def refusal(reply: Message, sent: Mapping[str, ArrayRecord], most: int = LARGEST) -> str | None:
+    """Why a reply cannot be used, in one line; None if it can.
+
+    Args:
+        reply: Of one client.
+        sent: What the server had sent, by record name: the reply must hold tensors of the same names,
+            shapes and types.
+        most: Pictures that the client can have; it has that much weight in the mean.
+    """
+    if reply.has_error():
+        return last_line(reply.error.reason or "")
+    content = reply.content
+    reason = _wrong_layout(content, sent) or _wrong_tensors(content, sent) or _wrong_metrics(content, most)
+    return last_line(reason) if reason else None
+
+
+def last_line(reason: str) -> str:
+    """The error itself: simulations put the whole traceback into the reason."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    shown = "".join(letter if letter.isprintable() else " " for letter in (lines or ["no reason given"])[-1])
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} ..."
+
+
+def plausible(value: object) -> bool:
+    """Whether a client can have counted or measured this: a single number that is not absurd."""
+    return isinstance(value, int | float) and 0 <= value <= LARGEST
+
+
+def _wrong_layout(content: RecordDict, sent: Mapping[str, ArrayRecord]) -> str | None:
+    found = {*content.array_records, *content.metric_records}
+    expected = {*sent, METRICS}
+    if set(content) != expected or found != expected or set(content.array_records) != set(sent):
+        return f"sent the records {_listed(set(content))} instead of {_listed(expected)}"
+    return None
+
+
+def _wrong_tensors(content: RecordDict, sent: Mapping[str, ArrayRecord]) -> str | None:
+    for record, expected in sent.items():
+        arrays = content.array_records[record]
+        if missing := expected.keys() - arrays.keys():
+            return f"sent no tensor {_listed(set(missing))}"
+        if unknown := arrays.keys() - expected.keys():
+            return f"sent a tensor that the model does not have: {_listed(set(unknown))}"
+        for name, array in expected.items():
+            if problem := _misstated(arrays[name], array) or _wrong_values(arrays[name], array):
+                return f"tensor {name!r} {problem}"
+    return None
+
+
+def _misstated(array: Array, expected: Array) -> str | None:
+    """What is wrong with a tensor before its bytes are read."""
+    if tuple(array.shape) != tuple(expected.shape):
+        return f"has shape {tuple(array.shape)}, the model's has {tuple(expected.shape)}"
+    if array.dtype != expected.dtype:
+        return f"holds {array.dtype}, the model's holds {expected.dtype}"
+    if array.stype != expected.stype:
+        return f"is packed as {array.stype!r}, the model's as {expected.stype!r}"
+    if len(array.data) > len(expected.data) + HEADER:
+        return f"has {len(array.data)} bytes, the model's has {len(expected.data)}"
+    return None
+
+
+def _wrong_values(array: Array, expected: Array) -> str | None:
+    try:
+        values: object = array.numpy()  # Flower promises an array, an archive of arrays is none
+    except Exception as error:  # noqa: BLE001 (a stranger's bytes: whatever reading them raises, they are refused)
+        return f"cannot be read: {last_line(str(error))}"
+    # What was stated of it may be untrue of the bytes.
+    if not isinstance(values, np.ndarray):
+        return "holds no single array"
+    if values.shape != tuple(expected.shape) or str(values.dtype) != expected.dtype:
+        return f"holds {values.dtype} {values.shape}, not what it states"
+    if not np.isfinite(values).all():
+        return "holds NaN or infinite values"
+    return None
+
+
+def _wrong_metrics(content: RecordDict, most: int) -> str | None:
+    """Only the weight in the mean can spoil anything; what else is absurd is left out of the history."""
+    metrics: MetricRecord = content.metric_records[METRICS]
+    if set(metrics) != set(REPORTED):
+        return f"reported {_listed(set(metrics))} instead of {_listed(set(REPORTED))}"
+    examples = metrics[EXAMPLES]
+    if not isinstance(examples, int | float) or not 1 <= examples <= most or examples != int(examples):
+        return f"reported {EXAMPLES} = {examples}, not a whole number from 1 to {most}"
+    return None
+
+
+def _listed(names: set[str], most: int = 3) -> str:
+    """The first names; the count of what is left out."""
+    shown = sorted(map(repr, names))[:most]
+    more = len(names) - len(shown)
+    return (", ".join(shown) or "none") + (f" and {more} more" if more else "")

@@ -1,0 +1,51 @@
+"""The server's evaluation on a public validation split: the only pictures that it opens."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmjp.data.datasets import open_dataset
+from fedmjp.data.loading import evaluation_batches
+from fedmjp.evaluation.accuracy import Accuracy, top1
+from fedmjp.models.classifier import Classifier
+from fedmjp.training.config import TrainingConfig
+
+
+class Validation:
+    """Holds the validation split and a model to evaluate weights with.
+
+    Args:
+        model: Of the configuration.
+        config: Names data, device and recipe.
+        on_skipped: Told once of each picture that cannot be read; it is left out.
+
+    Raises:
+        DataError: If there is no validation split, or its labels do not fit the model.
+    """
+
+    def __init__(self, model: Classifier, config: TrainingConfig, on_skipped: Callable[[str], None]) -> None:
+        self._on_skipped, self._skipped = on_skipped, set[str]()
+        self._model, self._config = model.to(torch.device(config.device)), config
+        self._pictures = open_dataset(config.data, "validation", classes=config.model.classes)
+
+    def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:
+        """Top-1 accuracy of weights."""
+        recipe = self._config.recipe
+        self._model.load_state_dict(dict(weights))
+        batches = evaluation_batches(
+            self._pictures,
+            np.arange(len(self._pictures)),
+            recipe.crop_share,
+            size=self._config.model.image_size,
+            batch_size=recipe.batch_size,
+            workers=recipe.workers,
+            on_skipped=self._skip,
+        )
+        return top1(self._model, batches)
+
+    def _skip(self, reason: str) -> None:
+        if reason not in self._skipped:
+            self._skipped.add(reason)
+            self._on_skipped(reason)

@@ -1,0 +1,148 @@
+"""The linear facts of one MJP upload, and the identity of several, in float64."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.mjp.affine import of_several_uploads
+from attacks.mjp.facts import LinearFacts, linear_facts, refusal
+from attacks.mjp.linking import linked
+from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.data.batches import private_batch
+from fedmjp.data.selection import Selection, select_for
+from fedmjp.degradation import degrade
+from fedmjp.errors import AttackFailedError
+from fedmjp.models import names
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
+from fedmjp.settings import Picture
+from fedmjp.updates import delta
+from tests.conftest import batch_of, small_model, upload_of
+
+EXACT = 1e-6
+
+
+def in_double(model: VitClassifier, batch: PrivateBatch) -> Upload:
+    """The upload of a batch, computed in float64."""
+    model = model.double()
+    images = batch.version(batch.gradient_of).double()
+    mask = batch.mask if model.defended else None
+    loss = torch.nn.functional.cross_entropy(model(images, mask), batch.labels)
+    named = dict(model.named_parameters())
+    gradients = torch.autograd.grad(loss, list(named.values()))
+    return Upload(dict(zip(named, gradients, strict=True)), "gradient", 1, 1, 0, "weights")
+
+
+def true_patches(model: VitClassifier, batch: PrivateBatch) -> Tensor:
+    return to_patches((batch.clean.double() - model.mean.double()) / model.std.double(), model.patch_size)[0]
+
+
+def outside_of(facts: LinearFacts, patches: Tensor) -> Tensor:
+    return patches - patches @ facts.basis.mT @ facts.basis
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("version", list(Picture))
+def test_facts_hold_for_the_clean_picture_at_the_true_places(pictures: Selection, version: Picture, index: int) -> None:
+    model, batch = small_model(defence="mjp"), batch_of(pictures, version, index)
+    facts = linear_facts(in_double(model, batch), model)
+    patches, mask = true_patches(model, batch), batch.mask[0]
+    assert torch.equal(facts.mask, mask)
+    # The span, against an independent one from the private patches themselves.
+    span = torch.linalg.svd(patches[mask], full_matrices=False).Vh
+    assert torch.linalg.matrix_norm(facts.basis.mT @ facts.basis - span.mT @ span) < EXACT
+    assert (outside_of(facts, patches) - facts.known).abs().max() < EXACT
+    assert (patches[mask] @ facts.level - 1).abs().max() < EXACT
+
+
+def test_facts_hold_for_a_weight_delta_of_several_steps(pictures: Selection) -> None:
+    model, batch = small_model(defence="mjp").double(), batch_of(pictures, Picture.SHUFFLED)
+    wide = SimpleNamespace(**{**vars(batch), "version": lambda _: batch.shuffled.double()})
+    upload = Upload(delta(model, wide, steps=3, learning_rate=0.01), "delta", 1, 1, 0, "weights")
+    facts, patches = linear_facts(upload, model), true_patches(model, batch)
+    assert torch.equal(facts.mask, batch.mask[0])
+    assert (outside_of(facts, patches) - facts.known).abs().max() < EXACT
+    assert (patches[batch.mask[0]] @ facts.level - 1).abs().max() < EXACT
+
+
+def test_without_a_mask_the_facts_are_the_picture(pictures: Selection) -> None:
+    model, batch = small_model(), batch_of(pictures, Picture.CLEAN)
+    facts = linear_facts(in_double(model, batch), model)
+    assert not facts.mask.any()
+    assert facts.basis.shape == (0, 192)
+    assert (facts.known - true_patches(model, batch)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("uploads", [2, 3])
+def test_several_uploads_leave_open_the_span_of_what_was_masked_in_all(pictures: Selection, uploads: int) -> None:
+    picture = pictures.load(pictures.entries[1])
+    batches = [
+        private_batch([picture], grid=8, mask_ratio=0.5, gradient_of=Picture.SHUFFLED, seed=0, number=number)
+        for number in range(uploads)
+    ]
+    models = [small_model(defence="mjp", seed=seed) for seed in range(uploads)]  # weights move in between
+    pairs = zip(models, batches, strict=True)
+    affine = of_several_uploads([linear_facts(in_double(model, batch), model) for model, batch in pairs])
+    patches = true_patches(models[0], batches[0])
+    always = torch.cat([batch.mask for batch in batches]).all(dim=0)
+    assert len(affine.basis) == int(always.sum()) > 0
+    assert (patches[always] - patches[always] @ affine.basis.mT @ affine.basis).abs().max() < EXACT
+    assert (patches - patches @ affine.basis.mT @ affine.basis - affine.known).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_the_expected_error_is_of_the_size_of_the_error(
+    defended: VitClassifier, pictures: Selection, index: int
+) -> None:
+    batch = batch_of(pictures, Picture.SHUFFLED, index)
+    facts = linear_facts(upload_of(defended, batch), defended)
+    error = (outside_of(facts, true_patches(defended, batch)) - facts.known)[~facts.mask].square().mean()
+    assert 0.1 < error / facts.variance[~facts.mask].mean() < 30
+
+
+def test_the_mask_is_read_through_noise(defended: VitClassifier, pictures: Selection) -> None:
+    batch = batch_of(pictures, Picture.SHUFFLED)
+    protocol = SimpleNamespace(precision="float32", noise=1e-3, kept=1.0)
+    noisy = degrade(upload_of(defended, batch).tensors, protocol, generator=torch.Generator().manual_seed(0))
+    upload = Upload(noisy, "gradient", 1, 1, 0, "weights")
+    assert not linear_facts(upload, defended).mask.any()
+    assert torch.equal(linear_facts(upload, defended, noise=1e-3).mask, batch.mask[0])
+
+
+def test_equal_patches_do_no_harm(defended: VitClassifier, pictures: Selection) -> None:
+    batch = batch_of(pictures, Picture.CLEAN)
+    sky = batch.clean.clone()
+    sky[..., :32, :] = 1.0  # half of the picture saturated: patches that depend on each other
+    batch = PrivateBatch(**{**vars(batch), "clean": sky, "shuffled": sky})
+    facts = linear_facts(in_double(small_model(defence="mjp"), batch), defended)
+    patches = true_patches(defended, batch)
+    assert (outside_of(facts, patches) - facts.known).abs().max() < EXACT
+
+
+def test_an_upload_with_every_patch_masked_states_nothing(defended: VitClassifier, pictures: Selection) -> None:
+    upload = upload_of(defended, batch_of(pictures, Picture.CLEAN))
+    silent = dict(upload.tensors)
+    silent[names.POSITION_EMBEDDING] = torch.zeros_like(silent[names.POSITION_EMBEDDING])
+    with pytest.raises(AttackFailedError, match="every patch is masked"):
+        linear_facts(Upload(silent, "gradient", 1, 1, 0, "weights"), defended)
+
+
+def test_a_model_with_more_patches_than_dimensions_is_refused() -> None:
+    assert "196 patches are more than the 192 dimensions" in (refusal(build_vit(ModelConfig(name="deit_tiny"))) or "")
+
+
+def test_where_no_equation_is_left_over_nothing_is_said_of_the_noise_and_nothing_is_joined() -> None:
+    model = build_vit(ModelConfig.parse({"name": "deit_micro", "defence": "mjp", "image_size": 32, "patch_size": 4}))
+    selection = select_for(FederationConfig(clients=1, pictures_per_client=1, image_size=32, patch_size=4))
+    picture = selection.load(selection.entries[0])
+    facts = []
+    for number in range(2):
+        batch = private_batch([picture], grid=8, mask_ratio=0.27, gradient_of=Picture.SHUFFLED, seed=0, number=number)
+        facts.append(linear_facts(upload_of(model, batch), model))
+    assert all(each.variance.isinf().all() and each.leak.isinf().all() for each in facts)
+    assert linked(facts) == [0]

@@ -1,0 +1,101 @@
+"""The intersection of MJP uploads: exact once every patch was seen, and honest before."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks import ATTACKS
+from fedmjp.data.batches import private_batch
+from fedmjp.data.selection import Selection
+from fedmjp.degradation import degrade
+from fedmjp.metrics import METRICS
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.settings import Picture
+from fedmjp.testing import CHECKS, Trial
+from fedmjp.threat import ThreatModel
+from tests.conftest import small_model, upload_of
+
+
+def puzzles(pictures: Selection, count: int, index: int = 0, mask_ratio: float = 0.27) -> list[PrivateBatch]:
+    """One picture under several masks."""
+    loaded = [pictures.load(pictures.entries[index])]
+    return [
+        private_batch(loaded, grid=8, mask_ratio=mask_ratio, gradient_of=Picture.SHUFFLED, seed=0, number=number)
+        for number in range(count)
+    ]
+
+
+def attack(uploads: list[Upload], model: VitClassifier, threat: ThreatModel | None = None) -> Reconstruction:
+    """Attack the first upload, the others being kept beside it."""
+    generator = torch.Generator().manual_seed(0)
+    given = [replace(uploads[0], others=tuple(uploads[1:]))]
+    made = ATTACKS.get("mjp_intersection")().reconstruct(given, model, threat or ThreatModel(), generator=generator)
+    return made[0]
+
+
+def psnr(made: Reconstruction, batch: PrivateBatch) -> float:
+    return METRICS["psnr"].function(made.images, batch.clean).item()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Callable[[Trial], None]) -> None:
+    check(Trial(ATTACKS.get("mjp_intersection")(), "deit_tiny", gain=25.0))
+
+
+def test_a_picture_is_exact_once_every_patch_was_seen(pictures: Selection) -> None:
+    batches = puzzles(pictures, 6)
+    assert not torch.cat([batch.mask for batch in batches]).all(dim=0).any()
+    # Weights move between the uploads, as they do in training.
+    uploads = [upload_of(small_model(defence="mjp", seed=seed), batch) for seed, batch in enumerate(batches)]
+    made = attack(uploads, small_model(defence="mjp"))
+    assert made.diagnostics["uploads_linked"] == 6
+    assert made.diagnostics["masked_in_all"] == made.diagnostics["unknowns_per_patch"] == 0
+    assert psnr(made, batches[0]) > 60
+
+
+def test_every_upload_leaves_less_open(defended: VitClassifier, pictures: Selection) -> None:
+    batches = puzzles(pictures, 3, mask_ratio=0.5)
+    uploads = [upload_of(defended, batch) for batch in batches]
+    found = [attack(uploads[:count], defended) for count in (1, 2, 3)]
+    always = [int(torch.cat([batch.mask for batch in batches[:count]]).all(dim=0).sum()) for count in (1, 2, 3)]
+    assert [made.diagnostics["unknowns_per_patch"] for made in found] == always
+    assert always[2] > 0
+    gains = [psnr(made, batches[0]) for made in found]
+    assert gains[0] < gains[1] < gains[2]
+
+
+def test_uploads_of_other_pictures_change_nothing(defended: VitClassifier, pictures: Selection) -> None:
+    mine = [upload_of(defended, batch) for batch in puzzles(pictures, 2)]
+    theirs = [upload_of(defended, batch) for index in (1, 2, 3) for batch in puzzles(pictures, 2, index)]
+    alone, among = attack(mine, defended), attack([mine[0], *theirs, mine[1]], defended)
+    assert among.diagnostics["uploads_kept"] == 8
+    assert among.diagnostics["uploads_linked"] == 2
+    assert torch.allclose(alone.images, among.images, atol=1e-6)
+
+
+def test_undefended_uploads_of_one_picture_are_averaged(undefended: VitClassifier, pictures: Selection) -> None:
+    batches = puzzles(pictures, 2)
+    made = attack([upload_of(undefended, replace(batch, gradient_of=Picture.CLEAN)) for batch in batches], undefended)
+    assert made.diagnostics["uploads_linked"] == 2
+    assert psnr(made, batches[0]) > 60
+
+
+def test_noise_is_averaged_over_uploads(defended: VitClassifier, pictures: Selection) -> None:
+    threat = ThreatModel(noise=1e-4)
+    batches = puzzles(pictures, 4)
+    uploads = [upload_of(defended, batch) for batch in batches]
+    noisy = [
+        replace(upload, tensors=degrade(upload.tensors, threat, generator=torch.Generator().manual_seed(number)))
+        for number, upload in enumerate(uploads)
+    ]
+    one, all_ = (psnr(attack(noisy[:count], defended, threat), batches[0]) for count in (1, 4))
+    assert all_ > one + 3
+
+
+def test_batches_are_refused(defended: VitClassifier) -> None:
+    refusal = ATTACKS.get("mjp_intersection")().refusal(defended, ThreatModel(batch_size=2))
+    assert "reads uploads of one picture" in (refusal or "")

@@ -1,0 +1,99 @@
+"""Which uploads are of one picture: what is joined is right, and what cannot be told apart is not joined."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+
+from attacks.mjp.facts import LinearFacts, linear_facts
+from attacks.mjp.linking import Statement, Verdict, compare, groups, linked
+from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.data.batches import private_batch
+from fedmjp.data.selection import Selection, select_for
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.settings import Picture
+from tests.conftest import SMALL, small_model, upload_of
+
+UPLOADS = 3
+
+
+@pytest.fixture(scope="module")
+def crops() -> Selection:
+    """All eight bundled pictures, two crops each of four photographs."""
+    return select_for(FederationConfig(clients=2, pictures_per_client=4, **SMALL))
+
+
+def facts_of(
+    model: VitClassifier, pictures: Selection, index: int, number: int, mask_ratio: float = 0.27
+) -> LinearFacts:
+    loaded = [pictures.load(pictures.entries[index])]
+    batch = private_batch(
+        loaded, grid=model.grid, mask_ratio=mask_ratio, gradient_of=Picture.SHUFFLED, seed=0, number=number
+    )
+    return linear_facts(upload_of(model, batch), model)
+
+
+@pytest.fixture(scope="module")
+def facts(crops: Selection) -> list[list[LinearFacts]]:
+    """Per picture, of several uploads, each with other weights."""
+    models = [small_model(defence="mjp", seed=seed) for seed in range(UPLOADS)]
+    return [[facts_of(model, crops, index, number) for number, model in enumerate(models)] for index in range(8)]
+
+
+def verdict(one: LinearFacts, other: LinearFacts) -> Verdict:
+    return compare(Statement.of([one]), Statement.of([other])).verdict
+
+
+def test_uploads_of_two_pictures_are_never_joined(facts: list[list[LinearFacts]]) -> None:
+    pairs = [(one, other) for first, second in combinations(facts, 2) for one in first for other in second]
+    assert len(pairs) > 250
+    assert all(verdict(one, other) is Verdict.DIFFERENT for one, other in pairs)
+
+
+def test_uploads_of_one_picture_are_joined(facts: list[list[LinearFacts]]) -> None:
+    assert all(verdict(*pair) is Verdict.SAME for uploads in facts for pair in combinations(uploads, 2))
+
+
+def test_an_upload_agrees_or_not_with_a_whole_group(facts: list[list[LinearFacts]]) -> None:
+    group = Statement.of(facts[0][:2])
+    assert compare(group, Statement.of([facts[0][2]])).verdict is Verdict.SAME
+    assert compare(group, Statement.of([facts[1][2]])).verdict is Verdict.DIFFERENT
+
+
+def test_all_uploads_of_a_client_are_grouped_by_picture(facts: list[list[LinearFacts]]) -> None:
+    mixed = [facts[picture][number] for number in range(UPLOADS) for picture in range(8)]
+    assert groups(mixed) == [[picture, picture + 8, picture + 16] for picture in range(8)]
+
+
+def test_an_upload_that_agrees_with_two_pictures_joins_neither_to_the_other(facts: list[list[LinearFacts]]) -> None:
+    # It states nothing at all: every direction is open.
+    empty = replace(
+        facts[0][0],
+        mask=torch.ones_like(facts[0][0].mask),
+        basis=torch.eye(192, dtype=torch.float64),
+        known=torch.zeros_like(facts[0][0].known),
+        leak=torch.zeros(192, dtype=torch.float64),
+    )
+    assert verdict(empty, facts[0][0]) is Verdict.UNDECIDED
+    assert linked([facts[0][0], empty, facts[1][1], facts[0][2]]) == [0, 3]
+    assert groups([empty, facts[0][0], facts[1][1]]) == [[0], [1], [2]]
+
+
+def test_noise_as_large_as_what_is_stated_leaves_it_undecided(facts: list[list[LinearFacts]]) -> None:
+    blurred = [replace(each, variance=torch.full_like(each.variance, 1e6)) for each in facts[0]]
+    assert verdict(*blurred[:2]) is Verdict.UNDECIDED
+    assert linked(blurred) == [0]
+
+
+def test_patches_of_few_values_are_not_guessed_at() -> None:
+    """Two masks of 0.9 leave none of the 48 values of a patch to compare."""
+    sizes = {"image_size": 32, "patch_size": 4}
+    model = build_vit(ModelConfig.parse({"name": "deit_micro", "defence": "mjp", **sizes}))
+    pictures = select_for(FederationConfig(clients=1, pictures_per_client=1, **sizes))
+    uploads = [facts_of(model, pictures, 0, number, mask_ratio=0.9) for number in range(3)]
+    comparison = compare(Statement.of(uploads[:1]), Statement.of(uploads[1:2]))
+    assert comparison.directions == 0
+    assert comparison.verdict is Verdict.UNDECIDED
+    assert linked(uploads) == [0]

@@ -1,0 +1,146 @@
+"""The most natural picture that agrees with MJP uploads, and the attack that shows it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.mjp.affine import AffinePatches, Level, of_one_upload
+from attacks.mjp.closing import close
+from attacks.mjp.facts import linear_facts
+from attacks.mjp.prior import MjpPrior
+from attacks.natural_pictures import NaturalPictures
+from attacks.patch_embedding import PatchEmbedding
+from fedmjp.config import ModelConfig
+from fedmjp.data.selection import Selection
+from fedmjp.errors import AttackNotApplicableError
+from fedmjp.metrics import METRICS
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import from_patches, to_patches
+from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
+from tests.conftest import batch_of, upload_of
+
+PSNR = METRICS["psnr"].function
+
+
+@pytest.fixture(scope="module")
+def tiny() -> VitClassifier:
+    return build_vit(ModelConfig(name="deit_tiny", image_size=32, patch_size=8))  # 16 patches of 192 values
+
+
+@pytest.fixture(scope="module")
+def opened() -> AffinePatches:
+    """A random picture of which every patch lacks five numbers; two kinds of levels, some patches with both."""
+    random = torch.Generator().manual_seed(0)
+    patches = torch.randn(16, 192, dtype=torch.float64, generator=random)
+    basis = torch.linalg.qr(torch.randn(192, 5, dtype=torch.float64, generator=random))[0].mT.contiguous()
+    levels = []
+    for places in (torch.arange(16) < 4, torch.arange(16) % 3 == 0):
+        vector = torch.linalg.lstsq(patches[places], torch.ones(int(places.sum()), 1, dtype=torch.float64)).solution
+        levels.append(Level(places, vector[:, 0]))
+    return AffinePatches(patches - (patches @ basis.mT) @ basis, basis, tuple(levels))
+
+
+def _slope(patches: Tensor, model: VitClassifier) -> Tensor:
+    prior = NaturalPictures.for_model(model)
+    image = from_patches(patches[None].float(), 32, 8)[0]
+    return to_patches(prior.slope(image)[None], 8)[0].double()
+
+
+def _dense(affine: AffinePatches, model: VitClassifier) -> Tensor:
+    """The coefficients by one dense system with a multiplier per level equation."""
+    units = torch.eye(16 * 5, dtype=torch.float64).reshape(80, 16, 5)
+    system = torch.stack([(_slope(unit @ affine.basis, model) @ affine.basis.mT).reshape(-1) for unit in units])
+    mean = NaturalPictures.for_model(model).mean.double().repeat_interleave(64)
+    right = -(_slope(affine.known - mean, model) @ affine.basis.mT).reshape(-1)
+    rows, values = [], []
+    for level in affine.levels:
+        for place in level.places.nonzero()[:, 0]:
+            row = torch.zeros(16, 5, dtype=torch.float64)
+            row[place] = affine.basis @ level.vector
+            rows.append(row.reshape(-1))
+            values.append(1 - affine.known[place] @ level.vector)
+    count = len(rows)
+    whole = torch.zeros(80 + count, 80 + count, dtype=torch.float64)
+    whole[:80, :80], whole[80:, :80], whole[:80, 80:] = system, torch.stack(rows), torch.stack(rows).T
+    solved = torch.linalg.solve(whole, torch.cat([right, torch.stack(values)]))
+    return solved[:80].reshape(16, 5)
+
+
+def test_close_equals_the_dense_system(opened: AffinePatches, tiny: VitClassifier) -> None:
+    coefficients = (close(opened, tiny) - opened.known) @ opened.basis.mT
+    expected = _dense(opened, tiny)
+    assert (coefficients - expected).norm() < 5e-3 * expected.norm()
+
+
+def test_close_keeps_what_is_known_and_every_level(opened: AffinePatches, tiny: VitClassifier) -> None:
+    closed = close(opened, tiny)
+    assert torch.allclose(closed - (closed @ opened.basis.mT) @ opened.basis, opened.known, atol=1e-12)
+    for level in opened.levels:
+        assert torch.allclose(closed[level.places] @ level.vector, torch.ones(1, dtype=torch.float64), atol=1e-4)
+
+
+def test_a_level_that_the_basis_hardly_sees_moves_nothing(opened: AffinePatches, tiny: VitClassifier) -> None:
+    blind = torch.randn(192, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    blind -= (blind @ opened.basis.mT) @ opened.basis
+    level = Level(torch.ones(16, dtype=torch.bool), blind + 1e-6 * opened.basis[0])
+    without = AffinePatches(opened.known, opened.basis, ())
+    assert torch.allclose(close(AffinePatches(opened.known, opened.basis, (level,)), tiny), close(without, tiny))
+
+
+def test_close_finds_a_picture_where_every_value_is_open(tiny: VitClassifier) -> None:
+    nothing = AffinePatches(torch.zeros(16, 192).double(), torch.eye(192).double(), ())
+    mean = NaturalPictures.for_model(tiny).mean.double().repeat_interleave(64)
+    assert (close(nothing, tiny) - mean).abs().max() < 0.05
+
+
+def test_close_returns_what_is_known_where_nothing_is_open(opened: AffinePatches, tiny: VitClassifier) -> None:
+    assert close(AffinePatches(opened.known, opened.basis[:0], ()), tiny) is opened.known
+
+
+def test_close_is_near_the_clean_picture(defended: VitClassifier, pictures: Selection) -> None:
+    gained = []
+    for index in range(4):
+        batch = batch_of(pictures, Picture.SHUFFLED, index)
+        facts = linear_facts(upload_of(defended, batch), defended)
+        truth = to_patches((batch.clean - defended.mean) / defended.std, 8)[0].double()
+        error = (close(of_one_upload(facts), defended) - truth).square().mean()
+        gained.append(float(10 * torch.log10((facts.known - truth).square().mean() / error)))
+    assert min(gained) > 1
+    assert sum(gained) / 4 > 3
+
+
+def test_mjp_prior_shows_the_clean_picture_of_a_shuffled_upload(
+    defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    batches = [batch_of(pictures, Picture.SHUFFLED, index) for index in range(4)]
+    made = MjpPrior().reconstruct(
+        [upload_of(defended, batch) for batch in batches], defended, threat, generator=generator
+    )
+    clean = torch.cat([batch.clean for batch in batches])
+    shuffled = torch.cat([batch.shuffled for batch in batches])
+    images = torch.cat([each.images for each in made])
+    grey = float(PSNR(torch.full_like(clean, 0.45), clean).mean())
+    assert PSNR(images, clean).mean() > grey + 3
+    assert PSNR(images, clean).mean() > PSNR(images, shuffled).mean() + 1
+    for each, batch in zip(made, batches, strict=True):
+        assert each.diagnostics["masked_patches"] == batch.mask.sum()
+        assert 0 < each.diagnostics["contrast"] < 1
+        assert 0.1 < each.diagnostics["energy_per_value"] < 10
+
+
+def test_mjp_prior_is_patch_embedding_without_a_mask(
+    undefended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
+    ours, theirs = (
+        attack.reconstruct([upload], undefended, threat, generator=generator)[0].images
+        for attack in (MjpPrior(), PatchEmbedding())
+    )
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_mjp_prior_refuses_batches(defended: VitClassifier, generator: torch.Generator) -> None:
+    with pytest.raises(AttackNotApplicableError, match="uploads of one picture: of 2"):
+        MjpPrior().reconstruct([], defended, ThreatModel(batch_size=2), generator=generator)

@@ -1,0 +1,204 @@
+"""mjp_span: the true patches are zeros of its equations, and its certificate tells when it has them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks import ATTACKS
+from attacks.mjp.affine import AffinePatches, of_one_upload
+from attacks.mjp.closing import close
+from attacks.mjp.facts import linear_facts
+from attacks.mjp.span.attack import MjpSpan, solve
+from attacks.mjp.span.attended import Known, attended
+from attacks.mjp.span.certificate import certify
+from attacks.mjp.span.deadline import Deadline
+from attacks.mjp.span.equations import Equations, equations
+from attacks.mjp.span.joint import solve_jointly
+from attacks.mjp.span.minimise import Steps, minimise
+from fedmjp.config import ModelConfig
+from fedmjp.data.selection import Selection
+from fedmjp.errors import AttackNotApplicableError
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
+from fedmjp.settings import Picture
+from fedmjp.testing import CHECKS, Trial
+from fedmjp.threat import ThreatModel
+from tests.conftest import batch_of, small_model, upload_of
+
+PIXEL = 0.23
+
+
+@dataclass(frozen=True)
+class Case:
+    """An upload, what follows from it, and the truth."""
+
+    model: VitClassifier
+    batch: PrivateBatch
+    upload: Upload
+    affine: AffinePatches
+    setup: Equations
+    patches: Tensor
+    truth: Known
+
+
+def case(pictures: Selection, *, wide: bool = False) -> Case:
+    """Wide: computed and uploaded in float64."""
+    model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN)
+    upload = upload_of(model, batch)
+    if wide:
+        model = model.double()
+        loss = torch.nn.functional.cross_entropy(model(batch.clean.double(), batch.mask), batch.labels)
+        named = dict(model.named_parameters())
+        gradients = torch.autograd.grad(loss, list(named.values()))
+        upload = replace(upload, tensors=dict(zip(named, gradients, strict=True)))
+    facts = linear_facts(upload, model)
+    setup = equations(upload, facts, model)
+    patches = to_patches((batch.clean.double() - model.mean) / model.std, model.patch_size)[0]
+    coefficients = patches @ facts.basis.T
+    truth = Known(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
+    return Case(model, batch, upload, of_one_upload(facts), setup, patches, truth)
+
+
+@pytest.fixture(scope="module")
+def exact(pictures: Selection) -> Case:
+    return case(pictures, wide=True)
+
+
+@pytest.fixture(scope="module")
+def usual(pictures: Selection) -> Case:
+    return case(pictures)
+
+
+def residuals(setup: Equations, known: Known) -> Tensor:
+    places = torch.cat([known.places, setup.hole])
+    tokens = setup.tokens(torch.cat([known.visible, known.masked]), places)
+    return setup.at(attended(setup, known)(tokens)).cost.sqrt()
+
+
+def test_rounding_explains_the_residual_at_the_truth(usual: Case) -> None:
+    certificate = certify(usual.setup, usual.truth, usual.setup.unknowns, PIXEL)
+    assert 0.8 < certificate.median < 1.3
+    assert certificate.largest < 2
+
+
+def test_the_block_written_out_is_timms(exact: Case) -> None:
+    tokens = exact.setup.tokens(
+        torch.cat([exact.truth.visible, exact.truth.masked]), torch.cat([exact.setup.visible, exact.setup.hole])
+    )
+    everything = torch.cat([exact.setup.class_token, tokens])
+    after = attended(exact.setup, exact.truth)(everything)
+    block = exact.model.backbone.blocks[0]
+    expected = everything + block.attn(block.norm1(everything[None]))[0]
+    torch.testing.assert_close(after, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_the_residual_vanishes_at_the_truth_and_nowhere_near(exact: Case, generator: torch.Generator) -> None:
+    assert residuals(exact.setup, exact.truth).max() < 1e-6
+    noise = 0.01 * torch.randn(exact.truth.masked.shape, generator=generator, dtype=torch.float64)
+    elsewhere = replace(exact.truth, masked=exact.truth.masked + noise)
+    assert residuals(exact.setup, elsewhere).median() > 1e-4
+
+
+def test_mixtures_of_masked_patches_that_the_facts_allow_are_no_zeros(exact: Case) -> None:
+    masked = exact.truth.masked
+    mixed = replace(exact.truth, masked=(masked + masked.roll(1, dims=0)) / 2)  # satisfies the level's equation
+    assert exact.setup.level_error(mixed.masked, exact.setup.hole).abs().max() < 1e-6
+    assert residuals(exact.setup, mixed).max() > 1e-2
+
+
+def test_the_gradient_is_that_of_autograd(exact: Case) -> None:
+    setup = exact.setup
+    places = setup.visible[:4]
+    start = (exact.truth.visible[:4] + 0.1).requires_grad_()
+    shift = torch.linspace(-0.1, 0.1, setup.start.shape[1], dtype=torch.float64)
+    point = setup.at(setup.tokens(start, places) + shift)
+    (expected,) = torch.autograd.grad(point.cost.sum() / 2, start)
+    torch.testing.assert_close(setup.normal(setup.at((setup.tokens(start, places) + shift).detach()))[1], expected)
+
+
+def test_minimising_from_nearby_leads_to_the_truth(exact: Case, generator: torch.Generator) -> None:
+    noise = 0.05 * torch.randn(exact.truth.masked.shape, generator=generator, dtype=torch.float64)
+    ended = minimise(
+        exact.setup, exact.truth.masked + noise, exact.setup.hole, attended(exact.setup, exact.truth), Steps(20)
+    )
+    assert (ended.coefficients - exact.truth.masked).abs().max() < 1e-4
+
+
+def test_the_joint_iteration_leads_to_the_truth(exact: Case, generator: torch.Generator) -> None:
+    def moved(values: Tensor) -> Tensor:
+        return values + 0.02 * torch.randn(values.shape, generator=generator, dtype=torch.float64)
+
+    start = replace(exact.truth, visible=moved(exact.truth.visible), masked=moved(exact.truth.masked))
+    solved, residual = solve_jointly(exact.setup, start, steps=12)
+    assert residual.max() < 1e-4
+    assert (solved.masked - exact.truth.masked).abs().max() < 1e-3
+
+
+def test_a_wrong_patch_is_not_certified(usual: Case) -> None:
+    assert certify(usual.setup, usual.truth, usual.setup.unknowns, PIXEL).holds
+    masked = usual.truth.masked.clone()
+    masked[0] = masked[1]
+    twice = certify(usual.setup, replace(usual.truth, masked=masked), usual.setup.unknowns, PIXEL)
+    assert not twice.holds
+    assert twice.found == usual.setup.unknowns - 1, "even if its residuals were small"
+    assert not certify(usual.setup, usual.truth, usual.setup.unknowns - 1, PIXEL).holds
+
+
+def solved(found: Case, seconds: float) -> tuple[Tensor, bool]:
+    natural = close(found.affine, found.model)
+    generator = torch.Generator().manual_seed(0)
+    patches, certificate = solve(found.setup, found.affine, natural, found.model, Deadline(seconds), generator)
+    return patches, certificate.holds
+
+
+def test_a_picture_is_solved_exactly_and_certified(usual: Case) -> None:
+    patches, certified = solved(usual, 60)
+    assert certified
+    visible, hole = usual.setup.visible, usual.setup.hole
+    assert (patches[visible] - usual.patches[visible]).abs().max() < 0.02
+    distances = torch.cdist(patches[hole], usual.patches[hole])
+    rows, columns = linear_sum_assignment(distances.numpy())
+    assert (patches[hole][rows] - usual.patches[hole][columns]).abs().max() < 0.02
+
+
+def test_without_time_the_answer_is_that_of_mjp_prior(usual: Case, threat: ThreatModel) -> None:
+    made = MjpSpan({"seconds": 1e-3}).reconstruct(
+        [usual.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
+    )[0]
+    prior = ATTACKS.get("mjp_prior")().reconstruct(
+        [usual.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
+    )[0]
+    assert made.diagnostics["certified"] == 0
+    assert made.diagnostics["found_patches"] == 0
+    assert made.diagnostics["seconds"] < 15
+    assert torch.equal(made.images, prior.images)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Callable[[Trial], None]) -> None:
+    check(Trial(MjpSpan({"seconds": 1}), "deit_tiny", gain=20.0))
+
+
+@pytest.mark.parametrize(
+    ("threat", "reason"),
+    [
+        (ThreatModel(batch_size=2), "single picture"),
+        (ThreatModel(update="delta", local_steps=2), "one step"),
+        (ThreatModel(individual_updates=False), "own update"),
+    ],
+)
+def test_what_it_cannot_read_is_refused(threat: ThreatModel, reason: str) -> None:
+    with pytest.raises(AttackNotApplicableError, match=reason):
+        MjpSpan().reconstruct([], small_model(defence="mjp"), threat, generator=torch.Generator())
+
+
+def test_another_first_block_is_refused(threat: ThreatModel) -> None:
+    model = build_vit(ModelConfig.parse({"name": "deit_tiny_april", "image_size": 64, "patch_size": 8}))
+    assert "first block" in (MjpSpan().refusal(model, threat) or "")

@@ -1,0 +1,26 @@
+"""KEY=VALUE settings."""
+
+import pytest
+
+from fedmjp.cli.overrides import overridden
+from fedmjp.errors import ConfigError
+
+
+def test_settings_go_into_nested_values_and_leave_the_given_ones_alone() -> None:
+    values = {"recipe": {"epochs": 1}, "seed": 0}
+    settings = ["recipe.epochs=20", "model.name=deit_micro", "uploads=[1, 2]", "recipe.compile=true", "name="]
+    found = overridden(values, settings)
+    assert found == {
+        "recipe": {"epochs": 20, "compile": True},
+        "seed": 0,
+        "model": {"name": "deit_micro"},
+        "uploads": [1, 2],
+        "name": "",
+    }
+    assert values == {"recipe": {"epochs": 1}, "seed": 0}
+
+
+@pytest.mark.parametrize("setting", ["epochs", "=3", "seed.x=1", "recipe.epochs=[1"])
+def test_what_is_no_setting_is_told(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"KEY=VALUE|no group of keys|no number"):
+        overridden({"seed": 0}, [setting])

@@ -1,0 +1,242 @@
+"""Several uploads of a picture, from the configuration to the attack."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from attacks.patch_embedding import PatchEmbedding
+from benchmarks import direct_uploads
+from benchmarks.campaign import Campaign
+from benchmarks.direct_uploads import DirectUploads, Memory
+from benchmarks.engine import Job, jobs
+from benchmarks.experiment import Experiment
+from benchmarks.federation.simulation import RunFolder
+from benchmarks.output import OutputFolder
+from benchmarks.planning import plan
+from benchmarks.sources import Recorded, read_recorded
+from benchmarks.workers import Foreman, Setup, run_local
+from fedmjp.cli import main
+from fedmjp.config import FederationConfig
+from fedmjp.data.selection import Selection, select_for
+from fedmjp.errors import AttackNotApplicableError, RecordError
+from fedmjp.models import names
+from fedmjp.records import Upload, weights_digest
+from fedmjp.settings import Picture
+from fedmjp.testing import CHECKS, Trial
+from fedmjp.threat import ThreatModel
+from tests.conftest import batch_of, small_model, upload_of
+from tests.experiments import Told
+from tests.several_uploads import Witness, record, reply, witness, write_manifest
+
+__all__ = ["witness"]
+SMALL: dict[str, Any] = {
+    "models": ("deit_tiny",), "clients": 2, "pictures_per_client": 2, "mask_ratio": 0.3,
+    "image_size": 64, "patch_size": 8,
+}  # fmt: skip
+DEGRADED: dict[str, Any] = {"precision": "float16", "noise": 0.01, "kept": 0.5}
+
+
+def experiment(uploads: int, *, labels_known: bool = False, attack: str = "witness", **federation: Any) -> Experiment:
+    return Experiment(
+        federation=FederationConfig.parse({**SMALL, "uploads_per_picture": uploads, **federation}),
+        attacks={"deit_tiny": (attack,)},
+        settings=("b", "c"),
+        metrics=("psnr",),
+        labels_known=labels_known,
+    )
+
+
+def computed(tried: Experiment, memory: Memory | None = None) -> list[Recorded]:
+    selection = select_for(tried.federation)
+    source = DirectUploads(tried, selection, memory)
+    batches = [tuple(entry.name for entry in batch) for batch in selection.batches(tried.federation)]
+    found = source.uploads(tried.arms[0], Picture.SHUFFLED, batches)
+    assert all(isinstance(each, Recorded) for each in found.values()), found
+    return [each for each in found.values() if isinstance(each, Recorded)]
+
+
+def given(recorded: Recorded) -> list[str]:
+    return [weights_digest(each.tensors) for each in (recorded.upload, *recorded.upload.others)]
+
+
+@pytest.fixture(scope="module")
+def uploads(pictures: Selection) -> tuple[Upload, Upload]:
+    """Two of a client, with everything in them."""
+    model = small_model(defence="mjp")
+    first, second = (upload_of(model, batch_of(pictures, Picture.SHUFFLED, index)) for index in range(2))
+    return first, second
+
+
+def seen(attack: Witness, upload: Upload) -> dict[str, float]:
+    made = attack.reconstruct(
+        [upload], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0)
+    )
+    return dict(made[0].diagnostics)
+
+
+def test_an_attack_gets_others_if_it_reads_them_and_a_generator_of_all(uploads: tuple[Upload, Upload]) -> None:
+    class Alone(Witness):
+        reads_others = False
+
+    first, second = uploads
+    both = replace(first, others=(second,))
+    assert seen(Witness(), both)["uploads"] == 2
+    assert seen(Witness(), both)["seed"] != seen(Witness(), first)["seed"]
+    assert seen(Alone(), both) == seen(Witness(), first), "others are not there for it"
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable[[Trial], None]) -> None:
+    threat = ThreatModel.parse({"uploads_per_picture": 2, **DEGRADED})
+    trial = Trial(attack=Witness(), model="deit_tiny", threat=threat, gain=None)
+    made = trial.run(trial.uploads(trial.network(defence="mjp")), trial.network(defence="mjp"))
+    assert [each.diagnostics["uploads"] for each in made] == [2, 2]
+    check(trial)
+
+
+def test_attacks_on_single_uploads_do_not_change_by_others(uploads: tuple[Upload, Upload]) -> None:
+    first, second = uploads
+    made = [
+        PatchEmbedding().reconstruct(
+            [each], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0)
+        )[0]
+        for each in (first, replace(first, others=(second, replace(second, kind="delta"))))
+    ]
+    assert torch.equal(made[0].images, made[1].images)
+
+
+def test_others_that_cannot_be_read_are_refused(uploads: tuple[Upload, Upload]) -> None:
+    first, second = uploads
+    with pytest.raises(AttackNotApplicableError, match="the upload is a delta"):
+        seen(Witness(), replace(first, others=(replace(second, kind="delta"),)))
+    cut = {names.POSITION_EMBEDDING: second.tensors[names.POSITION_EMBEDDING][:, :3]}
+    with pytest.raises(AttackNotApplicableError, match="has shape"):
+        seen(Witness(), replace(first, others=(replace(second, tensors=cut),)))
+    with pytest.raises(RecordError, match="others have others"):
+        replace(first, others=(replace(second, others=(first,)),))
+
+
+def test_uploads_do_not_depend_on_how_many_are_asked_for(witness: str) -> None:
+    five = computed(experiment(5))
+    assert len(set(given(five[0]))) == 5
+    for count in (1, 2, 4):
+        for few, many in zip(computed(experiment(count)), five, strict=True):
+            assert given(few) == given(many)[:count]
+            assert torch.equal(few.private.mask, many.private.mask), "the first upload is scored against"
+    masks = [(each.tensors[names.POSITION_EMBEDDING][0, 1:] == 0).all(1) for each in five[0].upload.others]
+    assert all(0 < int(mask.sum()) < 40 for mask in masks)
+    assert len({tuple(mask.tolist()) for mask in masks}) == 4
+
+
+def test_others_are_computed_for_attacks_that_read_them_and_told_labels_alike(witness: str) -> None:
+    assert computed(experiment(3, attack="patch_embedding"))[0].upload.others == ()
+    told = computed(experiment(2, labels_known=True))[0]
+    assert told.upload.others[0].labels == tuple(told.private.labels.tolist())
+    assert computed(experiment(2))[0].upload.others[0].labels is None
+
+
+def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = (1, 3, 2)
+    experiments = tuple(experiment(count, clients=1, pictures_per_client=4, mask_ratio=ratio)
+                        for count in counts for ratio in (0.3, 0.5))  # fmt: skip
+    selection = select_for(experiments[0].federation)
+    planned = plan(experiments, [selection.batches(each.federation) for each in experiments], uploads="direct")
+    output = OutputFolder(tmp_path)
+    output.prepare(fresh=False)
+    setup = Setup(output, experiments, selection, keep="none", threads=1)
+    passes: list[int] = []
+    gradients = direct_uploads.entrance_gradients
+
+    def counted(model: Any, batches: Any, tensors: Any) -> Any:
+        passes.append(len(batches))
+        return gradients(model, batches, tensors)
+
+    monkeypatch.setattr(direct_uploads, "entrance_gradients", counted)
+    store = setup.store()
+    assert [job.uploads for job in jobs(planned, store)] == [0, 0, 0, 1, 1, 1]
+    assert run_local(planned, setup, workers=1, progress=Told()) == 0
+    assert passes == [4] * 3 * 2, "three uploads at two mask ratios, whatever the number of experiments"
+    rows = {row.key: row for row in store.trials([trial.key for trial in planned.trials])}
+    assert {row.status for row in rows.values()} == {"ok"}
+    found = set()
+    for trial in planned.trials:
+        told = rows[trial.key].diagnostics
+        found.add((trial.cell.threat.uploads_per_picture, told["uploads"], told["masks"]))
+    assert found == {(count, count, count) for count in counts}
+
+
+def test_a_worker_goes_on_with_the_uploads_that_it_has_computed() -> None:
+    waiting = deque(Job(part, (), uploads) for uploads in range(3) for part in range(3))
+    foreman: Any = Foreman(*[None] * 5)  # type: ignore[arg-type]
+    order = [(slot, foreman._next(slot, waiting)) for slot in (0, 1, 0, 1, 0, 0, 1, 0, 1)]
+    assert [(slot, job.uploads) for slot, job in order] == [
+        (0, 0), (1, 1), (0, 0), (1, 1), (0, 0), (0, 2), (1, 1), (0, 2), (1, 2),
+    ]  # fmt: skip
+    assert not waiting
+
+
+@pytest.mark.parametrize("degraded", [{}, DEGRADED], ids=["clean", "degraded"])
+def test_the_client_app_sends_what_direct_mode_computes(witness: str, degraded: dict[str, Any]) -> None:
+    tried = experiment(2, **degraded)
+    made = computed(tried)[0].upload
+    for upload in (made, *made.others):
+        sent = reply(tried.federation, upload.node, upload.server_round)[names.POSITION_EMBEDDING]
+        ours = upload.tensors[names.POSITION_EMBEDDING]
+        assert (sent - ours).norm() <= 1e-3 * ours.norm()
+        assert degraded or torch.equal(sent == 0, ours == 0)
+
+
+def test_recorded_uploads_of_a_picture_come_together(witness: str, tmp_path: Path) -> None:
+    tried = experiment(3)
+    folder = RunFolder(tmp_path)
+    record(tried.federation, folder)
+    expected = {each.private.pictures: each for each in computed(tried)}
+    found = read_recorded(folder, tried.arms[0], Picture.SHUFFLED, list(expected))
+    for pictures, each in found.items():
+        assert isinstance(each, Recorded)
+        direct = expected[pictures]
+        assert torch.equal(each.private.mask, direct.private.mask)
+        rounds = [upload.server_round for upload in (each.upload, *each.upload.others)]
+        assert rounds == [upload.server_round for upload in (direct.upload, *direct.upload.others)]
+        for ours, theirs in zip(direct.upload.others, each.upload.others, strict=True):
+            assert theirs.labels is None
+            difference, size = (
+                ours.tensors[names.POSITION_EMBEDDING] - sign * theirs.tensors[names.POSITION_EMBEDDING]
+                for sign in (1, 0)
+            )
+            assert difference.norm() <= 1e-4 * size.norm()
+
+
+def test_a_recording_of_several_uploads_is_attacked(
+    witness: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FederationConfig.parse({**SMALL, **DEGRADED, "uploads_per_picture": 2})
+    record(config, RunFolder(tmp_path / "run"))
+    write_manifest(config, tmp_path / "run", {entry.name: entry.sha256 for entry in select_for(config).entries})
+    arguments = ["--attack", "witness", "--setting", "b", "--uploads", str(tmp_path / "run"), "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["fedmjp", "attack", *arguments, "--output", str(tmp_path / "attack")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    board = pd.read_csv(tmp_path / "attack" / "leaderboard.csv").set_index("attack")
+    assert board.loc["witness", "threat_uploads_per_picture"] == 2
+    assert board.loc["witness", "threat_precision"] == "float16"
+    told = "gradient of 1 picture, 2 uploads per picture, the largest 50 % of each tensor kept, noise of 0.01 RMS added"
+    assert told in (tmp_path / "attack" / "leaderboard.md").read_text()
+
+
+def test_a_campaign_lists_numbers_of_uploads() -> None:
+    threat = {"uploads_per_picture": [1, 4], "precision": "bfloat16", "noise": 0.1, "kept": 0.5}
+    campaign = Campaign.parse(
+        {"name": "x", "grids": [{"models": ["deit_tiny"], "attacks": ["grey"], "threats": [threat, {}]}]}
+    )
+    threats = [each.threat for each in campaign.experiments(device="cpu")]
+    assert [each.uploads_per_picture for each in threats] == [1, 4, 1]
+    assert [each.degradation for each in threats] == [threats[0].degradation, threats[0].degradation, ""]
+    assert len({each.digest() for each in threats}) == 3

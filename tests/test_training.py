@@ -1,0 +1,310 @@
+"""The training loop: exact resumption, losses against autograd, schedules against their formulas."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from fedmjp.config import ModelConfig
+from fedmjp.data.loading import Batch
+from fedmjp.errors import CheckpointError, ConfigError, DataError, TrainingError
+from fedmjp.models.build import build
+from fedmjp.training.central import TrainingEvents, open_pictures
+from fedmjp.training.central import train as train_on
+from fedmjp.training.config import OFFICIAL_CODE, FederatedConfig, Puzzle, Recipe, TrainingConfig
+from fedmjp.training.history import History
+from fedmjp.training.loop import Anchor, Schedule, Trainer
+from fedmjp.training.run_folder import TrainingFolder
+
+MODEL = {"name": "deit_micro", "image_size": 32, "patch_size": 4, "classes": 1000}
+MJP = {"defence": "mjp", "localisation": "nonlinear"}
+WHOLE = {"epochs": 4, "warmup_epochs": 1, "batch_size": 4, "drop_path": 0.2}
+LIGHT = WHOLE | {"mixup": 0, "cutmix": 0, "rand_augment": "", "color_jitter": 0, "random_erasing": 0, "repeats": 1}
+
+
+class StoppedError(Exception):
+    """As by a kill between two epochs."""
+
+
+def config_of(**changes: object) -> TrainingConfig:
+    values = {"model": MODEL | MJP, "puzzle": {"shuffle": "jigsaw", "mask_ratio": 0.3}, "recipe": WHOLE}
+    return TrainingConfig.parse(values | changes)
+
+
+def train(config: TrainingConfig, folder: TrainingFolder, events: TrainingEvents) -> None:
+    train_on(config, open_pictures(config), folder, events)
+
+
+def trainer_of(*, model: dict | None = None, puzzle: dict | None = None, recipe: dict | None = None) -> Trainer:
+    network = build(ModelConfig.parse(MODEL | (model or {})))
+    return Trainer(
+        network,
+        Puzzle.parse(puzzle or {}),
+        Recipe.parse(LIGHT | {"drop_path": 0.0, "label_smoothing": 0.0} | (recipe or {})),
+        classes=1000,
+        schedule=Schedule(4, 2),
+        seed=0,
+    )
+
+
+def batch_of(pictures: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(1000, (pictures,), generator=generator)
+    return Batch(torch.rand(pictures, 3, 32, 32, generator=generator), labels, tuple(range(pictures)))
+
+
+def stop_after(epochs: int) -> TrainingEvents:
+    def stop(epoch: int, *_: object) -> None:
+        if epoch == epochs:
+            raise StoppedError
+
+    return TrainingEvents(on_epoch=stop)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_stopped_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, every: int) -> None:
+    config = config_of(checkpoint_every=every)
+    whole, parts = TrainingFolder(tmp_path / "whole"), TrainingFolder(tmp_path / "parts")
+    for folder in (whole, parts):
+        folder.root.mkdir()
+    train(config, whole, TrainingEvents())
+    with pytest.raises(StoppedError):
+        train(config, parts, stop_after(3))
+    train(config, parts, TrainingEvents())
+    expected, found = load_file(whole.weights), load_file(parts.weights)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    columns = ["epoch", "loss", "localisation", "top1", "learning_rate"]
+    rows = [np.loadtxt(f.history, delimiter=",", skiprows=1)[:, :3] for f in (whole, parts)]
+    assert np.array_equal(*rows)
+    assert whole.history.read_text().splitlines()[0].split(",")[:3] == columns[:3]
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    settings = [f"model.{key}={value}" for key, value in (MODEL | MJP).items()]
+    settings += [f"recipe.{key}={value}" for key, value in (WHOLE | {"epochs": 8}).items()]
+    settings += ["puzzle.shuffle=jigsaw", "puzzle.mask_ratio=0.3"]
+    command = [sys.executable, "-c", "from fedmjp.cli import main; main()", "train", *settings, "--device", "cpu"]
+    parts, whole = TrainingFolder(tmp_path / "parts"), TrainingFolder(tmp_path / "whole")
+    killed = subprocess.Popen([*command, "--output", parts.root], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not parts.state.exists() and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    # All in processes alike: the number of threads decides the last bits.
+    done, _ = (
+        subprocess.run([*command, "--output", folder.root], check=True, capture_output=True, text=True)
+        for folder in (parts, whole)
+    )
+    assert "Going on after epoch" in done.stdout
+    expected, found = load_file(whole.weights), load_file(parts.weights)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_folder_of_another_configuration_is_refused_and_kept(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path)
+    with pytest.raises(StoppedError):
+        train(config_of(), folder, stop_after(1))
+    before = folder.state.read_bytes()
+    with pytest.raises(CheckpointError, match="another configuration"):
+        train(config_of(seed=1), folder, TrainingEvents())
+    assert folder.state.read_bytes() == before
+
+
+def test_a_run_may_go_on_with_more_reading_processes_but_not_with_another_recipe() -> None:
+    assert config_of().digest() == config_of(checkpoint_every=3, recipe=WHOLE | {"workers": 2}).digest()
+    assert config_of().digest() != config_of(recipe=WHOLE | {"mixup": 0.5}).digest()
+    federated = {"training": {"recipe": {"warmup_epochs": 1}}}
+    digest = FederatedConfig.parse(federated).digest()
+    assert digest == FederatedConfig.parse(federated | {"round_seconds": 5}).digest()
+    assert digest != FederatedConfig.parse(federated | {"rounds": 11}).digest()
+
+
+def test_a_damaged_state_is_told(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path)
+    with pytest.raises(StoppedError):
+        train(config_of(), folder, stop_after(1))
+    folder.state.write_bytes(folder.state.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="damaged; --fresh"):
+        train(config_of(), folder, TrainingEvents())
+
+
+def test_labels_outside_the_head_are_told_before_training(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="10 classes"):
+        train(config_of(model=MODEL | MJP | {"classes": 10}), TrainingFolder(tmp_path), TrainingEvents())
+
+
+def test_the_gradient_is_that_of_the_written_out_loss() -> None:
+    trainer = trainer_of(model=MJP, puzzle={"shuffle": "jigsaw", "mask_ratio": 0.3})
+    model, batch = trainer.model, batch_of()
+    shown, targets = trainer.shown(batch, 0, 0)
+    assert shown.jigsaw is not None
+    found, told = trainer.gradient(batch, 0, 0)
+    probabilities = model(shown.images, shown.jigsaw.mask).softmax(dim=1)
+    loss = -probabilities[torch.arange(4), targets].log().mean()
+    assert told == pytest.approx(loss.item(), rel=1e-5)
+    rows = model.backbone.pos_embed[0, 1:]
+    places = [(index // 8, index % 8) for index in range(64)]
+    differences = []
+    for mask in shown.jigsaw.mask:
+        kept = [index for index in range(64) if not mask[index]]
+        predicted = model.localisation.layers(rows[kept])
+        differences.append((predicted - torch.tensor([places[index] for index in kept])).abs().mean())
+    total = loss + 0.01 * torch.stack(differences).mean()
+    for (name, parameter), expected in zip(
+        model.named_parameters(), torch.autograd.grad(total, list(model.parameters())), strict=True
+    ):
+        assert torch.allclose(found[name], expected, rtol=1e-4, atol=1e-7), (name, parameter.shape)
+
+
+def test_an_epoch_of_plain_steps_is_adamw_by_hand() -> None:
+    recipe = {"clip_gradient": 0, "warmup_epochs": 0, "learning_rate": 0.1, "weight_decay": 0.0}
+    trainer, other = trainer_of(recipe=recipe), trainer_of(recipe=recipe)
+    batch = batch_of()
+    trainer.epoch(0, [batch])
+    model = other.model
+    gradients = torch.autograd.grad(F.cross_entropy(model(batch.images), batch.labels), list(model.parameters()))
+    rate = 0.1 * 4 / 512
+    for parameter, gradient, (name, found) in zip(
+        model.parameters(), gradients, trainer.model.named_parameters(), strict=True
+    ):
+        expected = parameter - rate * gradient / (gradient.abs() + 1e-8)  # Adam's first step
+        assert torch.allclose(found, expected, atol=2e-5), name
+
+
+def test_decay_is_decoupled_and_leaves_positions_biases_and_norms_alone() -> None:
+    recipe = {"clip_gradient": 0, "warmup_epochs": 0, "learning_rate": 0.1, "weight_decay": 0.5}
+    decayed, plain = trainer_of(recipe=recipe), trainer_of(recipe=recipe | {"weight_decay": 0.0})
+    before = {name: value.detach().clone() for name, value in plain.model.named_parameters()}
+    for trainer in (decayed, plain):
+        trainer.epoch(0, [batch_of()])
+    rate = 0.1 * 4 / 512
+    for (name, found), expected in zip(decayed.model.named_parameters(), plain.model.parameters(), strict=True):
+        kept = found.ndim == 1 or "pos_embed" in name or "cls_token" in name
+        shift = torch.zeros_like(found) if kept else -rate * 0.5 * before[name]
+        assert torch.allclose(found, expected + shift, atol=1e-7), name
+
+
+def test_labels_are_smoothed_over_all_classes() -> None:
+    trainer, batch = trainer_of(recipe={"label_smoothing": 0.2}), batch_of()
+    logs = trainer.model(batch.images).log_softmax(dim=1)
+    expected = -(0.8 * logs[torch.arange(4), batch.labels] + 0.2 * logs.mean(dim=1)).mean()
+    assert trainer.losses(batch, 0, 0)[0].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_gradients_are_clipped_to_the_norm_of_all_of_them() -> None:
+    trainer = trainer_of(recipe={"clip_gradient": 0.01})
+    before = [value.detach().clone() for value in trainer.model.parameters()]
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
+    trainer.epoch(0, [batch_of()])
+    rate = trainer.optimizer.param_groups[0]["lr"]
+    steps = [(value - old) / rate for value, old in zip(trainer.model.parameters(), before, strict=True)]
+    assert torch.cat([step.flatten() for step in steps]).norm().item() == pytest.approx(0.01, rel=1e-2)
+
+
+def test_fedprox_adds_its_pull_to_the_gradient() -> None:
+    trainer = trainer_of()
+    anchor = {name: value.detach() + 0.1 for name, value in trainer.model.named_parameters()}
+    loss, localisation = trainer.losses(batch_of(), 0, 0)
+    totals = [trainer._total(loss, localisation, 0, each) for each in (None, Anchor(anchor, 0.5))]
+    size = sum(value.numel() for value in anchor.values())
+    assert (totals[1] - totals[0]).item() == pytest.approx(0.25 * 0.01 * size, rel=1e-3)
+
+
+def test_the_learning_rate_warms_up_and_falls_as_a_cosine() -> None:
+    trainer = trainer_of(recipe={"warmup_epochs": 1, "learning_rate": 0.512, "final_learning_rate": 0.0})
+    rates = []
+    for epoch in range(4):
+        for step in range(2):
+            trainer._scheduler.step_update(epoch * 2 + step)
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+    top = 0.512 * 4 / 512
+    first = 5e-7 * 4 / 512
+    expected = [first, (first + top) / 2] + [top * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(2, 8)]
+    assert rates == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_weight_of_localisation_follows_the_official_schedule() -> None:
+    network = build(ModelConfig.parse(MODEL | MJP))
+    recipe = Recipe.parse(LIGHT | {"epochs": 30, "warmup_epochs": 5})
+    trainer = Trainer(network, OFFICIAL_CODE, recipe, classes=1000, schedule=Schedule(30, 2), seed=0)
+    warm = np.linspace(0, 0.01, 5)
+    after = 0.005 + 0.5 * (0.01 - 0.005) * (1 + np.cos(np.pi * np.arange(25) / 25))
+    found = [trainer.localisation_weight(epoch) for epoch in range(30)]
+    assert found == pytest.approx(np.concatenate([warm, after]).tolist())
+    assert trainer_of(model=MJP).localisation_weight(3) == 0.01
+
+
+@pytest.mark.parametrize("names", [("index", "index_embedding"), ("unknown", "unknown_embedding")])
+def test_what_mjp_adds_is_trained(names: tuple[str, str]) -> None:
+    trainer = trainer_of(
+        model={"defence": "mjp", "index_embedding": True}, puzzle={"shuffle": "jigsaw", "mask_ratio": 0.5}
+    )
+    before = dict(trainer.model.named_parameters())[names[1]].detach().clone()
+    trainer.epoch(0, [batch_of()])
+    assert not torch.equal(dict(trainer.model.named_parameters())[names[1]], before)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+    trainer = trainer_of(recipe={"learning_rate": 1000, "batch_size": 2**40, "warmup_epochs": 0, "clip_gradient": 0})
+    with pytest.raises(TrainingError, match=r"lower recipe\.learning_rate"):
+        trainer.epoch(0, [batch_of()] * 4)
+
+
+def test_a_single_picture_cannot_train_batch_normalisation() -> None:
+    network = build(ModelConfig(name="resnet50", image_size=32, patch_size=16, classes=10))
+    trainer = Trainer(network, Puzzle(), Recipe.parse(LIGHT), classes=10, schedule=Schedule(4, 2), seed=0)
+    with pytest.raises(TrainingError, match="batch of one picture"):
+        trainer.epoch(0, [batch_of(1)])
+
+
+def test_a_history_cut_off_by_a_kill_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.csv", tmp_path / "tensorboard")
+    for text, rows in (("", 0), ("epoch,lo", 0), ("epoch,loss\n", 0), ("epoch,loss\n1,2.5\n1", 1)):
+        (tmp_path / "history.csv").write_text(text)
+        assert len(history.rows()) == rows
+    history.keep_until(1)
+    assert (tmp_path / "history.csv").read_text() == "epoch,loss\n1,2.5\n"
+    history.keep_until(0)
+    assert not (tmp_path / "history.csv").exists()
+
+
+def test_drop_path_and_mixup_depend_on_seed_epoch_and_step_alone() -> None:
+    model = build(ModelConfig.parse(MODEL), drop_path=0.5).train()
+    trainer = Trainer(model, Puzzle(), Recipe.parse(WHOLE), classes=1000, schedule=Schedule(4, 2), seed=0)
+    first = trainer.losses(batch_of(), 1, 0)[0]
+    torch.rand(17)
+    assert trainer.losses(batch_of(), 1, 0)[0] == first
+    assert trainer.losses(batch_of(), 1, 1)[0] != first
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": MODEL | {"defence": "mjp"}, "puzzle": {}}, "would never use the unknown embedding"),
+        ({"puzzle": {"shuffle": "jigsaw"}, "model": MODEL}, "is defence jigsaw or mjp, not none"),
+        ({"model": MODEL | {"defence": "jigsaw"}}, "defence jigsaw needs puzzle.shuffle jigsaw"),
+        ({"recipe": {"epochs": 10}}, "20 warm-up epochs leave nothing of 10 epochs"),
+        ({"puzzle": {"mask_ratio": 1.5}}, "mask_ratio|mask-ratio"),
+        ({"recpie": {}}, "did you mean 'recipe'"),
+    ],
+)
+def test_configurations_that_make_no_sense_are_told(values: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig.parse({"model": MODEL, "puzzle": {}} | values)
+
+
+def test_uploads_of_rounds_that_never_come_are_told() -> None:
+    with pytest.raises(ConfigError, match="uploads of round 11 were asked for, but there are rounds 1 to 10"):
+        FederatedConfig.parse({"uploads": (2, 11), "training": {"recipe": {"warmup_epochs": 1}}})

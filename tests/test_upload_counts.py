@@ -1,0 +1,68 @@
+"""The plot of leakage against uploads per picture."""
+
+import numpy as np
+import pytest
+
+from benchmarks.leaderboard.entries import Board, Entry, Standing
+from benchmarks.report.plots import plots
+from benchmarks.report.upload_counts import upload_counts
+from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
+from tests.sample_board import sample_board, sample_entry
+
+COUNTS = (1, 2, 4)
+RATIOS = (0.1, 0.5)
+
+
+def entry_of(count: int, ratio: float, values: list[float], **changes: object) -> Entry:
+    given = {
+        "id": f"{count}-{ratio}", "model": "deit_tiny", "weights": "untrained", "defence": "mjp", "mask_ratio": ratio,
+        "attack": "mjp_intersection", "role": "attack", "setting": Setting.C, "verdict": "leaks", "reason": "",
+        "threat": ThreatModel(uploads_per_picture=count), "values": np.array(values),
+    }  # fmt: skip
+    return sample_entry(**given | changes)
+
+
+def board_of(entries: list[Entry]) -> Board:
+    shared = (
+        "origin", "threat", "setting", "protocol", "model", "weights", "defence", "mask_ratio", "verdict", "reason",
+    )  # fmt: skip
+    standings = tuple(
+        Standing(
+            rank=1, strongest=each.attack, attacks=1, adapted=True, **{name: getattr(each, name) for name in shared}
+        )
+        for each in entries
+    )
+    return sample_board(models=[], extra=entries).model_copy(update={"standings": standings})
+
+
+@pytest.fixture
+def entries() -> list[Entry]:
+    return [
+        entry_of(count, ratio, [10.0 * count + place for place in range(5)]) for count in COUNTS for ratio in RATIOS
+    ]
+
+
+def test_a_line_per_ratio_shows_the_median_over_pictures(entries: list[Entry]) -> None:
+    (plot,) = upload_counts(board_of(entries))
+    axes = plot.figure.axes[0]
+    lines = [line for line in axes.lines if len(line.get_xdata()) == len(COUNTS)]
+    assert len(lines) == len(RATIOS)
+    for line in lines:
+        assert list(line.get_xdata()) == list(COUNTS)
+        assert list(line.get_ydata()) == [10.0 * count + 2 for count in COUNTS]
+    assert plot.threat is None
+
+
+def test_it_stands_before_the_plots_of_single_threat_models(entries: list[Entry]) -> None:
+    assert plots(board_of(entries))[0].name == "uploads-per-picture-1"
+
+
+def test_other_settings_and_undefended_models_are_left_out(entries: list[Entry]) -> None:
+    others = [each.model_copy(update={"setting": Setting.B, "id": f"b{each.id}"}) for each in entries]
+    undefended = [each.model_copy(update={"defence": "none", "id": f"n{each.id}"}) for each in entries]
+    assert upload_counts(board_of([*others, *undefended])) == []
+
+
+def test_two_numbers_of_uploads_make_no_line(entries: list[Entry]) -> None:
+    assert upload_counts(board_of([each for each in entries if each.threat.uploads_per_picture < 4])) == []
