@@ -94,8 +94,3 @@ def test_noise_is_averaged_over_uploads(defended: VitClassifier, pictures: Selec
     ]
     one, all_ = (psnr(attack(noisy[:count], defended, threat), batches[0]) for count in (1, 4))
     assert all_ > one + 3
-
-
-def test_batches_are_refused(defended: VitClassifier) -> None:
-    refusal = ATTACKS.get("mjp_intersection")().refusal(defended, ThreatModel(batch_size=2))
-    assert "reads uploads of one picture" in (refusal or "")

@@ -15,7 +15,7 @@ class ClosedFacts(Attack):
     """An attack by ``attacks.mjp.facts`` and ``attacks.mjp.closing``, without a pass through the network."""
 
     requires: ClassVar[str] = (
-        "updates of one picture, with patch, position and unknown embedding; no more patches than dimensions; "
+        "updates with patch, position and unknown embedding; no more patches than dimensions; "
         "an image size that the prior knows"
     )
     stack = 1
@@ -25,12 +25,10 @@ class ClosedFacts(Attack):
         return required_tensors(model)
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs each client's own uploads of one picture, enough dimensions, and statistics of such pictures."""
+        """Needs each client's own uploads, enough dimensions, and statistics of such pictures."""
         if not threat.individual_updates:
             return "needs each client's own update: a sum over clients only shows the sum of their tokens"
-        if threat.batch_size != 1:
-            return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
-        return refusal(model) or size_refusal(model.image_size)
+        return refusal(model, threat.batch_size) or size_refusal(model.image_size)
 
     def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
         """MJP."""

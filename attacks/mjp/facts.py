@@ -64,8 +64,8 @@ class LinearFacts:
 
     Attributes:
         mask: (patches,) bool, True where the patch was masked.
-        basis: (rank, values) float64, orthonormal rows B that span the masked patches: as many as these are,
-            unless a patch has fewer values.
+        basis: (rank, values) float64, orthonormal rows B that span the masked patches, and of several pictures
+            their differences: as many as these are, unless a patch has fewer values.
         known: (patches, values) float64, (I - P) x_t in true places; zero where masked.
         level: (values,) float64, l with x_t^T l = 1 for every masked patch; zeros if none is masked or noise
             blurs it.
@@ -98,7 +98,7 @@ class _Span:
 def linear_facts(
     upload: Upload, model: VitClassifier, *, noise: float = 0.0, prior: Gaussian | None = None
 ) -> LinearFacts:
-    """Read the facts out of an upload of one picture.
+    """Read the facts out of an upload of one picture, or what ``attacks.mjp.batches`` has in their place of several.
 
     Args:
         upload: Holds the gradients of patch, position and, of a defended model, unknown embedding.
@@ -118,7 +118,7 @@ def linear_facts(
         raise AttackFailedError("every patch is masked in an upload: it states nothing about any of them")
     visible = tokens[~mask]
     outside = _complement(visible)
-    span = _span(outside.mT @ patch_gradient, int(mask.sum()))
+    span = _span(outside.mT @ patch_gradient, upload.num_examples * len(mask) - len(visible))
     solver = least_squares(visible[None], torch.eye(visible.shape[1], dtype=visible.dtype, device=visible.device)[None])
     without_span = patch_gradient - (patch_gradient @ span.basis.mT) @ span.basis
     known = patch_gradient.new_zeros(len(mask), patch_gradient.shape[1])
@@ -126,7 +126,7 @@ def linear_facts(
     variance = (visible.square().mean() * outside.shape[1]).reciprocal().repeat(len(mask))
     variance[~mask] = solver[0].square().sum(dim=1)
     leak = span.noise * max(1, len(span.basis.mT) - len(span.basis)) / span.singular.square()
-    sharp = len(leak) > 0 and float(leak.max()) < LEAKING
+    sharp = bool(mask.any()) and float(leak.max()) < LEAKING
     return LinearFacts(
         mask=mask,
         basis=span.basis,
@@ -152,12 +152,12 @@ def _posterior(visible: Tensor, without_span: Tensor, span: _Span, prior: Gaussi
     return posterior_mean(visible[None], without_span[None], projected, rounding).values[0] @ outside
 
 
-def _span(hidden: Tensor, masked: int) -> _Span:
+def _span(hidden: Tensor, unseen: int) -> _Span:
     """Facts 3 and 6 of ``hidden`` = Q^T G."""
     # The singular vectors of a wide matrix by way of its QR: a third of the time.
     orthogonal, triangular = torch.linalg.qr(hidden.mT)
     values, singular, left = torch.linalg.svd(triangular, full_matrices=False)
-    rank = min(masked, len(singular))
+    rank = min(unseen, len(singular))
     freedom = (hidden.shape[0] - rank) * (hidden.shape[1] - rank)
     # Where nothing is left over, as with as many patches as dimensions, nobody can tell what the noise is.
     # The smallest number keeps exactness from being divided by.
@@ -178,11 +178,11 @@ def required_tensors(model: VitClassifier) -> list[str]:
     return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown]
 
 
-def refusal(model: VitClassifier) -> str | None:
-    """Why no facts can be read from this model's uploads; None if they can."""
+def refusal(model: VitClassifier, pictures: int = 1) -> str | None:
+    """Why no facts can be read from this model's uploads of so many pictures; None if they can."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
-    patches = model.grid**2
+    patches = pictures * model.grid**2
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     if patches > dimensions:
         return f"{patches} patches are more than the {dimensions} dimensions of a token: the equations do not suffice"

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from attacks.mjp.affine import of_one_upload, of_several_uploads
+from attacks.mjp.batches import members
 from attacks.mjp.closed_facts import ClosedFacts
 from attacks.mjp.closing import close
-from attacks.mjp.facts import facts_under
+from attacks.mjp.facts import LinearFacts, facts_under
 from attacks.mjp.linking import linked
 from attacks.pictures import picture
 from fedmjp.models.classifier import VitClassifier
@@ -32,11 +33,8 @@ class MjpIntersection(ClosedFacts):
     Uploads that the protocol degrades are read with a prior of patches (facts 4 and 9), and what noise
     blurs of a span counts as open.
 
-    *Batches* are refused. If all pictures of a batch had one mask, an upload would state
-    (I - P) x_t for each of them alike, with the differences between them in the span as well, as long as
-    batch x patches do not exceed the dimensions: a batch that recurs as a whole stays a mixture, while a
-    picture that recurs among others intersects as it does alone. Here each picture has its own mask, and
-    then fact 4 fails wherever one picture is masked and another is not.
+    Of *batches* each picture is found by the uploads that show it in other company (``attacks.mjp.batches``),
+    as long as the patches of all of them are not more than the dimensions of a token.
     """
 
     name = "mjp_intersection"
@@ -44,6 +42,13 @@ class MjpIntersection(ClosedFacts):
     summary = "linear facts of all MJP uploads of one picture, linked and intersected; the rest closed by a prior"
     exploits = "masks drawn anew for every upload hide other patches each time; what one mask hides the next shows"
     reads_others = True
+
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Batches need changing company."""
+        del model
+        if threat.batch_size == 1:
+            return None
+        return f"{self.name}: pictures that are always shown in the same company stay a mixture"
 
     def _reconstruct(
         self,
@@ -54,11 +59,27 @@ class MjpIntersection(ClosedFacts):
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         del generators  # nothing is drawn
-        return [_intersect(upload, model, threat) for upload in uploads]
+        found = []
+        for upload in uploads:
+            facts = [facts_under(threat, each, model) for each in (upload, *upload.others)]
+            several = upload.num_examples > 1
+            found.append(_of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model))
+        return found
 
 
-def _intersect(upload: Upload, model: VitClassifier, threat: ThreatModel) -> Reconstruction:
-    all_facts = [facts_under(threat, each, model) for each in (upload, *upload.others)]
+def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -> Reconstruction:
+    found = members(facts, pictures, model)
+    return Reconstruction(
+        torch.cat([picture(each.patches, model) for each in found]),
+        {
+            "uploads_kept": float(len(facts)),
+            "uploads_linked": sum(each.uploads for each in found) / len(found),
+            "unknowns_per_patch": sum(each.open for each in found) / len(found),
+        },
+    )
+
+
+def _intersect(all_facts: Sequence[LinearFacts], model: VitClassifier) -> Reconstruction:
     facts = [all_facts[index] for index in linked(all_facts)]
     affine = of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])
     left = torch.stack([(affine.known - affine.known @ each.basis.mT @ each.basis - each.known) for each in facts])

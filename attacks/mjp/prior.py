@@ -35,6 +35,12 @@ class MjpPrior(ClosedFacts):
     summary = "linear facts of one MJP upload, closed by a prior of natural pictures; no pass through the network"
     exploits = "MJP leaves everything but a span of the masked patches exact, and hides no place: pictures are smooth"
 
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs uploads of one picture, besides."""
+        if threat.batch_size != 1:
+            return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
+        return super().refusal(model, threat)
+
     def _reconstruct(
         self,
         uploads: Sequence[Upload],

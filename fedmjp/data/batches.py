@@ -21,6 +21,7 @@ def private_batch(
     gradient_of: Picture,
     seed: int,
     number: int = 0,
+    one_mask: bool = False,
 ) -> PrivateBatch:
     """Draw each picture's jigsaw and put both versions side by side.
 
@@ -33,12 +34,14 @@ def private_batch(
         gradient_of: The version whose gradient will be uploaded.
         seed: The run's seed.
         number: Which upload of these pictures it is for, from 0.
+        one_mask: Whether all have the first one's puzzle, as in the official code, instead of their own.
     """
     again = (number,) if number else ()  # the first does not depend on whether there are more
     puzzles = [
         jigsaw.draw(grid, mask_ratio, generator=torch_generator(seed, "jigsaw", mask_ratio, picture.name, *again))
-        for picture in pictures
+        for picture in (pictures[:1] if one_mask else pictures)
     ]
+    puzzles *= len(pictures) // len(puzzles)
     clean = torch.stack([picture.image for picture in pictures])
     source = torch.cat([puzzle.source for puzzle in puzzles])
     return PrivateBatch(

@@ -86,11 +86,13 @@ class _Linear:
     extra: Tensor
     gradient: Tensor
 
-    def step(self, damping: float) -> Tensor:
-        """Conjugate gradients on the damped system."""
+    def step(self, damping: float) -> Tensor | None:
+        """Conjugate gradients on the damped system; None if it is not positive definite in floating point."""
         diagonal = self.blocks.diagonal(dim1=1, dim2=2)
         damped = torch.diag_embed(damping * diagonal + NEGLIGIBLE * diagonal.mean(1, keepdim=True))
-        factors = torch.linalg.cholesky(self.blocks + damped)
+        factors, failures = torch.linalg.cholesky_ex(self.blocks + damped)
+        if failures.any():
+            return None
 
         def times(vector: Tensor) -> Tensor:
             return self.normal(vector) + ((self.extra + damped) @ vector[:, :, None])[:, :, 0]
@@ -124,12 +126,13 @@ def solve_jointly(
     for _ in range(steps):
         linear, before = problem.linear(values, residuals), merit
         for _ in range(TRIALS):
-            trial = values + linear.step(damping)
-            there = problem.residuals(trial)
-            if problem.merit(trial, there) < merit:
-                values, residuals, merit = trial, there, problem.merit(trial, there)
-                damping *= SOFTER
-                break
+            step = linear.step(damping)
+            if step is not None:
+                there = problem.residuals(values + step)
+                if problem.merit(values + step, there) < merit:
+                    values, residuals, merit = values + step, there, problem.merit(values + step, there)
+                    damping *= SOFTER
+                    break
             damping *= HARDER
         if merit >= before * (1 - ENOUGH):
             break

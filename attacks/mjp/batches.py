@@ -1,0 +1,195 @@
+"""Uploads of several pictures: what a client shows in changing company, it shows.
+
+An upload of B pictures x, y, ... sums over the tokens of all, and what it states is found as for one
+(``attacks.mjp.facts``). For a place t that some of them show unmasked, the position embedding's gradient is
+the sum of their d_t. What is orthogonal to all such sums sees
+
+    the patches at masked places, and the differences x_t - y_t of pictures that both show t;
+
+together B n - V directions, V being the number of places that anybody shows. Outside of their span P,
+
+    (I - P) x_t = (I - P) y_t = e_t
+
+is exact for every picture that shows t, as long as the B n tokens are not more than the d dimensions of a
+token, and the B n - V directions fewer than the values of a patch. It is a *mixture* only along P. A further
+upload with x, but with other company, leaves x open along another span, and the intersection is as for one
+picture. A batch that recurs as a whole stays a mixture.
+
+Which uploads share a picture, and where each shows it, is told by agreement: outside of the joint span of two
+uploads, e_t^(r) = e_t^(s) if both state the same patch. With one mask for the whole batch they agree everywhere; if
+every picture has a mask of its own, e_t is of x only where x shows t, and they agree where both do. Two uploads
+are joined if they agree at more than a few places, three if the places at which they agree are the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from attacks.linear_systems import Gaussian
+from attacks.mjp.affine import AffinePatches, of_one_upload, of_several_uploads
+from attacks.mjp.closing import close
+from attacks.mjp.facts import LinearFacts
+from attacks.mjp.linking import APART, Statement
+from attacks.natural_patches import NaturalPatches
+from fedmjp.models.classifier import VitClassifier
+
+# Share of the places at which two uploads must agree to share a picture. Masks of 0.5 for each picture leave a quarter.
+SHARED = 0.1
+# Share of the places of which uploads agree on one patch at which a further one does, if it shows the picture.
+TOGETHER = 0.3
+# Share of the places that uploads must agree on to be asked together whether a further one shows their picture.
+MANY = 0.3
+
+
+@dataclass(frozen=True)
+class Member:
+    """A picture of the batch as several uploads state it.
+
+    Attributes:
+        patches: (patches, values) float64, in the network's input space.
+        uploads: How many show it.
+        open: Mean number of directions along which a patch is left open, and filled by a prior.
+    """
+
+    patches: Tensor
+    uploads: int
+    open: float
+
+
+def members(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -> list[Member]:
+    """The pictures of the first upload, by all uploads of its client.
+
+    Args:
+        facts: Of the upload that is attacked, then of others.
+        pictures: In the upload that is attacked.
+        model: Gives sizes, mean and standard deviation alone.
+
+    Returns:
+        As many as ``pictures``. Of a picture that no other company shows there is what one upload, or all
+        uploads of the same batch, state: a mixture.
+    """
+    prior = NaturalPatches.for_model(model).normalised(model)
+    alone = [Statement.of([each]) for each in facts]
+    sharing = [index for index in range(1, len(facts)) if _shared(alone[0], alone[index]) >= SHARED]
+    own = [facts[index] for index in (0, *sharing)]
+    agreeing = _agreements([alone[index] for index in (0, *sharing)])
+    groups = _companies(own, agreeing, pictures)
+    found = [_member([own[place] for place in each], agreeing[each][:, each], prior, model) for each in groups]
+    return found + [found[0]] * (pictures - len(found))
+
+
+def _agree(one: Statement, other: Statement) -> Tensor:
+    """(patches,) bool: where two state the same patch; where neither shows any, they do.
+
+    The same patch leaves a difference of the noise, another one a difference of the energy that patches have
+    outside of the joint span. The bound between is their geometric mean (``attacks.mjp.linking``). Where one
+    has the place masked and the other states next to nothing, they agree: the patch is in the span.
+    """
+    spans = torch.cat([one.basis, other.basis])
+    silent = one.unseen & other.unseen
+    directions = spans.shape[1] - len(spans)
+    if directions <= 0:
+        return silent
+    joint = torch.linalg.qr(spans.mT).Q
+    first, second = (each.known - (each.known @ joint) @ joint.mT for each in (one, other))
+    noise = directions * (one.variance + other.variance)
+    energy = first[~one.unseen].square().sum(dim=1).mean() + second[~other.unseen].square().sum(dim=1).mean()
+    difference = (first - second).square().sum(dim=1)
+    same: Tensor = (energy >= APART * noise) & (difference.square() < noise * energy)
+    return same | silent
+
+
+def _shared(one: Statement, other: Statement) -> float:
+    """Share of the places that either shows at which two agree."""
+    return float(_agree(one, other)[~(one.unseen & other.unseen)].double().mean())
+
+
+def _agreements(alone: Sequence[Statement]) -> Tensor:
+    """(uploads, uploads, patches) bool; each agrees with itself."""
+    found = alone[0].unseen.new_ones(len(alone), len(alone), len(alone[0].unseen))
+    for one, other in combinations(range(len(alone)), 2):
+        found[one, other] = found[other, one] = _agree(alone[one], alone[other])
+    return found
+
+
+def _companies(facts: Sequence[LinearFacts], agreeing: Tensor, most: int) -> list[list[int]]:
+    """Groups of uploads that show one picture of the first, itself included: at most ``most``, at least one."""
+    found: list[list[int]] = []
+    pending = list(range(1, len(facts)))
+    while pending and len(found) < most:
+        others = [*pending[1:], *(index for index in range(1, len(facts)) if index not in pending)]
+        found.append(_company(facts, agreeing, pending[0], others))
+        pending = [index for index in pending if index not in found[-1]]
+    return found or [[0]]
+
+
+def _company(facts: Sequence[LinearFacts], agreeing: Tensor, seed: int, candidates: Sequence[int]) -> list[int]:
+    """All that show what the first upload and ``seed`` show together, ascending.
+
+    If these share several pictures, the first to join decides which of them is meant: what the group states
+    together is asked each time, at places of which all agree on the patch, as long as these are many.
+    """
+    group, core = [0, seed], [0, seed]
+    stated, places = _common(facts, agreeing, core)
+    for candidate in candidates:
+        alone = Statement.of([facts[candidate]])
+        shown = places & ~(stated.unseen & alone.unseen)
+        if not shown.any() or float(_agree(stated, alone)[shown].double().mean()) < TOGETHER:
+            continue
+        group.append(candidate)
+        wider = _common(facts, agreeing, [*core, candidate])
+        if float(wider[1].double().mean()) >= MANY:
+            core, (stated, places) = [*core, candidate], wider
+    return sorted(group)
+
+
+def _common(facts: Sequence[LinearFacts], agreeing: Tensor, core: list[int]) -> tuple[Statement, Tensor]:
+    """What uploads state together, and the places (patches,) of which they all agree on one patch."""
+    return Statement.of([facts[index] for index in core]), agreeing[core][:, core].all(dim=1).all(dim=0)
+
+
+def _member(facts: Sequence[LinearFacts], agreeing: Tensor, prior: Gaussian, model: VitClassifier) -> Member:
+    """One picture: patch by patch from the uploads that agree on it."""
+    subsets, which = torch.unique(_stating(agreeing), dim=0, return_inverse=True)
+    affine = [_affine([facts[index] for index in subset.nonzero().flatten()]) for subset in subsets]
+    open_ = float(torch.tensor([len(each.basis) for each in affine], dtype=torch.float64)[which].mean())
+    if len(affine) == 1:
+        return Member(close(affine[0], model), len(facts), open_)
+    patches = torch.zeros_like(facts[0].known)
+    for index, each in enumerate(affine):
+        places = which == index
+        patches[places] = _filled(each, prior)[places]
+    return Member(patches, len(facts), open_)
+
+
+def _stating(agreeing: Tensor) -> Tensor:
+    """(patches, uploads) bool: per place, uploads that all agree with each other, as many as a greedy search finds.
+
+    Who agrees with two others that do not agree with each other states a place that two pictures show.
+    """
+    relation = agreeing.permute(2, 0, 1).double()
+    places = torch.arange(len(relation), device=relation.device)
+    chosen = torch.ones_like(relation[:, 0])
+    while True:
+        partners = (relation @ chosen[..., None])[..., 0].where(chosen.bool(), torch.inf)
+        torn = partners.amin(dim=1) < chosen.sum(dim=1)
+        if not torn.any():
+            return chosen.bool()
+        chosen[places[torn], partners[torn].argmin(dim=1)] = 0
+
+
+def _affine(facts: Sequence[LinearFacts]) -> AffinePatches:
+    return of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])
+
+
+def _filled(affine: AffinePatches, prior: Gaussian) -> Tensor:
+    """(patches, values): what is open of each patch, alone, at its mean under the prior given the rest."""
+    precision = torch.linalg.inv(prior.covariance)
+    towards = affine.basis @ precision
+    system = towards @ affine.basis.mT
+    along = torch.linalg.solve(system, towards @ (prior.mean - affine.known).mT)
+    filled: Tensor = affine.known + along.mT @ affine.basis
+    return filled
