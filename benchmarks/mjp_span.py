@@ -45,7 +45,7 @@ from fedmjp.threat import ThreatModel
 from fedmjp.updates import gradient
 
 DEVELOPMENT, DEVELOPMENT_SEED = 20, 77
-RIGHT = 30.0  # dB that every patch of a certified picture must reach
+RIGHT = 30.0  # dB that every patch of a certified picture must reach: what a certificate promises
 
 
 @dataclass(frozen=True)
