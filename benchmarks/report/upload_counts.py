@@ -1,6 +1,7 @@
 """Plot of leakage against the number of uploads per picture: one line per mask ratio, with the spread over pictures."""
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import matplotlib as mpl
 import numpy as np
@@ -69,12 +70,15 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
     ratios = sorted({entry.mask_ratio for entry in entries})
     colours = mpl.colormaps["viridis"](np.linspace(*SHADES, len(ratios)))
     lines = []
-    for ratio, colour, marker in zip(ratios, colours, MARKERS, strict=False):
+    for ratio, colour, marker in zip(ratios, colours, cycle(MARKERS), strict=False):
         own = sorted((each for each in entries if each.mask_ratio == ratio), key=_uploads)
         _line(axes, own, colour, marker)
         style = {"color": colour, "marker": marker, "markersize": 4.5}
         lines.append(Line2D([], [], **style, label=f"mask ratio {ratio:g}"))
-    guesses = floors([e for e in board.entries if e.model == entries[0].model and e.setting is Setting.C and e.leakage])
+    same = (entries[0].model, entries[0].weights)
+    guesses = floors(
+        [e for e in board.entries if (e.model, e.weights) == same and e.setting is Setting.C and e.leakage]
+    )
     for guess in guesses.values():
         axes.axhline(guess, **DOTTED)
     axes.axhline(board.recognisable_at, **DASHED)
