@@ -28,12 +28,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from attacks.linear_systems import Gaussian
 from attacks.mjp.affine import AffinePatches, of_one_upload, of_several_uploads
 from attacks.mjp.closing import close
 from attacks.mjp.facts import LinearFacts
 from attacks.mjp.linking import APART, Statement
-from attacks.natural_patches import NaturalPatches
 from fedmjp.models.classifier import VitClassifier
 
 # Share of the places at which two uploads must agree to share a picture. Masks of 0.5 for each picture leave a quarter.
@@ -51,7 +49,7 @@ class Member:
     Attributes:
         patches: (patches, values) float64, in the network's input space.
         uploads: How many show it.
-        open: Mean number of directions along which a patch is left open, and filled by a prior.
+        open: Mean number of directions along which a patch is left open by the uploads that agree on it.
     """
 
     patches: Tensor
@@ -71,13 +69,12 @@ def members(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -
         As many as ``pictures``. Of a picture that no other company shows there is what one upload, or all
         uploads of the same batch, state: a mixture.
     """
-    prior = NaturalPatches.for_model(model).normalised(model)
     alone = [Statement.of([each]) for each in facts]
     sharing = [index for index in range(1, len(facts)) if _shared(alone[0], alone[index]) >= SHARED]
     own = [facts[index] for index in (0, *sharing)]
     agreeing = _agreements([alone[index] for index in (0, *sharing)])
     groups = _companies(own, agreeing, pictures)
-    found = [_member([own[place] for place in each], agreeing[each][:, each], prior, model) for each in groups]
+    found = [_member([own[place] for place in each], agreeing[each][:, each], model) for each in groups]
     return found + [found[0]] * (pictures - len(found))
 
 
@@ -151,17 +148,23 @@ def _common(facts: Sequence[LinearFacts], agreeing: Tensor, core: list[int]) -> 
     return Statement.of([facts[index] for index in core]), agreeing[core][:, core].all(dim=1).all(dim=0)
 
 
-def _member(facts: Sequence[LinearFacts], agreeing: Tensor, prior: Gaussian, model: VitClassifier) -> Member:
-    """One picture: patch by patch from the uploads that agree on it."""
+def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: VitClassifier) -> Member:
+    """One picture: patch by patch from the uploads that agree on it.
+
+    What these leave open of a patch is as all uploads of the picture have it, taken together: next to right
+    where one of them misleads, or where pictures so alike were shown together that rounding hides their difference.
+    """
+    together = _affine(facts)
+    whole = close(together, model)
     subsets, which = torch.unique(_stating(agreeing), dim=0, return_inverse=True)
-    affine = [_affine([facts[index] for index in subset.nonzero().flatten()]) for subset in subsets]
-    open_ = float(torch.tensor([len(each.basis) for each in affine], dtype=torch.float64)[which].mean())
-    if len(affine) == 1:
-        return Member(close(affine[0], model), len(facts), open_)
-    patches = torch.zeros_like(facts[0].known)
-    for index, each in enumerate(affine):
+    if subsets.all():
+        return Member(whole, len(facts), len(together.basis))
+    patches, open_ = torch.zeros_like(whole), 0.0
+    for index, subset in enumerate(subsets):
         places = which == index
-        patches[places] = _filled(each, prior)[places]
+        affine = _affine([facts[place] for place in subset.nonzero().flatten()])
+        patches[places] = (affine.known + whole @ affine.basis.mT @ affine.basis)[places]
+        open_ += len(affine.basis) * float(places.double().mean())
     return Member(patches, len(facts), open_)
 
 
@@ -183,13 +186,3 @@ def _stating(agreeing: Tensor) -> Tensor:
 
 def _affine(facts: Sequence[LinearFacts]) -> AffinePatches:
     return of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])
-
-
-def _filled(affine: AffinePatches, prior: Gaussian) -> Tensor:
-    """(patches, values): what is open of each patch, alone, at its mean under the prior given the rest."""
-    precision = torch.linalg.inv(prior.covariance)
-    towards = affine.basis @ precision
-    system = towards @ affine.basis.mT
-    along = torch.linalg.solve(system, towards @ (prior.mean - affine.known).mT)
-    filled: Tensor = affine.known + along.mT @ affine.basis
-    return filled
