@@ -15,7 +15,7 @@ class ClosedFacts(Attack):
     """An attack by ``attacks.mjp.facts`` and ``attacks.mjp.closing``, without a pass through the network."""
 
     requires: ClassVar[str] = (
-        "updates with patch, position and unknown embedding; no more patches than dimensions; "
+        "updates with patch, position and unknown embedding; no more patches in an upload than dimensions; "
         "an image size that the prior knows"
     )
     stack = 1

@@ -33,6 +33,7 @@ class MjpPrior(ClosedFacts):
     name = "mjp_prior"
     paper = "follows from the definition of MJP; used in fedmjp"
     summary = "linear facts of one MJP upload, closed by a prior of natural pictures; no pass through the network"
+    requires = f"one picture per upload; {ClosedFacts.requires}"
     exploits = "MJP leaves everything but a span of the masked patches exact, and hides no place: pictures are smooth"
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
