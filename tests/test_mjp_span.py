@@ -168,6 +168,13 @@ def test_a_picture_is_solved_exactly_and_certified(usual: Case) -> None:
     assert (patches[hole][rows] - usual.patches[hole][columns]).abs().max() < 0.02
 
 
+def test_double_precision_hides_nothing(exact: Case, usual: Case, threat: ThreatModel) -> None:
+    made = MjpSpan({"seconds": 60}).reconstruct(
+        [exact.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
+    )[0]
+    assert made.diagnostics["certified"] == 1
+
+
 def test_without_time_the_answer_is_that_of_mjp_prior(usual: Case, threat: ThreatModel) -> None:
     made = MjpSpan({"seconds": 1e-3}).reconstruct(
         [usual.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)

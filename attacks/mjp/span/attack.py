@@ -1,6 +1,7 @@
 """One MJP upload of a deployed vision transformer, solved exactly where it lets itself be."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -104,6 +105,8 @@ class MjpSpan(Attack):
         self, upload: Upload, generator: torch.Generator, model: VitClassifier, threat: ThreatModel
     ) -> Reconstruction:
         deadline = Deadline(self.options.seconds)
+        # Tokens prove themselves in units of the upload's rounding, and the search ends far above that of float64.
+        upload = replace(upload, tensors={name: tensor.float() for name, tensor in upload.tensors.items()})
         facts = linear.facts_under(threat, upload, model)
         affine = of_one_upload(facts)
         patches = close(affine, model)
