@@ -66,3 +66,9 @@ def test_other_settings_and_undefended_models_are_left_out(entries: list[Entry])
 
 def test_two_numbers_of_uploads_make_no_line(entries: list[Entry]) -> None:
     assert upload_counts(board_of([each for each in entries if each.threat.uploads_per_picture < 4])) == []
+
+
+def test_a_line_is_of_one_attack(entries: list[Entry]) -> None:
+    once = [entry_of(1, ratio, [99.0] * 5, attack="mjp_span", id=f"span-{ratio}") for ratio in RATIOS]
+    (plot,) = upload_counts(board_of([*once, *entries]))
+    assert max(max(line.get_ydata()) for line in plot.figure.axes[0].lines if len(line.get_xdata()) == 3) < 60

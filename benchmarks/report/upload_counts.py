@@ -19,7 +19,6 @@ from benchmarks.report.drawing import (
     by_model,
     capped,
     floors,
-    judging,
     leakage_scale,
     legend,
     name_of,
@@ -42,22 +41,43 @@ def upload_counts(board: Board) -> list[Plot]:
     found: dict[ThreatModel, list[Entry]] = {}
     for threat in threats(board):
         alike = threat.model_copy(update={"uploads_per_picture": 1})
-        found.setdefault(alike, []).extend(
-            entry for entry in judging(board, threat) if entry.setting is Setting.C and entry.defence == "mjp"
-        )
-    groups = [(threat, entries) for threat, several in found.items() for entries in by_model(several)]
+        found.setdefault(alike, []).extend(entry for entry in _on_mjp(board) if entry.threat == threat)
+    groups = [(threat, _one_attack(entries)) for threat, several in found.items() for entries in by_model(several)]
     return [
         Plot(
             f"uploads-per-picture-{place}",
             None,
             f"Leakage against uploads per picture, {name_of(entries[0])}",
-            f"What the strongest attack recovers of the clean picture (setting c) on {name_of(entries[0])} with MJP, "
+            f"What {entries[0].attack} recovers of the clean picture (setting c) on {name_of(entries[0])} with MJP, "
             "against the number of uploads of it that the server has seen, each under a mask of its own: median over "
             f"pictures, and the middle half of them as a band. The dotted line is the grey guess. {CEILING_NOTE}",
             _figure(board, entries),
         )
         for place, (_, entries) in enumerate(_varied(groups), start=1)
     ]
+
+
+def _on_mjp(board: Board) -> list[Entry]:
+    """Attacks of ours on MJP in setting c, with a score."""
+    return [
+        entry
+        for entry in board.entries
+        if (entry.defence, entry.setting, entry.role, entry.origin) == ("mjp", Setting.C, "attack", "reproduced")
+        and entry.leakage
+    ]
+
+
+def _one_attack(entries: Sequence[Entry]) -> list[Entry]:
+    """Those of the attack with most numbers of uploads, of these the strongest: a line is of one attack."""
+    by_attack: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_attack.setdefault(entry.attack, []).append(entry)
+
+    def reach(several: list[Entry]) -> tuple[int, float]:
+        medians = [_quartiles(entry)[1] for entry in several]
+        return len({_uploads(entry) for entry in several}), sum(medians) / len(medians)
+
+    return max(by_attack.values(), key=reach)
 
 
 def _varied(groups: Sequence[tuple[ThreatModel, list[Entry]]]) -> list[tuple[ThreatModel, list[Entry]]]:
