@@ -222,9 +222,12 @@ def test_our_client_uploads_what_breachings_user_uploads(update: str, model: Vit
     threat = ThreatModel(update=update, local_steps=steps, batch_size=2)
     recipe = {"num_local_updates": 3, "num_data_per_local_update_step": 2, "local_learning_rate": 0.01}
     _, _, shared = their_case(breaching, model, batch, recipe if update == "delta" else None)
+    weights = dict(model.named_parameters())
     ours = local_update(model, batch, threat)
     for (name, tensor), theirs in zip(ours.items(), shared[0]["gradients"], strict=True):
-        assert torch.allclose(tensor, theirs, rtol=1e-3, atol=1e-5 * tensor.abs().max().item() + 1e-8), name
+        # A delta is a difference of weights: the last bits of these may differ from processor to processor.
+        last_bit = torch.finfo(torch.float32).eps * weights[name].abs().max().item() if update == "delta" else 0.0
+        assert torch.allclose(tensor, theirs, rtol=1e-3, atol=1e-5 * tensor.abs().max().item() + 1e-8 + last_bit), name
 
 
 @pytest.mark.parametrize("kind", [adapter.SeeThroughGradients, adapter.Tag], ids=lambda kind: kind.config_name)
