@@ -26,6 +26,7 @@ from attacks.mjp.intersection import MjpIntersection
 from attacks.natural_patches import measured_on
 from benchmarks.output import write_json, write_text
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import Defence, ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
@@ -182,4 +183,4 @@ def _best(found: Tensor, clean: Tensor) -> list[float]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

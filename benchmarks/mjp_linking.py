@@ -23,6 +23,7 @@ from attacks.mjp.linking import Statement, Verdict, compare, groups
 from attacks.natural_patches import measured_on
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
@@ -146,4 +147,4 @@ def _grouped(facts: list[list[LinearFacts]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

@@ -29,10 +29,13 @@ from attacks.mjp.span.attack import MjpSpan
 from attacks.natural_patches import measured_on
 from benchmarks.leaderboard.statistics import share
 from benchmarks.output import write_text
+from fedmjp.cli.overrides import overridden
+from fedmjp.cli.running import run_function
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture, PictureSource
 from fedmjp.data.selection import Selection, open_source, select
+from fedmjp.errors import ConfigError
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -53,7 +56,7 @@ class Row:
     """One upload, attacked.
 
     Attributes:
-        model: Name.
+        model: Name, and the options that were given.
         weights: File name of trained weights, or "untrained".
         ratio: Wanted mask ratio.
         picture: Name.
@@ -103,7 +106,7 @@ class Study:
     """A model under attack.
 
     Attributes:
-        model: Its name.
+        model: As in a row.
         weights: As in a row.
         network: Itself.
         seconds: Budget per upload.
@@ -116,16 +119,21 @@ class Study:
 
     @staticmethod
     def of(options: str, seconds: float) -> "Study":
-        """From KEY=VALUE pairs of ``ModelConfig``."""
-        values: dict[str, Any] = {"name": "deit_small", "defence": "mjp"}
-        values |= dict(pair.split("=", 1) for pair in options.split(",") if pair)
+        """From KEY=VALUE pairs of ``ModelConfig``.
+
+        Raises:
+            ConfigError: If they are no such pairs.
+        """
+        given = overridden({}, [pair for pair in options.split(",") if pair])
+        values: dict[str, Any] = {"name": "deit_small", "defence": "mjp", **given}
         weights = values.pop("weights", None)
         label = "untrained"
         if weights is not None:
-            values["weights"] = Checkpoint.of(weights).model_dump()
+            values["weights"] = Checkpoint.of(str(weights)).model_dump()
             label = "/".join(Path(weights).parts[-2:])
         config = ModelConfig.parse(values)
-        return Study(config.name, label, build_vit(config), seconds)
+        told = (f"{key}={value}" for key, value in sorted(given.items()) if key not in ("name", "weights"))
+        return Study(" ".join([config.name, *told]), label, build_vit(config), seconds)
 
     def row(self, picture: LabelledPicture, ratio: float) -> Row:
         """Attack one picture under one mask."""
@@ -168,17 +176,33 @@ def main(
 ) -> None:
     """Attack what is not in the file yet, and summarise."""
     torch.set_num_threads(1)
+    wanted = read_ratios(ratios)
     study = Study.of(model, seconds)
     size, classes = study.network.image_size, study.network.backbone.num_classes
     chosen = selection(open_source(data, size=size, classes=classes), pictures, development=development)
     done = {row.key for row in read(rows)}
     for entry in chosen.entries:
-        for ratio in map(float, ratios.split(",")):
+        for ratio in wanted:
             if (study.model, study.weights, str(ratio), entry.name) not in done:
                 append(rows, study.row(chosen.load(entry), ratio))
     text = summary(read(rows))
     write_text(rows.with_suffix(".md"), text)
     typer.echo(text)
+
+
+def read_ratios(text: str) -> list[float]:
+    """Comma-separated mask ratios.
+
+    Raises:
+        ConfigError: If one is no number from 0 to 1.
+    """
+    try:
+        ratios = [float(part) for part in text.split(",")]
+    except ValueError:
+        ratios = [-1.0]
+    if not all(0 <= ratio <= 1 for ratio in ratios):
+        raise ConfigError(f"--ratios {text!r} are no mask ratios: give numbers from 0 to 1, such as 0.09,0.27")
+    return ratios
 
 
 def selection(source: PictureSource, count: int, *, development: bool) -> Selection:
@@ -256,4 +280,4 @@ def _line(group: tuple[str, str, float], rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attacks.natural_patches import DIGITS, PROVENANCE, TABLE
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.data.folder import FolderPictures
 
 IMAGE_SIZES = (32, 64, 128, 224)
@@ -78,4 +79,4 @@ def autocovariance(images: Tensor, largest_lag: int) -> Tensor:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

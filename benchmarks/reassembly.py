@@ -23,6 +23,7 @@ from attacks.reassembly import reassemble
 from benchmarks.mjp_span import selection as drawn
 from benchmarks.output import write_json, write_text
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, open_source
@@ -148,4 +149,4 @@ def _scores(images: Sequence[Tensor], clean: Tensor) -> tuple[float, float, floa
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

@@ -22,6 +22,7 @@ from benchmarks.output import write_json, write_text
 from benchmarks.recorded_rounds import RecordedRounds
 from benchmarks.report.drawing import CEILING, CEILING_TICK, DASHED, STYLE
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.errors import BadInputError
 from fedmjp.metrics import metric
 from fedmjp.private import PrivateBatch
@@ -121,4 +122,4 @@ def figure(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

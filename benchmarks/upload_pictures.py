@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from attacks import ATTACKS
+from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
@@ -124,4 +125,4 @@ def _draw(axes: Axes, shown: Shown, *, with_heading: bool) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

@@ -1,6 +1,7 @@
 """The command line in process: one clear line, the right exit code, nothing half-written."""
 
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from attacks import ATTACKS
 from benchmarks.sources import FederatedUploads
 from fedmjp.cli import main
 from fedmjp.cli.doctor import shadowed
+from fedmjp.cli.running import run_function
 from fedmjp.errors import FederationError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
@@ -183,3 +185,30 @@ def test_doctor_names_a_package_that_shadows_ours(
     printed = capsys.readouterr().out
     assert str(other) in printed
     assert str(ours) in printed
+
+
+@pytest.mark.parametrize(
+    ("study", "arguments", "message"),
+    [
+        ("mjp_span", ["--data", "/nowhere", "--rows", "rows.csv"], "there is no folder /nowhere"),
+        ("mjp_span", ["--data", "bundled", "--rows", "rows.csv", "--model", "foo"], "'foo' is not KEY=VALUE"),
+        ("mjp_span", ["--data", "bundled", "--rows", "rows.csv", "--ratios", "2"], "'2' are no mask ratios"),
+        ("batched_uploads", ["--pictures", "/nowhere"], "there is no folder /nowhere"),
+    ],
+)
+def test_studies_tell_bad_input_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    study: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [study, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run_function(importlib.import_module(f"benchmarks.{study}").main)
+    assert ended.value.code == BAD_INPUT
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1

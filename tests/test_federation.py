@@ -62,11 +62,12 @@ def family(marker: str, since: float) -> list[str]:
 
     Runs that tests start beside it, in pytest's other process, are not of its family.
     """
-    found = []
+    found, own = [], os.environ.get(WORKER)
     for process in psutil.process_iter():
         try:
-            environment = process.environ()
-            if environment.get(WORKER, os.environ.get(WORKER)) != os.environ.get(WORKER):
+            # Ray's agents wipe their environment: their parents tell whose they are.
+            environment = next(filter(None, (each.environ() for each in (process, *process.parents()))), {})
+            if environment.get(WORKER, own) != own:
                 continue
             marked = environment.get("FEDMJP_TEST") == marker
             inside = process.create_time() >= since and process.cwd().startswith("/tmp/fedmjp-")

@@ -15,6 +15,8 @@ from attacks.mjp.facts import linear_facts
 from fedmjp.config import FederationConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
+from fedmjp.errors import AttackFailedError
+from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import METRICS
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -117,6 +119,46 @@ def test_fixed_company_stays_a_mixture(eight: Selection) -> None:
     assert max(psnr(made, batches[0])) < 25
 
 
+@pytest.mark.parametrize("options", [{"one_mask": True}, {"mask_ratio": 0.0, "gradient_of": Picture.CLEAN}], ids=str)
+def test_black_bars_join_nothing(eight: Selection, options: dict[str, Any]) -> None:
+    defence = "mjp" if "one_mask" in options else "none"
+    model = small_model(defence=defence)
+    batches = [barred(shown(eight, pair, epoch, **options), 16) for epoch in range(5) for pair in pairs(epoch)]
+    made = attack([upload_of(model, batch) for batch in batches], model)
+    assert made.diagnostics["uploads_linked"] == 5
+    assert min(psnr(made, batches[0])) > 40
+
+
+def barred(batch: PrivateBatch, rows: int) -> PrivateBatch:
+    """With a black bar at the top, as films have it."""
+    clean = batch.clean.clone()
+    clean[:, :, :rows] = 0
+    return replace(batch, clean=clean, shuffled=rearrange(clean, batch.source))
+
+
+def test_a_picture_without_other_company_is_a_mixture_of_its_own(eight: Selection) -> None:
+    model = small_model(defence="mjp")
+    company = [(0, 3), (0, 1), (0, 2), (0, 4), (0, 5)]
+    batches = [shown(eight, pair, number, one_mask=True) for number, pair in enumerate(company)]
+    made = attack([upload_of(model, batch) for batch in batches], model)
+    first, other = psnr(made, batches[0])
+    assert first > 40
+    assert other < 25
+    assert not torch.equal(*made.images)
+
+
+def test_another_upload_that_states_nothing_is_left_out(eight: Selection) -> None:
+    model = small_model(defence="mjp")
+    batches = [shown(eight, (0,), number) for number in range(3)]
+    silent = replace(batches[0], mask=torch.ones_like(batches[0].mask))
+    uploads = [upload_of(model, batch) for batch in (*batches, silent)]
+    made = attack(uploads, model)
+    assert made.diagnostics["uploads_kept"] == 3
+    assert torch.equal(made.images, attack(uploads[:3], model).images)
+    with pytest.raises(AttackFailedError, match="every patch is masked"):
+        attack(uploads[::-1], model)
+
+
 def test_masks_of_their_own_slow_it_down(eight: Selection) -> None:
     model = small_model(defence="mjp")
     batches = [shown(eight, pair, epoch) for epoch in range(5) for pair in pairs(epoch)]
@@ -125,10 +167,31 @@ def test_masks_of_their_own_slow_it_down(eight: Selection) -> None:
     assert one + 3 < all_ < 60
 
 
-def test_more_tokens_than_dimensions_are_refused(defended: VitClassifier) -> None:
+@pytest.mark.parametrize(
+    ("pictures", "why"),
+    [
+        (3, "192 patches are not fewer than the 192 dimensions"),
+        (4, "256 patches are more than the 192 dimensions"),
+    ],
+)
+def test_as_many_tokens_as_dimensions_are_refused(defended: VitClassifier, pictures: int, why: str) -> None:
     refusal = ATTACKS.get("mjp_intersection")().refusal
-    assert refusal(defended, ThreatModel(batch_size=3)) is None
-    assert "256 patches are more than the 192 dimensions" in (refusal(defended, ThreatModel(batch_size=4)) or "")
+    assert refusal(defended, ThreatModel(batch_size=2)) is None
+    assert why in (refusal(defended, ThreatModel(batch_size=pictures)) or "")
+
+
+def test_uploads_that_nothing_tells_apart_are_refused() -> None:
+    refusal = ATTACKS.get("mjp_intersection")().refusal
+    wide = small_model(name="deit_small", defence="mjp")
+    assert refusal(wide, ThreatModel(batch_size=2)) is None
+    told = refusal(wide, ThreatModel(batch_size=3)) or ""
+    assert "leave 256 directions open, and a patch has 192 values" in told
+
+
+def test_degraded_batches_come_with_a_warning(defended: VitClassifier) -> None:
+    caveat = ATTACKS.get("mjp_intersection")().caveat
+    assert "degraded" not in (caveat(defended, ThreatModel(batch_size=2)) or "")
+    assert "degraded" in (caveat(defended, ThreatModel(batch_size=2, noise=1e-3)) or "")
 
 
 def test_of_one_upload_batches_are_refused(defended: VitClassifier) -> None:

@@ -10,15 +10,18 @@ together B n - V directions, V being the number of places that anybody shows. Ou
 
     (I - P) x_t = (I - P) y_t = e_t
 
-is exact for every picture that shows t, as long as the B n tokens are not more than the d dimensions of a
-token, and the B n - V directions fewer than the values of a patch. It is a *mixture* only along P. A further
+is exact for every picture that shows t, as long as the B n tokens are fewer than the d dimensions of a
+token, and the B n - V directions than the p values of a patch. It is a *mixture* only along P. A further
 upload with x, but with other company, leaves x open along another span, and the intersection is as for one
 picture. A batch that recurs as a whole stays a mixture.
 
 Which uploads share a picture, and where each shows it, is told by agreement: outside of the joint span of two
 uploads, e_t^(r) = e_t^(s) if both state the same patch. With one mask for the whole batch they agree everywhere; if
 every picture has a mask of its own, e_t is of x only where x shows t, and they agree where both do. Two uploads
-are joined if they agree at more than a few places, three if the places at which they agree are the same.
+are joined if they agree at more than a few places, three if the places at which they agree are the same. The
+joint span must leave something: 2 (B n - V) < p. Places that look like another one of the same picture, as
+black bars and blown-out skies do, are no evidence: they look so in other pictures, too. A textured overlay that
+many pictures share, pixel for pixel, would still pass for one picture.
 """
 
 from collections.abc import Sequence
@@ -32,6 +35,7 @@ from attacks.mjp.affine import AffinePatches, of_one_upload, of_several_uploads
 from attacks.mjp.closing import close
 from attacks.mjp.facts import LinearFacts
 from attacks.mjp.linking import APART, Statement
+from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 
 # Share of the places at which two uploads must agree to share a picture. Masks of 0.5 for each picture leave a quarter.
@@ -67,7 +71,7 @@ def members(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -
 
     Returns:
         As many as ``pictures``. Of a picture that no other company shows there is what one upload, or all
-        uploads of the same batch, state: a mixture.
+        uploads of the same batch, state: a mixture. Pictures without a group of uploads come last.
     """
     alone = [Statement.of([each]) for each in facts]
     sharing = [index for index in range(1, len(facts)) if _shared(alone[0], alone[index]) >= SHARED]
@@ -75,7 +79,23 @@ def members(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -
     agreeing = _agreements([alone[index] for index in (0, *sharing)])
     groups = _companies(own, agreeing, pictures)
     found = [_member([own[place] for place in each], agreeing[each][:, each], model) for each in groups]
-    return found + [found[0]] * (pictures - len(found))
+    if len(found) < pictures:
+        found += [_member(own[:1], agreeing[:1, :1], model)] * (pictures - len(found))
+    return found
+
+
+def refusal(model: VitClassifier, pictures: int) -> str | None:
+    """Why uploads of so many pictures cannot be told by whom they show, even without a mask; None if they can."""
+    patches, values = model.grid**2, 3 * model.patch_size**2
+    dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
+    if pictures * patches >= dimensions:
+        return f"{pictures * patches} patches are not fewer than the {dimensions} dimensions of a token"
+    if 2 * (pictures - 1) * patches >= values:
+        return (
+            f"two uploads of {pictures} pictures leave {2 * (pictures - 1) * patches} directions open, and a patch has "
+            f"{values} values: nothing tells whether they share a picture"
+        )
+    return None
 
 
 def _agree(one: Statement, other: Statement) -> Tensor:
@@ -99,9 +119,23 @@ def _agree(one: Statement, other: Statement) -> Tensor:
     return same | silent
 
 
+def _distinctive(one: Statement) -> Tensor:
+    """(patches,) bool: places that state another patch than every other place, and masked ones.
+
+    Two places count as equal by the same bound as two uploads at one place.
+    """
+    directions = one.known.shape[1] - len(one.basis)
+    noise = directions * (one.variance[:, None] + one.variance)
+    energy = 2 * one.known[~one.unseen].square().sum(dim=1).mean()
+    equal = torch.cdist(one.known, one.known, compute_mode="donot_use_mm_for_euclid_dist") ** 4 < noise * energy
+    equal &= ~one.unseen[:, None] & ~one.unseen
+    return ~equal.fill_diagonal_(False).any(dim=1)
+
+
 def _shared(one: Statement, other: Statement) -> float:
-    """Share of the places that either shows at which two agree."""
-    return float(_agree(one, other)[~(one.unseen & other.unseen)].double().mean())
+    """Share of the distinctive places that either shows at which two agree."""
+    telling = _distinctive(one) & _distinctive(other) & ~(one.unseen & other.unseen)
+    return float(_agree(one, other)[telling].double().mean()) if telling.any() else 0.0
 
 
 def _agreements(alone: Sequence[Statement]) -> Tensor:
@@ -129,11 +163,11 @@ def _company(facts: Sequence[LinearFacts], agreeing: Tensor, seed: int, candidat
     If these share several pictures, the first to join decides which of them is meant: what the group states
     together is asked each time, at places of which all agree on the patch, as long as these are many.
     """
-    group, core = [0, seed], [0, seed]
+    group, core, telling = [0, seed], [0, seed], _distinctive(Statement.of([facts[0]]))
     stated, places = _common(facts, agreeing, core)
     for candidate in candidates:
         alone = Statement.of([facts[candidate]])
-        shown = places & ~(stated.unseen & alone.unseen)
+        shown = places & telling & ~(stated.unseen & alone.unseen)
         if not shown.any() or float(_agree(stated, alone)[shown].double().mean()) < TOGETHER:
             continue
         group.append(candidate)

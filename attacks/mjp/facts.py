@@ -107,7 +107,7 @@ def linear_facts(
         prior: Of a patch in the network's input space, for uploads that are not clean.
 
     Raises:
-        AttackFailedError: If every patch is masked.
+        AttackFailedError: If every patch is masked, or cannot be told from a masked one.
     """
     patch_gradient = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
     positions = on_device(upload, names.POSITION_EMBEDDING, model)[0]
@@ -115,7 +115,7 @@ def linear_facts(
     silence = noise**2 * positions.square().mean() * (1 + SILENT * (2 / tokens.shape[1]) ** 0.5)
     mask = (tokens.square().mean(dim=1) <= silence) & model.defended
     if mask.all():
-        raise AttackFailedError("every patch is masked in an upload: it states nothing about any of them")
+        raise AttackFailedError("every patch is masked in an upload, or drowned in noise: it states none of them")
     visible = tokens[~mask]
     outside = _complement(visible)
     span = _span(outside.mT @ patch_gradient, upload.num_examples * len(mask) - len(visible))

@@ -1,16 +1,18 @@
 """Several MJP uploads of one picture under independent masks: linear algebra recovers it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
+from attacks.mjp import batches
 from attacks.mjp.affine import of_one_upload, of_several_uploads
-from attacks.mjp.batches import members
 from attacks.mjp.closed_facts import ClosedFacts
 from attacks.mjp.closing import close
 from attacks.mjp.facts import LinearFacts, facts_under
 from attacks.mjp.linking import linked
 from attacks.pictures import picture
+from fedmjp.errors import AttackFailedError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
@@ -34,7 +36,8 @@ class MjpIntersection(ClosedFacts):
     blurs of a span counts as open.
 
     Of *batches* each picture is found by the uploads that show it in other company (``attacks.mjp.batches``),
-    as long as the patches of all of them are not more than the dimensions of a token.
+    as long as all patches of an upload are fewer than the dimensions of a token, and what two uploads leave open
+    is less than a patch.
     """
 
     name = "mjp_intersection"
@@ -43,12 +46,19 @@ class MjpIntersection(ClosedFacts):
     exploits = "masks drawn anew for every upload hide other patches each time; what one mask hides the next shows"
     reads_others = True
 
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Of batches, needs uploads that can be told by whom they show, besides."""
+        several = threat.batch_size > 1
+        return super().refusal(model, threat) or (batches.refusal(model, threat.batch_size) if several else None)
+
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Batches need changing company."""
+        """Batches need changing company, and masks that leave enough."""
         del model
         if threat.batch_size == 1:
             return None
-        return f"{self.name}: pictures that are always shown in the same company stay a mixture"
+        told = f"{self.name}: pictures that are always shown in the same company stay a mixture, as do all if masks "
+        told += "make two uploads leave as much open as a patch has values"
+        return f"{told}; which uploads share a picture is unsure as they are degraded" if threat.degradation else told
 
     def _reconstruct(
         self,
@@ -61,14 +71,23 @@ class MjpIntersection(ClosedFacts):
         del generators  # nothing is drawn
         found = []
         for upload in uploads:
-            facts = [facts_under(threat, each, model) for each in (upload, *upload.others)]
+            facts = [facts_under(threat, upload, model), *_of_others(upload.others, model, threat)]
             several = upload.num_examples > 1
             found.append(_of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model))
         return found
 
 
+def _of_others(others: Sequence[Upload], model: VitClassifier, threat: ThreatModel) -> list[LinearFacts]:
+    """Of those that state anything: an upload with every patch masked does not."""
+    found = []
+    for each in others:
+        with suppress(AttackFailedError):
+            found.append(facts_under(threat, each, model))
+    return found
+
+
 def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -> Reconstruction:
-    found = members(facts, pictures, model)
+    found = batches.members(facts, pictures, model)
     return Reconstruction(
         torch.cat([picture(each.patches, model) for each in found]),
         {

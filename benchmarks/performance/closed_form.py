@@ -26,6 +26,7 @@ from attacks import ATTACKS
 from attacks.natural_patches import measured_on
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import open_source, select
@@ -149,4 +150,4 @@ def matrix_rate() -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

@@ -21,6 +21,7 @@ from attacks.natural_patches import measured_on
 from benchmarks.leaderboard.statistics import intervals, statistics
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import open_source, select
@@ -139,4 +140,4 @@ def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Ten
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

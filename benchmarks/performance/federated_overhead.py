@@ -25,6 +25,7 @@ from benchmarks.federation.simulation import Resources
 from benchmarks.federation.training import RoundReport, deal, partition_file, resources_for, train_federated
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_batches
 from fedmjp.models.build import build
@@ -163,4 +164,4 @@ def _mean(found: list[Arrays], pictures: list[int]) -> Arrays:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

@@ -25,6 +25,7 @@ from attacks.grey import LEVEL
 from attacks.natural_patches import measured_on
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
@@ -155,4 +156,4 @@ def compare(psnr: dict[str, list[float]], seconds: dict[str, npt.NDArray[np.floa
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

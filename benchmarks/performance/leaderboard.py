@@ -25,6 +25,7 @@ from benchmarks.ledger import Ledger
 from benchmarks.output import write_json
 from benchmarks.report.publish import FORMATS, publish
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import Defence
 from fedmjp.seeds import numpy_generator
 from fedmjp.settings import Setting
@@ -175,4 +176,4 @@ def _trial(cell: Cell, row: Mapping[Any, Any], scores: dict[str, float], environ
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

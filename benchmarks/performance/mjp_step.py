@@ -16,6 +16,7 @@ import typer
 
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.models.build import build
@@ -95,4 +96,4 @@ def _timed(trainer: Trainer, batch: Batch, turn: int) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

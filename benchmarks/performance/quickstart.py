@@ -15,6 +15,7 @@ import typer
 
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 
 SAMPLE_SECONDS = 0.5
 COMMAND = [sys.executable, "-c", "from fedmjp.cli import main; main()", "quickstart"]
@@ -66,4 +67,4 @@ def size(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

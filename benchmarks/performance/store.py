@@ -20,6 +20,7 @@ from rich.console import Console
 
 from benchmarks.output import write_json
 from fedmjp import provenance
+from fedmjp.cli.running import run_function
 from fedmjp.errors import BadInputError
 from fedmjp.store import Store, Trial
 
@@ -103,4 +104,4 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_function(main)

@@ -1,0 +1,44 @@
+"""How commands are run: what was wrong is told in one line, not as a traceback."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedmjp.errors import FedmjpError
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # how typer ends a command on Ctrl-C
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run the command that the arguments name; an error raised on purpose becomes one line and its exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except FedmjpError as error:
+        code = _tell(str(error), error.exit_code)
+    except OSError as error:
+        code = _tell(f"{error.filename or 'input/output'}: {error.strerror or error}", BAD_INPUT)
+    except click.exceptions.NoArgsIsHelpError as error:
+        code = error.exit_code  # the help was printed
+    except click.ClickException as error:
+        code = _tell(error.format_message(), error.exit_code)
+    if code == INTERRUPTED:
+        _tell("interrupted; whatever was finished is kept", INTERRUPTED)
+    sys.exit(code)
+
+
+def run_function(function: Callable[..., Any]) -> NoReturn:
+    """Run a script's only command."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(function)
+    run(app)
+
+
+def _tell(error: str, code: int) -> int:
+    Console(stderr=True).print(Text("Error: ", "bold red") + Text(error), soft_wrap=True)
+    return code
