@@ -14,8 +14,8 @@ Many certificates in little time: ``--model name=deit_tiny,image_size=64,patch_s
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -184,7 +184,7 @@ def main(
     for entry in chosen.entries:
         for ratio in wanted:
             if (study.model, study.weights, str(ratio), entry.name) not in done:
-                append(rows, study.row(chosen.load(entry), ratio))
+                append(rows, asdict(study.row(chosen.load(entry), ratio)))
     text = summary(read(rows))
     write_text(rows.with_suffix(".md"), text)
     typer.echo(text)
@@ -242,15 +242,15 @@ def read(path: Path) -> list[Row]:
         return [Row(**{name: _KINDS[name](value) for name, value in line.items()}) for line in csv.DictReader(file)]
 
 
-def append(path: Path, row: Row) -> None:
+def append(path: Path, row: Mapping[str, object]) -> None:
     """Write one row at the end of a file, with a header if it is the first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer = csv.DictWriter(file, list(row))
         if new:
             writer.writeheader()
-        writer.writerow(asdict(row))
+        writer.writerow(row)
 
 
 def summary(rows: list[Row]) -> str:
