@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import evaluator
-from benchmarks.direct_uploads import DirectUploads, Memory
+from benchmarks.direct_uploads import PICTURES_PER_PASS, DirectUploads, Memory
 from benchmarks.experiment import AttackConfig, Experiment, PlannedTrial
 from benchmarks.pictures import save_png
 from benchmarks.prepare import Prepared
 from benchmarks.sources import Batch, Recorded
 from fedmjp.config import ModelConfig
+from fedmjp.data.selection import Selection
 from fedmjp.errors import FedmjpError
 from fedmjp.records import Reconstruction
 from fedmjp.settings import Picture
@@ -95,6 +96,10 @@ class _Kind:
         threat = self.experiment.threat.model_copy(update={"uploads_per_picture": 1})
         return self.arm.label, self.trials[0].cell.weights, threat.digest()
 
+    @property
+    def attacks(self) -> list[AttackConfig]:
+        return list({trial.attack.label: trial.attack for trial in self.trials}.values())
+
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
         own = {
@@ -104,14 +109,14 @@ class _Kind:
         }
         return len(own) // self.experiment.federation.batch_size
 
-    def batches(self, tried: AttackConfig | None = None) -> list[Batch]:
+    def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
         """Some of the pictures behind them."""
         found = (
             trial.batch
             for trial in self.trials
             if trial.cell.setting.gradient_of is self.version and (tried is None or trial.attack == tried)
         )
-        return list(dict.fromkeys(found))[:PROBED]
+        return list(dict.fromkeys(found))[:at_most]
 
 
 def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
@@ -123,16 +128,13 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
     """
     probes: list[Probe] = []
     scoring, png = 0.0, 0
-    kinds = _kinds(prepared)
-    # Each upload is computed once, for the experiments that ask for most of them.
-    most = {kind.shared: kind for kind in sorted(kinds, key=lambda kind: kind.experiment.threat.uploads_per_picture)}
-    for kind in kinds:
-        if most[kind.shared] is kind:
-            on_probe(f"{kind.arm.label}, uploads")
-            probes.append(_upload_probe(kind, DirectUploads(kind.experiment, prepared.selection)))
-        source = DirectUploads(kind.experiment, prepared.selection, Memory())
-        for tried in {trial.attack.label: trial.attack for trial in kind.trials}.values():
+    for kinds in _sharing(_kinds(prepared)):
+        on_probe(f"{kinds[0].arm.label}, uploads")
+        probes.append(_upload_probe(kinds, prepared.selection))
+        memory = Memory()
+        for kind, tried in ((each, tried) for each in kinds for tried in each.attacks):
             on_probe(f"{kind.arm.label}, {tried.label}")
+            source = DirectUploads(kind.experiment, prepared.selection, memory)
             probe, recorded, made = _attack_probe(kind, source, tried)
             probes.append(probe)
             if made and not png:
@@ -156,11 +158,23 @@ def _kinds(prepared: Prepared) -> list[_Kind]:
     return list(found.values())
 
 
-def _upload_probe(kind: _Kind, source: DirectUploads) -> Probe:
-    what, batches = f"{kind.arm.label}: uploads", kind.batches()
-    source.uploads(kind.arm, kind.version, batches)  # builds the model and finds its kernels, which is done once
+def _sharing(kinds: Sequence[_Kind]) -> list[list[_Kind]]:
+    """Those whose uploads are the same but for their number, by that number."""
+    found: defaultdict[Hashable, list[_Kind]] = defaultdict(list)
+    for kind in sorted(kinds, key=lambda kind: kind.experiment.threat.uploads_per_picture):
+        found[kind.shared].append(kind)
+    return list(found.values())
+
+
+def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
+    """Of a whole pass, as uploads are computed in passes, and once for the kind that asks for most of them."""
+    fewest, kind = kinds[0], kinds[-1]
+    pass_ = max(1, PICTURES_PER_PASS // kind.experiment.federation.batch_size)
+    what, batches = f"{kind.arm.label}: uploads", kind.batches(at_most=pass_)
+    # Builds the model and finds its kernels, which is done once.
+    DirectUploads(fewest.experiment, selection).uploads(kind.arm, kind.version, batches[:1])
     began = time.perf_counter()
-    found = source.uploads(kind.arm, kind.version, batches)
+    found = DirectUploads(kind.experiment, selection).uploads(kind.arm, kind.version, batches)
     seconds = (time.perf_counter() - began) / len(batches)
     failures = [each for each in found.values() if isinstance(each, str)]
     return Probe(what, seconds, kind.uploads(), failures[0] if failures else None)

@@ -23,7 +23,6 @@ from attacks.mjp.linking import Statement, Verdict, compare, groups
 from attacks.natural_patches import measured_on
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
@@ -31,6 +30,7 @@ from fedmjp.data.selection import open_source, select
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
 

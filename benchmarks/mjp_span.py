@@ -29,8 +29,6 @@ from attacks.mjp.span.attack import MjpSpan
 from attacks.natural_patches import measured_on
 from benchmarks.leaderboard.statistics import share
 from benchmarks.output import write_text
-from fedmjp.cli.overrides import overridden
-from fedmjp.cli.running import run_function
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture, PictureSource
@@ -42,6 +40,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
+from fedmjp.running import run_function
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
@@ -124,12 +123,12 @@ class Study:
         Raises:
             ConfigError: If they are no such pairs.
         """
-        given = overridden({}, [pair for pair in options.split(",") if pair])
+        given = read_options(options)
         values: dict[str, Any] = {"name": "deit_small", "defence": "mjp", **given}
         weights = values.pop("weights", None)
         label = "untrained"
         if weights is not None:
-            values["weights"] = Checkpoint.of(str(weights)).model_dump()
+            values["weights"] = Checkpoint.of(weights).model_dump()
             label = "/".join(Path(weights).parts[-2:])
         config = ModelConfig.parse(values)
         told = (f"{key}={value}" for key, value in sorted(given.items()) if key not in ("name", "weights"))
@@ -188,6 +187,21 @@ def main(
     text = summary(read(rows))
     write_text(rows.with_suffix(".md"), text)
     typer.echo(text)
+
+
+def read_options(text: str) -> dict[str, str]:
+    """Comma-separated KEY=VALUE pairs.
+
+    Raises:
+        ConfigError: If one is no such pair.
+    """
+    found = {}
+    for pair in filter(None, text.split(",")):
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--model: {pair!r} is not KEY=VALUE, such as name=deit_tiny")
+        found[key] = value
+    return found
 
 
 def read_ratios(text: str) -> list[float]:

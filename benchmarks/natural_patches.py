@@ -17,8 +17,8 @@ from torch import Tensor
 
 from attacks.natural_patches import DIGITS, PROVENANCE, TABLE
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.data.folder import FolderPictures
+from fedmjp.running import run_function
 
 IMAGE_SIZES = (32, 64, 128, 224)
 LARGEST_LAG = 15  # patches of up to 16 x 16 pixels

@@ -23,7 +23,6 @@ from attacks.reassembly import reassemble
 from benchmarks.mjp_span import selection as drawn
 from benchmarks.output import write_json, write_text
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, open_source
@@ -35,6 +34,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients

@@ -22,11 +22,11 @@ from benchmarks.output import write_json, write_text
 from benchmarks.recorded_rounds import RecordedRounds
 from benchmarks.report.drawing import CEILING, CEILING_TICK, DASHED, STYLE
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.errors import BadInputError
 from fedmjp.metrics import metric
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.threat import ThreatModel
 
 RECOGNISABLE = 20.0  # dB

@@ -32,7 +32,6 @@ from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.block import Linear, Norm, gelu
 from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
 from benchmarks.mjp_span import Study, append, read_ratios, selection
-from fedmjp.cli.running import run_function
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
@@ -40,6 +39,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.settings import Picture
 from fedmjp.updates import gradient
 

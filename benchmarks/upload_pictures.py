@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from attacks import ATTACKS
-from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
@@ -28,6 +27,7 @@ from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import gradient

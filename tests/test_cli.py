@@ -13,10 +13,10 @@ from attacks import ATTACKS
 from benchmarks.sources import FederatedUploads
 from fedmjp.cli import main
 from fedmjp.cli.doctor import shadowed
-from fedmjp.cli.running import run_function
 from fedmjp.errors import FederationError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
+from fedmjp.running import run_function
 from tests.experiments import small_experiment
 
 BAD_INPUT = 2

@@ -26,7 +26,6 @@ from attacks import ATTACKS
 from attacks.natural_patches import measured_on
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import open_source, select
@@ -36,6 +35,7 @@ from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel

@@ -21,7 +21,6 @@ from attacks.natural_patches import measured_on
 from benchmarks.leaderboard.statistics import intervals, statistics
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import open_source, select
@@ -32,6 +31,7 @@ from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients

@@ -25,11 +25,11 @@ from benchmarks.federation.simulation import Resources
 from benchmarks.federation.training import RoundReport, deal, partition_file, resources_for, train_federated
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_batches
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
+from fedmjp.running import run_function
 from fedmjp.seeds import derive
 from fedmjp.training.config import FederatedConfig, TrainingConfig
 from fedmjp.training.loop import Schedule, Trainer

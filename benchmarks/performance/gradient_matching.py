@@ -25,7 +25,6 @@ from attacks.grey import LEVEL
 from attacks.natural_patches import measured_on
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
@@ -35,6 +34,7 @@ from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator, torch_generator
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel

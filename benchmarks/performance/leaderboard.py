@@ -25,8 +25,8 @@ from benchmarks.ledger import Ledger
 from benchmarks.output import write_json
 from benchmarks.report.publish import FORMATS, publish
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.config import Defence
+from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator
 from fedmjp.settings import Setting
 from fedmjp.store import Store, Trial

@@ -16,10 +16,10 @@ import typer
 
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.models.build import build
+from fedmjp.running import run_function
 from fedmjp.seeds import torch_generator
 from fedmjp.training.config import OFFICIAL_CODE, Puzzle, Recipe
 from fedmjp.training.loop import Schedule, Trainer

@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
+from fedmjp.running import run_function
 
 SAMPLE_SECONDS = 0.5
 COMMAND = [sys.executable, "-c", "from fedmjp.cli import main; main()", "quickstart"]

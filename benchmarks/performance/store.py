@@ -20,8 +20,8 @@ from rich.console import Console
 
 from benchmarks.output import write_json
 from fedmjp import provenance
-from fedmjp.cli.running import run_function
 from fedmjp.errors import BadInputError
+from fedmjp.running import run_function
 from fedmjp.store import Store, Trial
 
 BATCH = 16

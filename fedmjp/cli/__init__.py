@@ -10,10 +10,10 @@ from fedmjp.cli.evaluate import evaluate
 from fedmjp.cli.leaderboard import leaderboard
 from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.record import record
-from fedmjp.cli.running import run
 from fedmjp.cli.simulate import simulate
 from fedmjp.cli.train import train
 from fedmjp.cli.weights import weights
+from fedmjp.running import run
 
 app = typer.Typer(
     help="Federated-learning privacy benchmark: MJP vision transformers under gradient inversion.",
