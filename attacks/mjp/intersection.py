@@ -24,7 +24,8 @@ class MjpIntersection(ClosedFacts):
     One upload of MJP leaves every patch open along the span of its masked patches, and along nothing
     else (``attacks.mjp.facts``). A further upload of the same picture under another mask leaves it open
     along another span. Together only their intersection is open: the span of the patches that were
-    masked in every upload, and nothing once every patch was seen (``attacks.mjp.affine``). This is
+    masked in every upload, and nothing once every patch was seen (``attacks.mjp.affine``); patches that
+    look alike, as in a black bar, count as one, which is masked as long as any of them is. This is
     exact, in the true order of the patches, and holds whatever the weights were in each upload: a client
     that trains on a picture for several epochs sends exactly this.
 
