@@ -49,10 +49,12 @@ def test_what_was_withstood_is_said_to_help() -> None:
     few = [entry_of(ThreatModel(uploads_per_picture=count), [12.0, 13.0, 14.0]) for count in (1, 4)]
     once, again = advice(sample_board(models=[], extra=few))
     assert once.startswith("MJP helps against")
+    assert "exactly" not in once
     assert again.startswith("It helps against")
     many = [entry_of(ThreatModel(uploads_per_picture=count), [52.0, 53.0, 54.0]) for count in (1, 4)]
     once, again = advice(sample_board(models=[], extra=many))
     assert once.startswith("MJP does not help")
+    assert "100 % of them exactly" in once
     assert again.startswith("It does not help")
 
 

@@ -49,11 +49,12 @@ def _once(board: Board, by_count: dict[int, Entry], where: str) -> str:
         if not each.adapted and each.role == "attack" and each.leakage and _same_cell(each, fewest)
     )
     known = f"; attacks that do not know MJP recover {_middle(next(iter(naive.values())))}" if naive else ""
+    exact = f", {_exact(fewest)} of them exactly" if _exact_share(fewest) else ""
     stops = _median(fewest) < board.recognisable_at and _exact_share(fewest) < BROKEN
     return (
         f"MJP {'helps' if stops else 'does not help'} against a server that sees a picture {_times(min(by_count))}: "
         f"at {where} the strongest attack "
-        f"({fewest.attack}) recovers {_middle(fewest)}{_references(board, fewest)}{known}."
+        f"({fewest.attack}) recovers {_middle(fewest)}{_references(board, fewest)}{exact}{known}."
     )
 
 
