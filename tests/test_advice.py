@@ -42,7 +42,7 @@ def test_it_says_whom_mjp_stops_whom_not_and_what_else_was_measured(entries: lis
     assert "do not know MJP recover 10.5 dB" in helps
     assert "mask ratio 0.27 on deit_tiny" in fails
     assert "75 % after 4 uploads" in fails
-    assert "noise of 0.01 RMS added with 4 uploads: 15.8 dB in the median of 4 pictures" in instead
+    assert "noise of 0.01 RMS added: 15.8 dB from 4 uploads (median of 4 pictures)" in instead
 
 
 def test_what_was_withstood_is_said_to_help() -> None:

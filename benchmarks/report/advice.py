@@ -1,5 +1,6 @@
 """What attacks that know MJP say to somebody who deploys it: whom it stops, whom not, and what else to do."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -71,10 +72,31 @@ def _again(board: Board, by_count: dict[int, Entry], where: str) -> str:
 
 
 def _instead(board: Board, protected: Sequence[Entry]) -> str:
-    said = [f"{_protection(entry.threat)}: {_middle(entry)}" for entry in sorted(protected, key=_median)]
+    grouped: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in sorted(protected, key=lambda each: (_uploads(each), each.n)):
+        grouped[_protection(entry.threat)].append(entry)
+    ascending = sorted(grouped.items(), key=lambda item: max(map(_median, item[1])))
+    said = [f"{name}: {_by_uploads(board, entries)}" for name, entries in ascending]
     guess = _floor(board, protected[0])
     against = f" (grey guess {guess})" if guess else ""
     return f"What was measured besides MJP, each with the strongest attack that applies{against}: {'; '.join(said)}."
+
+
+def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
+    """Medians of one protection, by number of uploads; below the guess it is the attack that failed."""
+    found = [
+        f"{numbers.score(_median(entry), LEAKAGE)} dB from "
+        f"{'1 upload' if _uploads(entry) == 1 else f'{_uploads(entry)} uploads'}"
+        for entry in entries
+    ]
+    counts = sorted({entry.n for entry in entries})
+    floors = [_floor_entry(board, entry) for entry in entries]
+    beaten = all(
+        floor is not None and floor.leakage and _median(entry) < _median(floor)
+        for entry, floor in zip(entries, floors, strict=True)
+    )
+    failed = "; less than the guess: the attack failed, which proves nothing" if beaten else ""
+    return f"{_listed(found)} (median of {_listed([str(count) for count in counts])} pictures{failed})"
 
 
 def _on_mjp(board: Board) -> list[Entry]:
@@ -146,8 +168,12 @@ def _references(board: Board, entry: Entry) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
+def _floor_entry(board: Board, entry: Entry) -> Entry | None:
+    return next((each for each in board.entries if each.id == entry.floor), None)
+
+
 def _floor(board: Board, entry: Entry) -> str:
-    found = next((each for each in board.entries if each.id == entry.floor), None)
+    found = _floor_entry(board, entry)
     return f"{numbers.score(_median(found), LEAKAGE)} dB" if found is not None and found.leakage else ""
 
 
@@ -158,8 +184,7 @@ def _protection(threat: ThreatModel) -> str:
         parts.append(f"weight deltas of {threat.local_steps} steps")
     if threat.degradation:
         parts.append(threat.degradation)
-    uploads = "1 upload" if threat.uploads_per_picture == 1 else f"{threat.uploads_per_picture} uploads"
-    return f"{', '.join(parts)} with {uploads}"
+    return ", ".join(parts)
 
 
 def _listed(parts: Sequence[str]) -> str:
