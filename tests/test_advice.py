@@ -58,6 +58,18 @@ def test_what_was_withstood_is_said_to_help() -> None:
     assert again.startswith("It does not help")
 
 
+def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
+    guess = entry_of(NOISY, [16.0, 17.0, 18.0], role="floor", attack="grey", id="guess")
+    plain = [entry_of(ThreatModel(uploads_per_picture=count), [52.0, 53.0, 54.0]) for count in (1, 4)]
+
+    def instead(values: list[float]) -> str:
+        protected = entry_of(NOISY, values, floor="guess")
+        return advice(sample_board(models=[], extra=[*plain, guess, protected]))[2]
+
+    assert "the attack failed, which proves nothing" in instead([9.0, 10.0, 11.0])
+    assert "failed" not in instead([19.0, 20.0, 21.0])
+
+
 def test_it_stands_at_the_top_of_the_page(entries: list[Entry]) -> None:
     board = sample_board(models=[], extra=entries)
     text = markdown_text(board)

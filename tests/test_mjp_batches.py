@@ -171,7 +171,7 @@ def test_masks_of_their_own_slow_it_down(eight: Selection) -> None:
     ("pictures", "why"),
     [
         (3, "192 patches are not fewer than the 192 dimensions"),
-        (4, "256 patches are more than the 192 dimensions"),
+        (4, "256 patches are not fewer than the 192 dimensions"),
     ],
 )
 def test_as_many_tokens_as_dimensions_are_refused(defended: VitClassifier, pictures: int, why: str) -> None:

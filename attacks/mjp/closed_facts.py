@@ -28,7 +28,7 @@ class ClosedFacts(Attack):
         """Needs each client's own uploads, enough dimensions, and statistics of such pictures."""
         if not threat.individual_updates:
             return "needs each client's own update: a sum over clients only shows the sum of their tokens"
-        return refusal(model, threat.batch_size) or size_refusal(model.image_size)
+        return refusal(model) or size_refusal(model.image_size)
 
     def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
         """MJP."""

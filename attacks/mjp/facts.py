@@ -178,11 +178,11 @@ def required_tensors(model: VitClassifier) -> list[str]:
     return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown]
 
 
-def refusal(model: VitClassifier, pictures: int = 1) -> str | None:
-    """Why no facts can be read from this model's uploads of so many pictures; None if they can."""
+def refusal(model: VitClassifier) -> str | None:
+    """Why no facts can be read from this model's uploads of one picture; None if they can."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
-    patches = pictures * model.grid**2
+    patches = model.grid**2
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     if patches > dimensions:
         return f"{patches} patches are more than the {dimensions} dimensions of a token: the equations do not suffice"
