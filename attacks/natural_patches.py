@@ -3,7 +3,7 @@
 Its covariance depends only on the distance between two pixels and on their channels, as in any
 collection of pictures without a preferred place. A table of it, measured on 300 ImageNet pictures,
 ships with fedmjp; ``natural_patches.json`` names the pictures. None of them may be attacked with
-it: the engine refuses. ``python -m benchmarks.natural_patches`` makes the table.
+it: the engine refuses. ``python -m benchmarks.studies.measure_prior`` makes the table.
 """
 
 import json

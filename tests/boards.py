@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.experiment import Cell, PlannedCell
+from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.ledger import Ledger
+from benchmarks.plan.experiment import Cell, PlannedCell
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 

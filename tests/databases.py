@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fedmjp.store import Store, Trial
+from benchmarks.folder.store import Store, Trial
 
 PASSWORD = "s3cr3t-of-tests"
 PER_PUT = 3

@@ -5,20 +5,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.direct_uploads import DirectUploads
-from benchmarks.engine import Engine, JobReport, Silent
-from benchmarks.experiment import Experiment, Plan, PlannedTrial
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.output import OutputFolder
-from benchmarks.planning import plan
-from benchmarks.retention import Keep
-from benchmarks.sources import FederatedUploads, Recorded, Recorder
-from benchmarks.workers import Setup
+from benchmarks.folder.output import OutputFolder
+from benchmarks.folder.store import Store
+from benchmarks.plan.experiment import Experiment, Plan, PlannedTrial
+from benchmarks.plan.planning import plan
+from benchmarks.running.engine import Engine, JobReport, Silent
+from benchmarks.running.retention import Keep
+from benchmarks.running.workers import Setup
+from benchmarks.uploads.direct import DirectUploads
+from benchmarks.uploads.source import FederatedUploads, Recorded, Recorder
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
 from fedmjp.records import record_name
 from fedmjp.settings import Picture
-from fedmjp.store import Store
 from server.uploads import UploadFolder
 
 

@@ -99,6 +99,6 @@ def record(config: FederationConfig, folder: RunFolder) -> None:
 
 def write_manifest(config: FederationConfig, root: Path, pictures: dict[str, str]) -> None:
     """As `fedmjp record` leaves it."""
-    from benchmarks.output import write_json
+    from benchmarks.folder.output import write_json
 
     write_json(root / "manifest.json", {"config": config.model_dump(mode="json"), "pictures": pictures})

@@ -15,6 +15,7 @@ from attacks.base import Attack
 from attacks.grey import Grey
 from attacks.natural_patches import NaturalPatches
 from attacks.patch_embedding import PatchEmbedding
+from attacks.testing import CHECKS, ConformanceError, Trial
 from attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
@@ -28,7 +29,6 @@ from fedmjp.patches import from_patches, to_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
-from fedmjp.testing import CHECKS, ConformanceError, Trial
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from tests.attacks import QUICK, model_of

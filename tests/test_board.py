@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, entry_id
 from benchmarks.leaderboard.reported import reported_in
-from benchmarks.ledger import Ledger
 from fedmjp.errors import RecordError, UnknownNameError
 from fedmjp.provenance import _add_source
 from fedmjp.threat import ThreatModel

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.campaign import Campaign
-from benchmarks.campaign_file import read_campaign
+from benchmarks.campaign.file import read_campaign
+from benchmarks.campaign.spec import Campaign
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import ConfigError
 from fedmjp.settings import Setting

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attacks import ATTACKS
-from benchmarks.sources import FederatedUploads
+from benchmarks.uploads.source import FederatedUploads
 from fedmjp.cli import main
 from fedmjp.cli.doctor import shadowed
 from fedmjp.errors import FederationError
@@ -96,8 +96,8 @@ def test_quickstart_whose_federation_fails_says_why_and_exits_1(
     def fail(*_: object, **__: object) -> None:
         raise FederationError("the federated run failed: client 7: RuntimeError: out of memory")
 
-    monkeypatch.setattr("benchmarks.quickstart.quickstart", lambda device: small_experiment(device=device))
-    monkeypatch.setattr("benchmarks.sources.FederatedUploads", functools.partial(FederatedUploads, record=fail))
+    monkeypatch.setattr("benchmarks.campaign.quickstart.quickstart", lambda device: small_experiment(device=device))
+    monkeypatch.setattr("benchmarks.uploads.source.FederatedUploads", functools.partial(FederatedUploads, record=fail))
     assert run(monkeypatch, "quickstart", "--device", "cpu", "--output", str(tmp_path)) == 1
     printed = capsys.readouterr().out
     assert "96 trials failed: the federated run failed: client 7: RuntimeError: out of memory" in printed
@@ -119,7 +119,7 @@ def test_a_folder_with_other_peoples_files_is_left_alone(
 def test_two_runs_never_share_a_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    holder = "import sys; from pathlib import Path; from benchmarks.output import claim_folder;"
+    holder = "import sys; from pathlib import Path; from benchmarks.folder.output import claim_folder;"
     holder += "claim_folder(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.direct_uploads import DirectUploads
-from benchmarks.experiment import Experiment
-from benchmarks.sources import Recorded
+from benchmarks.plan.experiment import Experiment
+from benchmarks.uploads.direct import DirectUploads
+from benchmarks.uploads.source import Recorded
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
 from fedmjp.models import names

@@ -11,20 +11,20 @@ import pytest
 from PIL import Image
 
 from attacks.patch_embedding import PatchEmbedding
-from benchmarks.direct_uploads import DirectUploads
-from benchmarks.engine import Engine, Silent, jobs
-from benchmarks.experiment import AttackConfig, Experiment
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.output import OutputFolder
-from benchmarks.sources import Recorded
-from benchmarks.workers import run_local
+from benchmarks.folder.output import OutputFolder
+from benchmarks.folder.store import Store, Trial
+from benchmarks.plan.experiment import AttackConfig, Experiment
+from benchmarks.running.engine import Engine, Silent, jobs
+from benchmarks.running.workers import run_local
+from benchmarks.uploads.direct import DirectUploads
+from benchmarks.uploads.source import Recorded
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
 from fedmjp.errors import FederationError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.settings import Picture
-from fedmjp.store import Store, Trial
 from fedmjp.threat import ThreatModel
 from tests.experiments import (
     Told,
@@ -163,7 +163,7 @@ def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, mon
     def broken(model: VitClassifier, *_: object) -> None:
         raise MemoryError("too large")
 
-    monkeypatch.setattr("benchmarks.direct_uploads.entrance_gradients", broken)
+    monkeypatch.setattr("benchmarks.uploads.direct.entrance_gradients", broken)
     plan, setup = small_campaign(tmp_path, seeds=(0,))
     told = Told()
     run_local(plan, setup, workers=1, progress=told)
@@ -220,7 +220,7 @@ def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypat
 def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.engine.CHUNK", 1)
+    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
     solve, seen = PatchEmbedding._reconstruct, []
 
     def spying(self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any) -> Any:
@@ -244,7 +244,7 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
 
 
 def test_memory_holds_a_few_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.engine.CHUNK", 2)
+    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 2)
     experiment, output = small_experiment(), OutputFolder(tmp_path)
     asked: list[int] = []
     engine = engine_of(experiment, output)

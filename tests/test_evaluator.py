@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from benchmarks.evaluator import match, score
+from benchmarks.running.evaluator import match, score
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError

@@ -11,7 +11,7 @@ import torch
 from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.federation.training import deal, records_folder
-from benchmarks.recordings import Recording
+from benchmarks.uploads.recorded import Recording
 from fedmjp.cli import main
 from fedmjp.config import ModelConfig
 from fedmjp.errors import BadInputError, ConfigError, DataError

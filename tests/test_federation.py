@@ -15,8 +15,9 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.evaluator import score
+from attacks.adversary import Adversary
 from benchmarks.federation.simulation import RunFolder, simulate
+from benchmarks.running.evaluator import score
 from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.errors import FederationError
 from fedmjp.models.build import build_vit
@@ -24,7 +25,6 @@ from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
-from server.adversary import Adversary
 from tests.conftest import ROOT
 from tests.experiments import record_directly
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.engine import JobReport
-from benchmarks.experiment import Plan
-from benchmarks.pictures import PARTIAL, save_png
-from benchmarks.workers import Setup, run_local
+from benchmarks.folder.pictures import PARTIAL, save_png
+from benchmarks.plan.experiment import Plan
+from benchmarks.running.engine import JobReport
+from benchmarks.running.workers import Setup, run_local
 from fedmjp.errors import FedmjpError, StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attacks import ATTACKS
+from attacks.testing import CHECKS, Trial
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
 from fedmjp.degradation import degrade
@@ -15,7 +16,6 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
-from fedmjp.testing import CHECKS, Trial
 from fedmjp.threat import ThreatModel
 from tests.conftest import small_model, upload_of
 

@@ -7,13 +7,13 @@ from scipy.optimize import approx_fprime
 
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.matching import MjpMatching, _Mismatch
+from attacks.testing import CHECKS, Trial
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.settings import Picture
-from fedmjp.testing import CHECKS, Trial
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import gradient
 from tests.conftest import batch_of

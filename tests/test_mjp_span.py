@@ -19,6 +19,7 @@ from attacks.mjp.span.deadline import Deadline
 from attacks.mjp.span.equations import Equations, equations
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Steps, minimise
+from attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError
@@ -28,7 +29,6 @@ from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.settings import Picture
-from fedmjp.testing import CHECKS, Trial
 from fedmjp.threat import ThreatModel
 from tests.conftest import batch_of, small_model, upload_of
 

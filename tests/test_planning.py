@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.experiment import AttackConfig, Experiment, Plan
-from benchmarks.ledger import Ledger
-from benchmarks.output import OutputFolder
-from benchmarks.planning import plan
-from benchmarks.prepare import ledger_of
+from benchmarks.campaign.prepare import ledger_of
+from benchmarks.folder.ledger import Ledger
+from benchmarks.folder.output import OutputFolder
+from benchmarks.plan.experiment import AttackConfig, Experiment, Plan
+from benchmarks.plan.planning import plan
 from fedmjp import provenance
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
@@ -131,7 +131,7 @@ def test_pictures_that_a_prior_was_made_of_are_left_out_of_its_cells_and_counted
     experiment: Experiment, batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = batches[0][0].name
-    monkeypatch.setattr("benchmarks.planning.measured_on", lambda name, sha256: name == known)
+    monkeypatch.setattr("benchmarks.plan.planning.measured_on", lambda name, sha256: name == known)
     planned = plan([experiment], [batches], uploads="direct")
     left_out = {each.cell.attack: each.left_out for each in planned.cells}
     assert left_out == {"april": 1, "patch_embedding": 0, "grey": 0}

@@ -37,7 +37,7 @@ class MeanPatch(PatchEmbedding):
 '''
 CONFORMANCE = """
 import pytest
-from fedmjp.testing import CHECKS, Trial
+from attacks.testing import CHECKS, Trial
 from third_party_attack import MeanPatch
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from benchmarks.folder.store import Store
 from fedmjp.errors import OutputError, StoreError
-from fedmjp.store import Store
 from tests import databases
 from tests.databases import PASSWORD, Server, trial
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ray_workers
-from benchmarks.experiment import Plan
-from benchmarks.output import OutputFolder
-from benchmarks.ray_workers import run_ray
-from benchmarks.workers import Setup, run_local
+from benchmarks.folder.output import OutputFolder
+from benchmarks.plan.experiment import Plan
+from benchmarks.running import ray_workers
+from benchmarks.running.ray_workers import run_ray
+from benchmarks.running.workers import Setup, run_local
 from fedmjp.errors import BadInputError, ConfigError, OutputError
 from tests.experiments import Told, files, moved, rows, small_campaign
 from tests.test_workers import with_deadly_picture
@@ -69,7 +69,7 @@ def test_it_gives_the_rows_and_pictures_of_a_local_run(
 def test_a_job_that_kills_its_actor_twice_becomes_failed_rows(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.engine.CHUNK", 1)
+    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
     plan, setup = small_campaign(tmp_path, seeds=(0,), mask_ratios=(0.27,), attacks=("grey",))
     name, deadly = with_deadly_picture(plan, setup)
     told = Told()

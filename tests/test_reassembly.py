@@ -6,8 +6,9 @@ import torch
 from scipy.spatial.distance import mahalanobis
 from torch import Tensor
 
+from attacks.adversary import Adversary
 from attacks.reassembly import _seam_distances, reassemble
-from benchmarks.experiment import AttackConfig
+from benchmarks.plan.experiment import AttackConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.jigsaw import draw
@@ -18,7 +19,6 @@ from fedmjp.records import Upload
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
-from server.adversary import Adversary
 from tests.conftest import batch_of
 
 GREY_LEVEL = 1 / 255

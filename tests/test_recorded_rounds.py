@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.experiment import Experiment
+from attacks.mjp.localisation import without_localisation
 from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.training import deal, records_folder
-from benchmarks.recorded_rounds import RecordedRounds, attacked, open_records
-from benchmarks.sources import Recorded
+from benchmarks.plan.experiment import Experiment
+from benchmarks.uploads.rounds import RecordedRounds, attacked, open_records
+from benchmarks.uploads.source import Recorded
 from fedmjp.cli import main
 from fedmjp.errors import BadInputError
 from fedmjp.models import names
@@ -21,7 +22,6 @@ from fedmjp.records import Upload
 from fedmjp.settings import Picture
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
-from server.localisation import without_localisation
 from tests.federations import MICRO, PLAIN, config_of, play
 from tests.several_uploads import witness
 

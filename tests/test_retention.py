@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.engine import JobReport
-from benchmarks.experiment import Plan
-from benchmarks.ledger import Ledger
-from benchmarks.retention import Keep, Retention, extremes
-from benchmarks.workers import Setup, run_local
+from benchmarks.folder.ledger import Ledger
+from benchmarks.plan.experiment import Plan
+from benchmarks.running.engine import JobReport
+from benchmarks.running.retention import Keep, Retention, extremes
+from benchmarks.running.workers import Setup, run_local
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 COLUMNS = ["clean", "shuffled", "reconstruction"]

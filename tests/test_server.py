@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
 
 from attacks import ATTACKS
+from attacks.adversary import Adversary
 from benchmarks.federation.simulation import RunFolder
 from clients.app import train
 from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
@@ -23,7 +24,6 @@ from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
-from server.adversary import Adversary
 from server.strategy import OneStep
 from server.tap import UploadTap
 from server.uploads import UploadFolder

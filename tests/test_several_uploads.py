@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from attacks.patch_embedding import PatchEmbedding
-from benchmarks import direct_uploads
-from benchmarks.campaign import Campaign
-from benchmarks.direct_uploads import DirectUploads, Memory
-from benchmarks.engine import Job, jobs
-from benchmarks.experiment import Experiment
+from attacks.testing import CHECKS, Trial
+from benchmarks.campaign.spec import Campaign
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.output import OutputFolder
-from benchmarks.planning import plan
-from benchmarks.sources import Recorded, read_recorded
-from benchmarks.workers import Foreman, Setup, run_local
+from benchmarks.folder.output import OutputFolder
+from benchmarks.plan.experiment import Experiment
+from benchmarks.plan.planning import plan
+from benchmarks.running.engine import Job, jobs
+from benchmarks.running.workers import Foreman, Setup, run_local
+from benchmarks.uploads import direct as direct_uploads
+from benchmarks.uploads.direct import DirectUploads, Memory
+from benchmarks.uploads.source import Recorded, read_recorded
 from fedmjp.cli import main
 from fedmjp.config import FederationConfig
 from fedmjp.data.selection import Selection, select_for
@@ -28,7 +29,6 @@ from fedmjp.errors import AttackNotApplicableError, RecordError
 from fedmjp.models import names
 from fedmjp.records import Upload, weights_digest
 from fedmjp.settings import Picture
-from fedmjp.testing import CHECKS, Trial
 from fedmjp.threat import ThreatModel
 from tests.conftest import batch_of, small_model, upload_of
 from tests.experiments import Told

@@ -7,7 +7,7 @@ import torch
 
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.equations import LEVEL_WEIGHT, equations
-from benchmarks.span_information import patch_bounds
+from benchmarks.studies.span_information import patch_bounds
 from fedmjp.config import FederationConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import select_for

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine import JobReport
-from benchmarks.experiment import Plan
-from benchmarks.workers import Setup, WorkerError, run_local
+from benchmarks.plan.experiment import Plan
+from benchmarks.running.engine import JobReport
+from benchmarks.running.workers import Setup, WorkerError, run_local
 from fedmjp.data.pictures import LabelledPicture, PictureSource
 from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
@@ -47,7 +47,7 @@ def with_deadly_picture(plan: Plan, setup: Setup, once: Path | None = None) -> t
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Plan, Setup]:
     """One job per picture and version of two arms, of an attack that reads nothing."""
-    monkeypatch.setattr("benchmarks.engine.CHUNK", 1)
+    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
     return small_campaign(tmp_path / "quick", seeds=(0,), mask_ratios=(0.27,), attacks=("grey",))
 
 
@@ -121,7 +121,7 @@ def test_a_job_that_kills_its_worker_twice_becomes_failed_rows(quick: tuple[Plan
 
 def test_workers_that_never_get_to_work_end_the_run(quick: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch) -> None:
     plan, setup = quick
-    monkeypatch.setattr("benchmarks.workers._serve", os.abort)  # with arguments: a TypeError, before any work
+    monkeypatch.setattr("benchmarks.running.workers._serve", os.abort)  # with arguments: a TypeError, before any work
     with pytest.raises(WorkerError, match="died before it got to work"):
         run_local(plan, setup, workers=2, progress=Told())
 

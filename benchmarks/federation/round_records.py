@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.federation.simulation import RECORDS, RunFolder
-from benchmarks.output import write_json
+from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.config import Checkpoint, FederationConfig
 from fedmjp.data.loading import steps_per_epoch

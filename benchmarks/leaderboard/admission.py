@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.folder.ledger import ABOUT
+from benchmarks.folder.output import write_text
 from benchmarks.leaderboard.entries import Entry, Record, Submission
 from benchmarks.leaderboard.rechecking import AdmissionError, checked
-from benchmarks.ledger import ABOUT
-from benchmarks.output import write_text
 from fedmjp.errors import BadInputError, ConfigError, OutputError
 
 SUBMITTED = "submitted"

@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.experiment import Cell
 from benchmarks.leaderboard.entries import (
     EXPOSED,
     RECOGNISABLE,
@@ -22,6 +21,7 @@ from benchmarks.leaderboard.observations import Observation, used
 from benchmarks.leaderboard.pairing import floor_of, twin_of
 from benchmarks.leaderboard.statistics import Floats, Interval, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
+from benchmarks.plan.experiment import Cell
 from fedmjp.metrics import metric
 
 Environments = Mapping[str, dict[str, Any]]

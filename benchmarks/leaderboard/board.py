@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.assembly import entries_of
 from benchmarks.leaderboard.entries import Board, Entry, Reported
+from benchmarks.leaderboard.manifest import manifest
 from benchmarks.leaderboard.notes import notes
 from benchmarks.leaderboard.observations import observe
 from benchmarks.leaderboard.standings import standings
-from benchmarks.ledger import Ledger
-from benchmarks.manifest import manifest
 
 
 def board_of(

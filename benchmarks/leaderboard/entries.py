@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from attacks.base import Role
-from benchmarks.experiment import Cell
+from benchmarks.plan.experiment import Cell
 from fedmjp.config import Config, Defence
 from fedmjp.errors import ConfigError
 from fedmjp.metrics.protocol import Protocol

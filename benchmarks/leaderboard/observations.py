@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.experiment import PlannedCell
+from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.entries import LEAKAGE
-from benchmarks.ledger import Ledger
+from benchmarks.plan.experiment import PlannedCell
 from fedmjp.errors import RecordError
 from fedmjp.metrics import metric
 

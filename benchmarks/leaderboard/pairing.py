@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.experiment import Cell
+from benchmarks.plan.experiment import Cell
 from fedmjp.settings import Picture, Setting
 
 _UPLOAD = ("model", "weights", "defence", "mask_ratio", "setting", "threat")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from benchmarks.experiment import AttackConfig, Cell
 from benchmarks.leaderboard.assembly import exposed, recognisable
 from benchmarks.leaderboard.entries import (
     LEAKAGE,
@@ -20,6 +19,7 @@ from benchmarks.leaderboard.entries import (
 from benchmarks.leaderboard.pairing import floor_of, twin_of
 from benchmarks.leaderboard.statistics import Floats, difference, intervals, statistics
 from benchmarks.leaderboard.verdicts import judge
+from benchmarks.plan.experiment import AttackConfig, Cell
 from fedmjp.errors import BadInputError, UnknownNameError
 from fedmjp.metrics import metric
 

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
-from benchmarks.output import write_json
+from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
+from benchmarks.folder.output import write_json
 from benchmarks.leaderboard.statistics import intervals, statistics
-from benchmarks.output import write_json
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch

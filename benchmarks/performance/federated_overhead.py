@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.federation.simulation import Resources
 from benchmarks.federation.training import RoundReport, deal, partition_file, resources_for, train_federated
-from benchmarks.output import write_json
+from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_batches

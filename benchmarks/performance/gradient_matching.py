@@ -23,7 +23,7 @@ from attacks.breaching_adapter import InvertingGradients
 from attacks.gradient_matching import GradientMatching
 from attacks.grey import LEVEL
 from attacks.natural_patches import measured_on
-from benchmarks.output import write_json
+from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture

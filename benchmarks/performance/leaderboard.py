@@ -17,19 +17,19 @@ import numpy as np
 import pandas as pd
 import typer
 
-from benchmarks.experiment import Cell, PlannedCell
+from benchmarks.folder.ledger import Ledger
+from benchmarks.folder.output import write_json
+from benchmarks.folder.store import Store, Trial
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.leaderboard.reported import reported_in
-from benchmarks.ledger import Ledger
-from benchmarks.output import write_json
+from benchmarks.plan.experiment import Cell, PlannedCell
 from benchmarks.report.publish import FORMATS, publish
 from fedmjp import provenance
 from fedmjp.config import Defence
 from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator
 from fedmjp.settings import Setting
-from fedmjp.store import Store, Trial
 from fedmjp.threat import ThreatModel
 
 MODELS = 10

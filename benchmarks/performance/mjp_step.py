@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.output import write_json
+from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch

@@ -13,7 +13,7 @@ from typing import Annotated
 import psutil
 import typer
 
-from benchmarks.output import write_json
+from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.running import run_function
 

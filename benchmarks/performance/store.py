@@ -18,11 +18,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.output import write_json
+from benchmarks.folder.output import write_json
+from benchmarks.folder.store import Store, Trial
 from fedmjp import provenance
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
-from fedmjp.store import Store, Trial
 
 BATCH = 16
 METRICS = ("mse", "psnr", "ssim", "fft2d", "fft2d_magnitude", "lpips_alex", "lpips_vgg", "lpips_squeeze")

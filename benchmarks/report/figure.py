@@ -9,10 +9,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.experiment import Cell, PlannedTrial
-from benchmarks.pictures import PictureFolder, load_png
+from benchmarks.folder.pictures import PictureFolder, load_png
+from benchmarks.folder.store import Trial
+from benchmarks.plan.experiment import Cell, PlannedTrial
 from fedmjp.settings import Picture, Setting
-from fedmjp.store import Trial
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from benchmarks.folder.output import write_text
 from benchmarks.leaderboard.entries import Board
-from benchmarks.output import write_text
 from benchmarks.report.gallery import Gallery
 from benchmarks.report.latex import latex_text
 from benchmarks.report.page import page

@@ -6,19 +6,19 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.experiment import Plan
+from benchmarks.folder.ledger import Ledger
+from benchmarks.folder.output import OutputFolder, write_json
+from benchmarks.folder.store import Store
 from benchmarks.leaderboard.admission import submitted
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board
 from benchmarks.leaderboard.reported import reported_in
-from benchmarks.ledger import Ledger
-from benchmarks.output import OutputFolder, write_json
+from benchmarks.plan.experiment import Plan
 from benchmarks.report.figure import write_figure
 from benchmarks.report.gallery import Gallery, Shown
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.tables import print_table
-from benchmarks.retention import extremes
-from fedmjp.store import Store
+from benchmarks.running.retention import extremes
 
 
 def render(ledger: Ledger, store: Store, output: OutputFolder, console: Console) -> pd.DataFrame:

@@ -9,8 +9,8 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.experiment import Experiment
-    from benchmarks.sources import UploadSource
+    from benchmarks.plan.experiment import Experiment
+    from benchmarks.uploads.source import UploadSource
     from fedmjp.config import Checkpoint
     from fedmjp.data.pictures import PictureEntry
 
@@ -52,16 +52,16 @@ def attack(
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
 ) -> None:
     """Attack uploads of one model and report: computed here without Flower, or recorded before."""
-    from benchmarks.engine import Engine
-    from benchmarks.output import OutputFolder
-    from benchmarks.planning import plan
-    from benchmarks.prepare import ledger_of
-    from benchmarks.recorded_rounds import open_records
+    from benchmarks.campaign.prepare import ledger_of
+    from benchmarks.folder.output import OutputFolder
+    from benchmarks.folder.store import Store
+    from benchmarks.plan.planning import plan
     from benchmarks.report.render import render_experiment
+    from benchmarks.running.engine import Engine
+    from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.command_line import published_command
     from fedmjp.cli.outcome import tell_outcome
     from fedmjp.cli.progress import TerminalProgress, wide_console
-    from fedmjp.store import Store
 
     console = wide_console()
     given = {key: value for key, value in context.params.items() if _is_given(context, key)}
@@ -125,7 +125,7 @@ def _is_given(context: typer.Context, key: str) -> bool:
 
 
 def _experiment(values: dict[str, Any], federation: Any, checkpoints: "dict[str, Checkpoint]") -> "Experiment":
-    from benchmarks.experiment import AttackConfig, Experiment
+    from benchmarks.plan.experiment import AttackConfig, Experiment
 
     tried = AttackConfig.parse(
         {"name": values["name"], "options": parse_options(values["options"]), "then": values["then"]}
@@ -146,7 +146,7 @@ def _direct(
     values: dict[str, Any], console: "Console"
 ) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
     from attacks.natural_patches import measured_on
-    from benchmarks.direct_uploads import DirectUploads
+    from benchmarks.uploads.direct import DirectUploads
     from fedmjp.cli.device import choose
     from fedmjp.config import FederationConfig
     from fedmjp.data.selection import open_source, select
@@ -194,7 +194,7 @@ def _direct(
 def _recorded(
     folder: Path, given: dict[str, Any], values: dict[str, Any]
 ) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
-    from benchmarks.recorded_rounds import open_records
+    from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.device import choose
     from fedmjp.errors import BadInputError
 

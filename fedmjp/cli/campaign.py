@@ -8,11 +8,11 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.campaign import Campaign
-    from benchmarks.output import OutputFolder
-    from benchmarks.prepare import Prepared
-    from benchmarks.verify import Verification
-    from fedmjp.store import Store
+    from benchmarks.campaign.prepare import Prepared
+    from benchmarks.campaign.spec import Campaign
+    from benchmarks.folder.output import OutputFolder
+    from benchmarks.folder.store import Store
+    from benchmarks.running.verify import Verification
 
 campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ FAILED = 1
 @campaign.command()
 def estimate(file: File, overrides: Overrides = [], weights: Weights = [], device: Device = "auto") -> None:
     """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
-    from benchmarks.estimate import estimate as estimate_of
+    from benchmarks.running.estimate import estimate as estimate_of
     from fedmjp.cli.campaign_tables import print_estimate
     from fedmjp.cli.progress import wide_console
 
@@ -54,9 +54,9 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
 ) -> None:
     """Run what is missing of a campaign, and report."""
-    from benchmarks.output import OutputFolder
+    from benchmarks.folder.output import OutputFolder
     from benchmarks.report.render import render
-    from benchmarks.runner import run_campaign
+    from benchmarks.running.runner import run_campaign
     from fedmjp.cli.outcome import tell_outcome
     from fedmjp.cli.progress import TerminalProgress, wide_console
 
@@ -80,9 +80,9 @@ def run(
 @campaign.command()
 def status(folder: Folder, database: Database = "") -> None:
     """Say how far a campaign is, while it runs or after."""
-    from benchmarks.ledger import Ledger
-    from benchmarks.output import OutputFolder
-    from benchmarks.status import status as status_of
+    from benchmarks.folder.ledger import Ledger
+    from benchmarks.folder.output import OutputFolder
+    from benchmarks.running.status import status as status_of
     from fedmjp.cli.campaign_tables import print_status
     from fedmjp.cli.progress import wide_console
 
@@ -102,10 +102,10 @@ def verify(
     database: Database = "",
 ) -> None:
     """Check that rows, pictures, scores and table agree; with --rerun, that trials repeat."""
-    from benchmarks import verify as checks
-    from benchmarks.ledger import Ledger
-    from benchmarks.output import OutputFolder
+    from benchmarks.folder.ledger import Ledger
+    from benchmarks.folder.output import OutputFolder
     from benchmarks.report.render import board_in
+    from benchmarks.running import verify as checks
     from fedmjp.cli.progress import wide_console
     from fedmjp.errors import BadInputError
 
@@ -124,7 +124,7 @@ def verify(
 
 
 def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
-    from benchmarks.ledger import ABOUT, Ledger
+    from benchmarks.folder.ledger import ABOUT, Ledger
     from fedmjp.errors import BadInputError, OutputError
 
     if fresh and database:
@@ -139,7 +139,7 @@ def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: s
 
 
 def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":
-    from benchmarks.campaign_file import read_campaign
+    from benchmarks.campaign.file import read_campaign
     from fedmjp.cli.attack import parse_pairs
 
     given = parse_pairs(weights, "--weights")
@@ -150,7 +150,7 @@ def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":
 
 
 def _prepared(read: "Campaign", device: str) -> "Prepared":
-    from benchmarks.prepare import prepare
+    from benchmarks.campaign.prepare import prepare
     from fedmjp.cli.command_line import published_command
     from fedmjp.cli.device import choose
 
@@ -158,7 +158,7 @@ def _prepared(read: "Campaign", device: str) -> "Prepared":
 
 
 def _store(output: "OutputFolder", database: str) -> "Store":
-    from fedmjp.store import Store
+    from benchmarks.folder.store import Store
 
     return Store.open(database) if database else Store.at(output.database)
 

@@ -11,11 +11,11 @@ from rich.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.estimate import Estimate
-    from benchmarks.experiment import PlannedCell
-    from benchmarks.ledger import Ledger
-    from benchmarks.prepare import Prepared
-    from benchmarks.status import Status
+    from benchmarks.campaign.prepare import Prepared
+    from benchmarks.folder.ledger import Ledger
+    from benchmarks.plan.experiment import PlannedCell
+    from benchmarks.running.estimate import Estimate
+    from benchmarks.running.status import Status
 
 SHOWN_KINDS = 12
 

@@ -31,7 +31,7 @@ def evaluate(
     output: Annotated[Path, typer.Option(help="Folder for tables and figure.")] = Path("results/evaluation"),
 ) -> None:
     """Measure what trained models know, and how far shuffled patches move them (MJP's Tables 1, 3 and 4, Fig. 3)."""
-    from benchmarks.output import claim_folder
+    from benchmarks.folder.output import claim_folder
     from fedmjp.cli.device import choose
     from fedmjp.cli.progress import wide_console
     from fedmjp.errors import OutputError
@@ -121,7 +121,7 @@ def _report(
     output: Path,
     console: "Console",
 ) -> None:
-    from benchmarks.output import write_text
+    from benchmarks.folder.output import write_text
     from fedmjp.evaluation.summary import summarise
     from fedmjp.evaluation.sweep import sweep
     from fedmjp.evaluation.tables import frame, markdown, notes, print_sheets, sheets
@@ -144,7 +144,7 @@ def _report(
 
 
 def _note(runs: "Sequence[Trained]", pictures: "Sample", puzzles: "Puzzles", device: str, output: Path) -> None:
-    from benchmarks.output import write_json
+    from benchmarks.folder.output import write_json
     from fedmjp import provenance
     from fedmjp.cli.command_line import published_command
 

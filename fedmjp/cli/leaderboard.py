@@ -41,8 +41,8 @@ def show(
     database: Annotated[str, typer.Option(envvar="FEDMJP_DATABASE", help="postgresql://..., as in the run.")] = "",
 ) -> None:
     """Make tables, page and manifest from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
-    from benchmarks.ledger import Ledger
-    from benchmarks.output import OutputFolder, write_json
+    from benchmarks.folder.ledger import Ledger
+    from benchmarks.folder.output import OutputFolder, write_json
     from benchmarks.report.publish import publish
     from benchmarks.report.render import board_in, gallery_in
     from benchmarks.report.tables import print_table

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from benchmarks.engine import JobReport
+    from benchmarks.running.engine import JobReport
 
 FILE_WIDTH = 140
 

@@ -12,18 +12,18 @@ def quickstart(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
-    from benchmarks.engine import Engine
-    from benchmarks.output import OutputFolder
-    from benchmarks.planning import plan
-    from benchmarks.prepare import ledger_of
-    from benchmarks.quickstart import quickstart as experiment_of
+    from benchmarks.campaign.prepare import ledger_of
+    from benchmarks.campaign.quickstart import quickstart as experiment_of
+    from benchmarks.folder.output import OutputFolder
+    from benchmarks.folder.store import Store
+    from benchmarks.plan.planning import plan
     from benchmarks.report.render import render_experiment
-    from benchmarks.sources import FederatedUploads
+    from benchmarks.running.engine import Engine
+    from benchmarks.uploads.source import FederatedUploads
     from fedmjp.cli.device import choose
     from fedmjp.cli.outcome import tell_outcome
     from fedmjp.cli.progress import TerminalProgress, wide_console
     from fedmjp.data.selection import select_for
-    from fedmjp.store import Store
 
     console = wide_console()
     experiment = experiment_of(device=choose(device))

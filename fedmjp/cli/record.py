@@ -43,7 +43,7 @@ def record(
 ) -> None:
     """Run a federation on this machine and record every upload of single batches as it crosses the wire."""
     from benchmarks.federation.simulation import RunFolder, simulate
-    from benchmarks.output import claim_folder, write_json
+    from benchmarks.folder.output import claim_folder, write_json
     from fedmjp import provenance
     from fedmjp.cli.device import choose
     from fedmjp.cli.progress import TerminalProgress, wide_console

@@ -49,7 +49,7 @@ def simulate(
 ) -> None:
     """Train over clients of a federation on this machine; goes on where it was stopped."""
     from benchmarks.federation.training import check_recordable, deal, partition_file, rounds_done, train_federated
-    from benchmarks.output import claim_folder
+    from benchmarks.folder.output import claim_folder
     from fedmjp.cli.federated_progress import FederatedProgress
     from fedmjp.cli.overrides import merged, overridden
     from fedmjp.cli.progress import wide_console
@@ -177,7 +177,7 @@ def _describe(
 ) -> None:
     """What is known before training: the manifest, the classes, who has what. Pictures are named without folders."""
     from benchmarks.federation.training import partition_file
-    from benchmarks.output import write_json
+    from benchmarks.folder.output import write_json
     from fedmjp import provenance
     from fedmjp.cli.command_line import published_command
     from fedmjp.data.partition_figure import draw_partition

@@ -30,7 +30,7 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
 ) -> None:
     """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped."""
-    from benchmarks.output import claim_folder
+    from benchmarks.folder.output import claim_folder
     from fedmjp.cli.device import choose
     from fedmjp.cli.overrides import merged, overridden, read_values
     from fedmjp.cli.progress import wide_console
@@ -103,7 +103,7 @@ def _row(name: str | None) -> dict[str, Any]:
 
 def _note(config: "TrainingConfig", folder: "TrainingFolder") -> None:
     """The manifest, before anything can go wrong; pictures and weights are named without their folders."""
-    from benchmarks.output import write_json
+    from benchmarks.folder.output import write_json
     from fedmjp import provenance
     from fedmjp.cli.command_line import published_command
     from fedmjp.training.run_folder import published

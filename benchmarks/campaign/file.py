@@ -1,0 +1,163 @@
+"""Reading a campaign's YAML file: every complaint names the line, and the key that was probably meant."""
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from benchmarks.campaign.spec import Campaign
+from fedmjp.errors import BadInputError, ConfigError
+
+Location = tuple[int | str, ...]
+GRIDS = "grids"
+
+
+def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
+    """Read and validate.
+
+    Args:
+        path: The file.
+        overrides: ``key=value`` with dotted keys (``data.pictures=20``, ``grids.0.settings=[a]``); values
+            are YAML.
+
+    Raises:
+        ConfigError: With file and line, or the override, of the first things that are wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, yaml.SafeLoader)
+        values = yaml.safe_load(text)
+        json.dumps(values, default=str)  # walks it all
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path} holds an alias that contains itself") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if root is None or not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold keys and values, such as 'name: my_campaign'")
+    _refuse_repeated_keys(root, path)
+    for override in overrides:
+        values = _overridden(values, override)
+    try:
+        return Campaign.model_validate(values)
+    except ValidationError as error:
+        details = [dict(detail) for detail in error.errors()]
+        # A list is also called too short when all that it holds is wrong.
+        first_hand = [detail for detail in details if detail["type"] != "too_short" or len(details) == 1]
+        complaints = [_complaint(detail, root, path, overrides) for detail in first_hand or details]
+        raise ConfigError("; ".join(dict.fromkeys(complaints))) from None
+    except BadInputError as error:  # an unknown model or attack says so itself
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _overridden(values: dict[str, Any], override: str) -> dict[str, Any]:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not of the form KEY=VALUE")
+    try:
+        config = OmegaConf.create({"file": values})  # a level above, so that every key of the file is plain data
+        OmegaConf.update(config, f"file.{key}", yaml.safe_load(value), force_add=True)
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"override {override!r} cannot be applied: {str(error).splitlines()[0]}") from None
+    changed: Any = OmegaConf.to_container(config)
+    file: dict[str, Any] = changed["file"]
+    return file
+
+
+def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: Sequence[str]) -> str:
+    location = _place(root, detail["loc"])
+    key = ".".join(map(str, location))
+    if key and any(_touches(override.partition("=")[0], key) for override in overrides):
+        where = "override"
+    else:
+        where = f"{path}, line {_deepest(root, location)[1]}"
+    if detail["type"] == "extra_forbidden":
+        known = _fields(Campaign, detail["loc"][:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(known))}"
+        return f"{where}: unknown key {key!r}{hint}"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "missing":
+        return f"{where}: {key!r} is missing"
+    return f"{where}: {key} = {detail['input']!r}: {message}" if key else f"{where}: {message}"
+
+
+def _touches(override: str, key: str) -> bool:
+    return key == override or key.startswith(f"{override}.") or override.startswith(f"{key}.")
+
+
+def _fields(model: type[BaseModel], location: Location) -> list[str]:
+    """Keys that are known at a place of the file."""
+    for step in location:
+        if isinstance(step, int):
+            continue
+        field = model.model_fields.get(step)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    extra = ["shared"] if model is Campaign else []
+    return [*model.model_fields, *extra]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        found = _model_in(argument)
+        if found:
+            return found
+    return None
+
+
+def _place(root: yaml.Node, location: Location) -> Location:
+    """Where a value really stands: what a grid does not say itself, it has from ``shared``."""
+    if location[:1] == (GRIDS,) and len(location) > 2:
+        shared: Location = ("shared", *location[2:])
+        if _deepest(root, location[:3])[0] < 3 and _deepest(root, shared[:2])[0] == 2:
+            return shared
+    return location
+
+
+def _deepest(node: yaml.Node, location: Location) -> tuple[int, int]:
+    """How many steps towards a location can be gone, and the line where they end."""
+    line = node.start_mark.line + 1
+    for depth, step in enumerate(location):
+        found = _child(node, step)
+        if found is None:
+            return depth, line
+        line, node = found
+    return len(location), line
+
+
+def _child(node: yaml.Node, step: int | str) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(step):
+                return key.start_mark.line + 1, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step].start_mark.line + 1, node.value[step]
+    return None
+
+
+def _refuse_repeated_keys(node: yaml.Node | None, path: Path) -> None:
+    """YAML readers keep the last of two equal keys without a word."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeated_keys(item, path)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.value in seen:
+            raise ConfigError(f"{path}, line {line}: key {key.value!r} was given before, in line {seen[key.value]}")
+        seen[key.value] = line
+        _refuse_repeated_keys(value, path)

@@ -1,0 +1,122 @@
+"""From a campaign to what is run: pictures, plan, ledger."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from attacks.natural_patches import measured_on
+from benchmarks.campaign.spec import Campaign
+from benchmarks.folder.ledger import Ledger
+from benchmarks.leaderboard.entries import RECOGNISABLE
+from benchmarks.plan.experiment import Experiment, Plan
+from benchmarks.plan.planning import plan
+from fedmjp.data.selection import Selection, nothing, open_source, pick, select
+from fedmjp.models.build import build
+
+DIRECT = "computed in process from the pictures (direct mode), without Flower; a test holds both modes together"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A campaign that can be run.
+
+    Attributes:
+        campaign: As it was read.
+        selection: Its pictures.
+        plan: Its cells and trials.
+        ledger: What its folder will say of itself.
+    """
+
+    campaign: Campaign
+    selection: Selection
+    plan: Plan
+    ledger: Ledger
+
+
+def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str) -> Prepared:
+    """Choose the pictures and plan the trials; nothing is attacked yet.
+
+    Args:
+        campaign: What to run.
+        device: Where.
+        command: What repeats it.
+
+    Raises:
+        BadInputError: If pictures, weights or a combination cannot be used.
+    """
+    data = campaign.data
+    selection = _selection(campaign)
+    experiments = campaign.experiments(device=device)
+    for arm in {arm.label: arm for experiment in experiments for arm in experiment.arms if arm.weights}.values():
+        build(arm)  # a checkpoint that does not fit is told before anything is run
+    batches = [selection.batches(experiment.federation) for experiment in experiments]
+    planned = plan(experiments, batches, uploads="direct")
+    about = {
+        "name": campaign.name,
+        "title": campaign.title or campaign.name,
+        "question": campaign.question,
+        "config": published(campaign),
+        "config_sha256": _digest(published(campaign)),
+        "data": data.label,
+        "metrics": list(campaign.metrics),
+        "uploads": DIRECT,
+        "recognisable_at": campaign.recognisable_at,
+        "utility": {label: utility.model_dump() for label, utility in campaign.accuracy.items()},
+        "keep": campaign.keep,
+        "reported": list(campaign.reported),
+        "skipped": list(selection.skipped),
+        "notes": [],
+        "command": command,
+    }
+    return Prepared(campaign, selection, planned, Ledger.of(planned, about))
+
+
+def _selection(campaign: Campaign) -> Selection:
+    data = campaign.data
+    source = open_source(data.source, size=campaign.image_size, classes=campaign.classes)
+    if data.ids:
+        return pick(source, data.ids)
+    leave_out = measured_on if data.held_out else nothing
+    return select(source, data.pictures, seed=data.seed, leave_out=leave_out)
+
+
+def published(campaign: Campaign) -> dict[str, Any]:
+    """The configuration as results show it: names instead of paths, which say nothing elsewhere."""
+    values = campaign.model_dump(mode="json")
+    values["data"]["source"] = campaign.data.label
+    values["weights"] = {label: Path(path).name for label, path in campaign.weights.items()}
+    return values
+
+
+def ledger_of(
+    experiment: Experiment, planned: Plan, *, title: str, uploads: str, command: str, notes: Sequence[str] = ()
+) -> Ledger:
+    """The ledger of a single experiment, such as the quickstart."""
+    config = experiment.model_dump(mode="json")
+    data = Path(experiment.federation.data).name
+    config["federation"]["data"] = data
+    about = {
+        "name": title.lower().replace(" ", "-"),
+        "title": title,
+        "question": "",
+        "config": config,
+        "config_sha256": _digest(config),
+        "data": data,
+        "metrics": list(experiment.metrics),
+        "uploads": uploads,
+        "recognisable_at": RECOGNISABLE,
+        "utility": {},
+        "keep": "all",
+        "reported": [],
+        "skipped": [],
+        "notes": list(notes),
+        "command": command,
+    }
+    return Ledger.of(planned, about)
+
+
+def _digest(config: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,89 @@
+"""What a folder of results says of itself: its cells and trials, so that nothing has to be planned again.
+
+The trials' keys hold digests of code and versions. Status, verification and leaderboard read them from
+here, so that they work with any later release and without the data.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import TypeAdapter
+
+from benchmarks.folder.output import write_json, write_text
+from benchmarks.folder.pictures import picture_folder
+from benchmarks.plan.experiment import Plan, PlannedCell
+from fedmjp.errors import OutputError
+from fedmjp.settings import Picture
+
+ABOUT, TRIALS = "plan.json", "plan.csv"
+COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "clean", "shuffled", "reconstruction")
+ABOUT_KEYS = (
+    "name", "title", "question", "config", "config_sha256", "data", "metrics", "uploads", "recognisable_at", "utility",
+    "keep", "reported", "skipped", "notes", "command",
+)  # fmt: skip
+_CELLS = TypeAdapter(tuple[PlannedCell, ...])
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The plan of a folder of results.
+
+    Attributes:
+        about: The manifest's part that is known before anything is run: name, title, question,
+            configuration with digest, data, metrics, uploads, notes.
+        cells: In the order of the plan; refused ones too.
+        trials: One row per planned trial: ``key``, ``cell`` (index into ``cells``), ``picture``,
+            ``picture_sha256``, ``seed``, and the files ``clean``, ``shuffled``, ``reconstruction``
+            relative to the folder ``pictures``.
+    """
+
+    about: Mapping[str, Any]
+    cells: tuple[PlannedCell, ...]
+    trials: pd.DataFrame
+
+    @classmethod
+    def of(cls, plan: Plan, about: Mapping[str, Any]) -> "Ledger":
+        """The ledger of a plan."""
+        places = {planned.cell: index for index, planned in enumerate(plan.cells)}
+        rows = [
+            {
+                "key": trial.key,
+                "cell": places[trial.cell],
+                "picture": trial.picture.name,
+                "picture_sha256": trial.picture.sha256,
+                "seed": trial.seed,
+                "clean": f"{trial.stem}-{Picture.CLEAN}.png",
+                "shuffled": f"{trial.stem}-{Picture.SHUFFLED}.png",
+                "reconstruction": f"{picture_folder(trial.cell)}/{trial.stem}.png",
+            }
+            for trial in plan.trials
+        ]
+        return cls(about, plan.cells, pd.DataFrame(rows, columns=list(COLUMNS)))
+
+    def save(self, folder: Path) -> None:
+        """Write into a folder of results."""
+        write_text(folder / TRIALS, self.trials.to_csv(index=False))
+        write_json(folder / ABOUT, {**self.about, "cells": _CELLS.dump_python(self.cells, mode="json")})
+
+    @classmethod
+    def load(cls, folder: Path) -> "Ledger":
+        """Read from a folder of results.
+
+        Raises:
+            OutputError: If it holds none, or a damaged one.
+        """
+        try:
+            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            cells = _CELLS.validate_python(about.pop("cells"))
+            trials = pd.read_csv(folder / TRIALS, dtype={"key": str, "picture": str, "picture_sha256": str})
+            if set(COLUMNS) - set(trials) or set(ABOUT_KEYS) - set(about):
+                raise OutputError(f"the plan in {folder} is of another version of fedmjp; run it again with --fresh")
+        except FileNotFoundError as error:
+            raise OutputError(f"{folder} holds no results: {Path(error.filename).name} is missing") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pd.errors.ParserError) as error:
+            raise OutputError(f"the plan in {folder} is damaged ({type(error).__name__}); run it again") from None
+        return cls(about, cells, trials)

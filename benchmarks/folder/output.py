@@ -1,0 +1,104 @@
+"""The folder that a run writes into."""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.federation.simulation import RunFolder
+from benchmarks.folder.pictures import PictureFolder
+from fedmjp.errors import OutputError
+
+MARK = ".fedmjp"
+_LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """Names of what lies in it."""
+
+    root: Path
+
+    @property
+    def database(self) -> Path:
+        """The trials."""
+        return self.root / "trials.sqlite"
+
+    @property
+    def pictures(self) -> PictureFolder:
+        """Originals and reconstructions."""
+        return PictureFolder(self.root / "pictures")
+
+    @property
+    def run(self) -> RunFolder:
+        """Records of the federated run; removed when no trial needs them any more."""
+        return RunFolder(self.root / "run")
+
+    def in_use(self) -> bool:
+        """Whether a run is writing to it."""
+        try:
+            with (self.root / MARK).open() as mark:
+                fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def prepare(self, *, fresh: bool) -> None:
+        """Make the folder ours, or empty it of what a former run of ours left.
+
+        Raises:
+            OutputError: If it cannot be written, or holds what is not ours.
+        """
+        claim_folder(self.root)
+        if fresh:
+            for database_file in self.root.glob(f"{self.database.name}*"):
+                database_file.unlink()
+            for folder in (self.pictures.root, self.run.root):
+                if folder.exists():
+                    shutil.rmtree(folder)
+
+
+def claim_folder(folder: Path) -> None:
+    """Make a folder, check that it can be written, and mark it as ours: what is in it may be replaced.
+
+    The mark stays locked until this process ends, so that two runs never share a folder.
+
+    Raises:
+        OutputError: If it cannot be written, holds files and does not carry our mark, or another run
+            is using it.
+    """
+    mark = folder / MARK
+    if mark.exists() and mark.resolve() in _LOCKS:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not mark.exists() and any(folder.iterdir()):
+            raise OutputError(f"{folder} holds files that are not from fedmjp; name another --output")
+        handle = mark.open("a+")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(f"another run is writing to {folder}; wait for it or name another --output") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"{folder} cannot be written: {reason}; name another --output") from None
+    if not mark.stat().st_size:
+        handle.write("fedmjp writes this folder and may replace what is in it.\n")
+        handle.flush()
+    _LOCKS[mark.resolve()] = handle
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write indented JSON, whole or not at all."""
+    write_text(path, json.dumps(content, indent=2) + "\n")

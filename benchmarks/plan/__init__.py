@@ -1,0 +1,1 @@
+"""From experiments to cells and trials."""

@@ -1,0 +1,1 @@
+"""Working a plan off: jobs, workers, scores, rows."""

@@ -1,0 +1,238 @@
+"""What a campaign will cost: every kind of upload and attack is tried on a few uploads, then counted."""
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attacks.adversary import Adversary
+from benchmarks.campaign.prepare import Prepared
+from benchmarks.folder.pictures import save_png
+from benchmarks.plan.experiment import AttackConfig, Experiment, PlannedTrial
+from benchmarks.running import evaluator
+from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory
+from benchmarks.uploads.source import Batch, Recorded
+from fedmjp.config import ModelConfig
+from fedmjp.data.selection import Selection
+from fedmjp.errors import FedmjpError
+from fedmjp.records import Reconstruction
+from fedmjp.settings import Picture
+
+PROBED = 4  # uploads per kind; a run works on more at a time, a little faster
+PATIENCE = 5.0  # seconds after which an attack that iterates is stopped and extrapolated
+KEPT_PER_CELL = 3
+ROW_BYTES = 1_500  # of the database, indices included; benchmarks.performance.store measures it
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one kind of work costs: ``seconds`` each, ``count`` times, on one worker with all cores.
+
+    ``failure`` says what went wrong when it was tried; the time is then that of failing.
+    """
+
+    what: str
+    seconds: float
+    count: int
+    failure: str | None = None
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return self.seconds * self.count
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Times, and bytes on disk: pictures at the end and at most, and the database."""
+
+    probes: tuple[Probe, ...]
+    picture_bytes: int
+    peak_picture_bytes: int
+    database_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """In all, on one worker with all cores."""
+        return sum(probe.total for probe in self.probes)
+
+
+class _WatchedLongEnoughError(Exception):
+    """An attack that iterates has shown its pace."""
+
+
+@dataclass
+class _Pace:
+    """Stops an attack that iterates after a while, and says how long it would have taken."""
+
+    began: float
+    estimate: float = 0.0
+
+    def __call__(self, done: int, total: int, loss: float) -> None:
+        del loss
+        elapsed = time.perf_counter() - self.began
+        if elapsed > PATIENCE and done:
+            self.estimate = elapsed * total / done
+            raise _WatchedLongEnoughError
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Trials of one model and defence under one threat model."""
+
+    experiment: Experiment
+    arm: ModelConfig
+    trials: list[PlannedTrial]
+
+    @property
+    def version(self) -> Picture:
+        return self.trials[0].cell.setting.gradient_of
+
+    @property
+    def shared(self) -> Hashable:
+        """What kinds agree in whose uploads are the same, but for their number."""
+        threat = self.experiment.threat.model_copy(update={"uploads_per_picture": 1})
+        return self.arm.label, self.trials[0].cell.weights, threat.digest()
+
+    @property
+    def attacks(self) -> list[AttackConfig]:
+        return list({trial.attack.label: trial.attack for trial in self.trials}.values())
+
+    def uploads(self, tried: AttackConfig | None = None) -> int:
+        """Uploads in all, or those that one attack meets."""
+        own = {
+            (trial.cell.setting.gradient_of, trial.stem)
+            for trial in self.trials
+            if tried is None or trial.attack == tried
+        }
+        return len(own) // self.experiment.federation.batch_size
+
+    def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
+        """Some of the pictures behind them."""
+        found = (
+            trial.batch
+            for trial in self.trials
+            if trial.cell.setting.gradient_of is self.version and (tried is None or trial.attack == tried)
+        )
+        return list(dict.fromkeys(found))[:at_most]
+
+
+def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
+    """Try each kind of work.
+
+    Args:
+        prepared: The campaign.
+        on_probe: Told what is tried next.
+    """
+    probes: list[Probe] = []
+    scoring, png = 0.0, 0
+    for kinds in _sharing(_kinds(prepared)):
+        on_probe(f"{kinds[0].arm.label}, uploads")
+        probes.append(_upload_probe(kinds, prepared.selection))
+        memory = Memory()
+        for kind, tried in ((each, tried) for each in kinds for tried in each.attacks):
+            on_probe(f"{kind.arm.label}, {tried.label}")
+            source = DirectUploads(kind.experiment, prepared.selection, memory)
+            probe, recorded, made = _attack_probe(kind, source, tried)
+            probes.append(probe)
+            if made and not png:
+                scoring, png = _score(kind, recorded, made)
+    trials = len(prepared.plan.trials)
+    pictures, peak = _picture_counts(prepared)
+    return Estimate(
+        probes=(*probes, Probe("scores, pictures, rows", scoring, trials)),
+        picture_bytes=pictures * png,
+        peak_picture_bytes=peak * png,
+        database_bytes=trials * ROW_BYTES,
+    )
+
+
+def _kinds(prepared: Prepared) -> list[_Kind]:
+    found: dict[tuple[str, str, str], _Kind] = {}
+    for part in prepared.plan.parts:
+        for trial in part.trials:
+            key = (trial.arm.label, trial.cell.weights, trial.cell.threat.digest())
+            found.setdefault(key, _Kind(part.experiment, trial.arm, [])).trials.append(trial)
+    return list(found.values())
+
+
+def _sharing(kinds: Sequence[_Kind]) -> list[list[_Kind]]:
+    """Those whose uploads are the same but for their number, by that number."""
+    found: defaultdict[Hashable, list[_Kind]] = defaultdict(list)
+    for kind in sorted(kinds, key=lambda kind: kind.experiment.threat.uploads_per_picture):
+        found[kind.shared].append(kind)
+    return list(found.values())
+
+
+def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
+    """Of a whole pass, as uploads are computed in passes, and once for the kind that asks for most of them."""
+    fewest, kind = kinds[0], kinds[-1]
+    pass_ = max(1, PICTURES_PER_PASS // kind.experiment.federation.batch_size)
+    what, batches = f"{kind.arm.label}: uploads", kind.batches(at_most=pass_)
+    # Builds the model and finds its kernels, which is done once.
+    DirectUploads(fewest.experiment, selection).uploads(kind.arm, kind.version, batches[:1])
+    began = time.perf_counter()
+    found = DirectUploads(kind.experiment, selection).uploads(kind.arm, kind.version, batches)
+    seconds = (time.perf_counter() - began) / len(batches)
+    failures = [each for each in found.values() if isinstance(each, str)]
+    return Probe(what, seconds, kind.uploads(), failures[0] if failures else None)
+
+
+def _attack_probe(
+    kind: _Kind, source: DirectUploads, tried: AttackConfig
+) -> tuple[Probe, Sequence[Recorded], Sequence[Reconstruction]]:
+    what, count = f"{kind.arm.label}: {tried.label}", kind.uploads(tried)
+    found = source.uploads(kind.arm, kind.version, kind.batches(tried))
+    recorded = [each for each in found.values() if isinstance(each, Recorded)]
+    if not recorded:
+        return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
+    uploads = [each.for_attack(labels_known=kind.experiment.labels_known) for each in recorded]
+    adversary = Adversary(
+        source.model(kind.arm, uploads[0].weights), kind.experiment.threat, kind.experiment.federation.seed
+    )
+    pace, made, failure = _Pace(time.perf_counter()), list[Reconstruction](), None
+    try:
+        made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=pace)
+    except _WatchedLongEnoughError:
+        return Probe(what, pace.estimate / len(uploads), count), [], []
+    except FedmjpError as error:
+        failure = str(error)
+    except Exception as error:  # noqa: BLE001 (any error of an attack is a result, here as in a run)
+        failure = f"{type(error).__name__}: {error}"
+    seconds = (time.perf_counter() - pace.began) / len(uploads)
+    return Probe(what, seconds, count, failure), recorded, made
+
+
+def _score(kind: _Kind, recorded: Sequence[Recorded], made: Sequence[Reconstruction]) -> tuple[float, int]:
+    """Seconds to score and save one trial, and the size of its PNG."""
+    experiment, setting = kind.experiment, kind.trials[0].cell.setting
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.png"
+        for _ in range(2):  # the first call loads libraries
+            began = time.perf_counter()
+            evaluator.score(
+                made[0], recorded[0].private, setting, metrics=experiment.metrics, protocol=experiment.protocol
+            )
+            save_png(made[0].images[0], path)
+            seconds = time.perf_counter() - began
+        # A natural picture: what an attack left grey or noisy is not typical.
+        save_png(recorded[0].private.clean[0], path)
+        return seconds / len(recorded[0].private.pictures), path.stat().st_size
+
+
+def _picture_counts(prepared: Prepared) -> tuple[int, int]:
+    """Files at the end, and at most at any time."""
+    trials = prepared.plan.trials
+    if prepared.campaign.keep == "none":
+        return 0, 0
+    originals = 2 * len({trial.stem for trial in trials})
+    if prepared.campaign.keep == "all":
+        whole = len(trials) + originals
+        return whole, whole
+    by_arm: defaultdict[tuple[str, Picture], int] = defaultdict(int)
+    for trial in trials:
+        by_arm[trial.arm.label, trial.cell.setting.gradient_of] += 1
+    kept = KEPT_PER_CELL * len({trial.cell for trial in trials})
+    return 3 * kept, 3 * kept + max(by_arm.values(), default=0) + originals

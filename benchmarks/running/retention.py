@@ -1,0 +1,107 @@
+"""Which pictures of a run stay on disk."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from benchmarks.folder.pictures import PARTIAL, PictureFolder
+from benchmarks.folder.store import Store
+from benchmarks.plan.experiment import Cell, Plan, PlannedTrial
+
+Keep = Literal["extremes", "all", "none"]
+
+
+def extremes(cell: pd.DataFrame) -> dict[str, str]:
+    """The trials of a cell that stand for it: the most revealing, the median and the least revealing.
+
+    Args:
+        cell: Trials of one cell as ``Store.frame`` gives them.
+
+    Returns:
+        Label to key. By PSNR, the lower median where there are two, equal ones by key. Empty without a
+        finished trial; the same trial under several labels where there are few.
+    """
+    finished = cell[cell["status"] == "ok"]
+    ranked = sorted(
+        (scores["psnr"], key)
+        for scores, key in zip(finished["scores"], finished["key"], strict=True)
+        if scores.get("psnr") is not None
+    )
+    if not ranked:
+        return {}
+    places = {"most revealing": -1, "median": (len(ranked) - 1) // 2, "least revealing": 0}
+    return {label: ranked[place][1] for label, place in places.items()}
+
+
+class Retention:
+    """Deletes the pictures of a cell that need not stay, once all its trials were tried.
+
+    Cells share pictures: an original belongs to every cell that attacks it, a reconstruction to settings
+    b and c. A file goes when no cell in work writes it and no complete one shows it. Nothing but the
+    folder of pictures is touched.
+
+    Args:
+        keep: "extremes", "all" or "none".
+        plan: Whose pictures they are.
+        pictures: Where they lie.
+        store: Says what is finished, and how revealing it is.
+    """
+
+    def __init__(self, keep: Keep, plan: Plan, pictures: PictureFolder, store: Store) -> None:
+        self._keep, self._pictures, self._store = keep, pictures, store
+        self._trials: defaultdict[Cell, dict[str, PlannedTrial]] = defaultdict(dict)
+        self._cells_of: defaultdict[Path, set[Cell]] = defaultdict(set)
+        for trial in plan.trials:
+            self._trials[trial.cell][trial.key] = trial
+            for path in pictures.of(trial):
+                self._cells_of[path].add(trial.cell)
+        finished = store.finished([trial.key for trial in plan.trials])
+        self._pending = {cell: trials.keys() - finished for cell, trials in self._trials.items()}
+        self._in_work = {cell for cell, own in self._pending.items() if 0 < len(own) < len(self._trials[cell])}
+        self._shown: set[Path] = set()
+        for cell in self._trials:
+            if not self._pending[cell]:
+                self._show(cell)
+        self.sweep()
+
+    def starts(self, trials: Iterable[PlannedTrial]) -> None:
+        """These trials are about to be tried."""
+        self._in_work |= {trial.cell for trial in trials}
+
+    def ends(self, trials: Iterable[PlannedTrial]) -> None:
+        """These trials were tried: they have rows."""
+        touched = dict.fromkeys(trial.cell for trial in trials)
+        for trial in trials:
+            self._pending[trial.cell].discard(trial.key)
+        complete = [cell for cell in touched if not self._pending[cell]]
+        self._in_work.difference_update(complete)
+        for cell in complete:
+            self._show(cell)
+        self._delete(
+            path for cell in complete for trial in self._trials[cell].values() for path in self._pictures.of(trial)
+        )
+
+    def sweep(self) -> None:
+        """Delete whatever does not belong: also pictures of former plans, and what killed runs left half written."""
+        root = self._pictures.root
+        for partial in root.rglob(f".*{PARTIAL}"):
+            partial.unlink(missing_ok=True)
+        self._delete(root.rglob("*.png"))
+
+    def _show(self, cell: Cell) -> None:
+        own = self._trials[cell]
+        keys = list(own)
+        if self._keep == "extremes":
+            keys = list(extremes(self._store.frame(keys)).values())
+        if self._keep != "none":
+            self._shown.update(path for key in keys for path in self._pictures.of(own[key]))
+
+    def _delete(self, paths: Iterable[Path]) -> None:
+        if self._keep == "all":
+            return
+        for path in paths:
+            if path not in self._shown and not self._cells_of.get(path, set()) & self._in_work:
+                path.unlink(missing_ok=True)

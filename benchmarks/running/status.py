@@ -1,0 +1,82 @@
+"""How far a campaign is, read from its folder and database while it runs or after."""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import pandas as pd
+
+from benchmarks.folder.ledger import Ledger
+from benchmarks.folder.store import Store
+from benchmarks.plan.experiment import PlannedCell
+
+WINDOW = timedelta(minutes=2)  # over which the rate is taken
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """Trials of one cell: finished, failed, not tried yet."""
+
+    cell: PlannedCell
+    ok: int
+    failed: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of a whole campaign.
+
+    Attributes:
+        cells: In the order of the plan.
+        last: When the last trial was recorded, UTC.
+        rate: Trials per second over the last minutes before that; None below two trials.
+    """
+
+    cells: tuple[CellStatus, ...]
+    last: datetime | None
+    rate: float | None
+
+    @property
+    def planned(self) -> int:
+        """Trials in all."""
+        return self.ok + self.failed + self.missing
+
+    @property
+    def ok(self) -> int:
+        """Finished trials."""
+        return sum(cell.ok for cell in self.cells)
+
+    @property
+    def failed(self) -> int:
+        """Failed trials."""
+        return sum(cell.failed for cell in self.cells)
+
+    @property
+    def missing(self) -> int:
+        """Trials that were not tried yet."""
+        return sum(cell.missing for cell in self.cells)
+
+    @property
+    def remaining(self) -> timedelta | None:
+        """Until all are tried, at the present rate."""
+        return timedelta(seconds=self.missing / self.rate) if self.rate else None
+
+
+def status(ledger: Ledger, store: Store) -> Status:
+    """Count what the database has of a plan."""
+    rows = store.frame(ledger.trials["key"].tolist())
+    joined = ledger.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
+    counts = Counter(zip(joined["cell"], joined["status"].fillna("missing"), strict=True))
+    cells = tuple(
+        CellStatus(each, *(counts[index, kind] for kind in ("ok", "failed", "missing")))
+        for index, each in enumerate(ledger.cells)
+    )
+    times = rows["recorded_at"].sort_values()
+    return Status(cells, None if times.empty else times.iloc[-1].to_pydatetime(), _rate(times))
+
+
+def _rate(times: "pd.Series[pd.Timestamp]") -> float | None:
+    recent = times[times > times.iloc[-1] - WINDOW] if len(times) else times
+    seconds = (recent.iloc[-1] - recent.iloc[0]).total_seconds() if len(recent) > 1 else 0.0
+    return len(recent) / seconds if seconds else None

@@ -1,0 +1,243 @@
+"""Does a folder of results hold together: rows, pictures and scores, table, and do trials repeat?"""
+
+import json
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from benchmarks.campaign.prepare import Prepared
+from benchmarks.folder.ledger import Ledger
+from benchmarks.folder.output import OutputFolder
+from benchmarks.folder.pictures import load_png
+from benchmarks.folder.store import Store
+from benchmarks.running.engine import Engine, Silent
+from benchmarks.running.retention import extremes
+from benchmarks.uploads.direct import DirectUploads
+from fedmjp import provenance
+from fedmjp.metrics import metric
+from fedmjp.seeds import torch_generator
+from fedmjp.settings import Picture
+
+# Each of two pictures moves by at most half a step of 1/255 when it is rounded, so their distance by a step.
+ROUNDING = 1 / 255
+TOLERANCE = 1e-6
+
+
+@dataclass
+class Verification:
+    """What was found.
+
+    Attributes:
+        problems: What does not hold; empty if all does.
+        differences: Between the machine of then and that of now: no fault, but they can change numbers.
+        checked: What was checked, with how many.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+
+
+def verify(folder: OutputFolder, ledger: Ledger, store: Store) -> Verification:
+    """Check rows against the plan and kept pictures against scores."""
+    found = Verification()
+    rows = store.frame(ledger.trials["key"].tolist())
+    joined = ledger.trials.merge(rows, on="key", how="left", suffixes=("", "_stored"))
+    _check_rows(joined, found)
+    _rescore(folder, ledger, joined[joined["status"] == "ok"], found)
+    _compare_environments(store.environments(), set(rows["environment_sha256"]), found)
+    return found
+
+
+def _check_rows(joined: pd.DataFrame, found: Verification) -> None:
+    missing = int(joined["status"].isna().sum())
+    if missing:
+        found.problems.append(f"{missing} of {len(joined)} planned trials have no row: run the campaign again")
+    present = joined[joined["status"].notna()]
+    for name in present.loc[present["picture_sha256"] != present["picture_sha256_stored"], "picture"].unique():
+        found.problems.append(f"picture {name!r} has another digest in the database than in the plan")
+    counts = Counter(present["status"])
+    found.checked.append(f"{len(present)} rows: {counts['ok']} ok, {counts['failed']} failed")
+
+
+def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found: Verification) -> None:
+    """Score again what lies in the folder of pictures."""
+    rescored, owed = 0, _owed(ledger, finished)
+    for row in finished.to_dict("records"):
+        path = folder.pictures.root / row["reconstruction"]
+        if not path.exists():
+            if row["key"] in owed:
+                found.problems.append(
+                    f"{row['reconstruction']} is missing, which keep: {ledger.about['keep']} promises"
+                )
+            continue
+        cell = ledger.cells[row["cell"]].cell
+        version = row["clean"] if cell.setting.compared_with is Picture.CLEAN else row["shuffled"]
+        try:
+            pair = _picture(path), _picture(folder.pictures.root / version)
+        except OSError as error:
+            found.problems.append(f"{row['reconstruction']}: {error}")
+            continue
+        if pair[0].shape != pair[1].shape:
+            found.problems.append(f"{row['reconstruction']} is not of the size of the original")
+            continue
+        problem = _disagreement(pair, row["scores"], rounded=cell.protocol == "8bit")
+        if problem:
+            found.problems.append(f"{row['reconstruction']} in setting {cell.setting}: {problem}")
+        rescored += 1
+    found.checked.append(f"{rescored} kept reconstructions scored again")
+
+
+def _owed(ledger: Ledger, finished: pd.DataFrame) -> set[str]:
+    """Keys of the trials whose pictures must be there."""
+    if ledger.about["keep"] == "all":
+        return set(finished["key"])
+    if ledger.about["keep"] == "none":
+        return set()
+    return {key for _, cell in finished.groupby("cell") for key in extremes(cell).values()}
+
+
+def _picture(path: Path) -> Tensor:
+    return torch.from_numpy(load_png(path).copy()).permute(2, 0, 1)[None].float() / 255
+
+
+def _disagreement(pair: tuple[Tensor, Tensor], scores: Mapping[str, Any], *, rounded: bool) -> str | None:
+    """How the stored scores contradict the stored pictures.
+
+    Pictures have 8 bits. Scores of that protocol must be met exactly. Of float scores only MSE and
+    PSNR can be held against rounded pictures: the root mean square moves by at most one step.
+    """
+    for name in scores if rounded else ("mse", "psnr"):
+        value = scores.get(name)
+        if value is None or metric(name).missing():
+            continue
+        again = float(metric(name).function(*pair)[0])
+        if rounded and not math.isclose(again, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            return f"{name} is {again:.6g}, stored is {value:.6g}"
+        if not rounded and abs(_distance(name, again) - _distance(name, value)) > ROUNDING + TOLERANCE:
+            return f"{name} is {again:.6g}, stored is {value:.6g}: more apart than rounding to 8 bits allows"
+    return None
+
+
+def _distance(name: str, value: float) -> float:
+    """Root mean square error behind a value of MSE or PSNR."""
+    return math.sqrt(value) if name == "mse" else 10 ** (-value / 20)
+
+
+def _compare_environments(known: Mapping[str, Mapping[str, Any]], used: set[str], found: Verification) -> None:
+    now: Mapping[str, Any] = provenance.environment()
+    for sha256 in sorted(used):
+        found.differences += [
+            f"{where}: {before!r} then, {after!r} now" for where, before, after in _different(known[sha256], now)
+        ]
+    found.differences = list(dict.fromkeys(found.differences))
+
+
+def _different(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in then.keys() | now.keys():
+            yield from _different(then.get(key), now.get(key), f"{where} {key}".strip())
+    elif then != now:
+        yield where, then, now
+
+
+def repeat(prepared: Prepared, ledger: Ledger, store: Store, count: int) -> Verification:
+    """Run some finished trials again from their pictures and compare every score.
+
+    Args:
+        prepared: The campaign, prepared again.
+        ledger: The folder's.
+        store: What it came to.
+        count: How many trials, drawn with a fixed seed.
+    """
+    found = Verification()
+    finished = store.frame(ledger.trials["key"].tolist())
+    finished = ledger.trials.merge(finished[finished["status"] == "ok"], on="key", suffixes=("", "_stored"))
+    order = torch.randperm(len(finished), generator=torch_generator(0, "verify"))[:count].tolist()
+    stored = {
+        (ledger.cells[row["cell"]].cell, row["picture"], row["seed"]): row["scores"]
+        for row in finished.iloc[order].to_dict("records")
+    }
+    again = _run_again(prepared, set(stored))
+    for what, scores in stored.items():
+        cell, name, _ = what
+        where = f"{cell.model}, {cell.defence}, {cell.attack}, setting {cell.setting}, {name}"
+        if what not in again:
+            found.problems.append(f"{where}: could not be run again")
+        found.problems += [
+            f"{where}: {metric_name} is {again[what][metric_name]!r} now, {value!r} was stored"
+            for metric_name, value in scores.items()
+            if what in again and again[what].get(metric_name) != value
+        ]
+    found.checked.append(f"{len(stored)} trials run again from their pictures")
+    return found
+
+
+def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tuple[Any, str, int], dict[str, Any]]:
+    again: dict[tuple[Any, str, int], dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = OutputFolder(Path(scratch))
+        store = Store.at(folder.database)
+        for part in prepared.plan.parts:
+            trials = [each for each in part.trials if (each.cell, each.picture.name, each.seed) in wanted]
+            trials.sort(key=lambda trial: trial.key)  # as the store gives them
+            source = DirectUploads(part.experiment, prepared.selection)
+            Engine(part.experiment, folder, store, Silent(), source).run(trials)
+            for trial, row in zip(trials, store.trials([trial.key for trial in trials]), strict=True):
+                if row.status == "ok":
+                    again[trial.cell, trial.picture.name, trial.seed] = row.scores
+        store.close()
+    return again
+
+
+def compare_with_published(folder: Path, board: Mapping[str, Any]) -> list[str]:
+    """Where table and manifest that were published say something else than the trials do.
+
+    Args:
+        folder: Where ``leaderboard.json`` and ``manifest.json`` lie.
+        board: The board made anew, as JSON-ready values.
+    """
+    return [*_compare_tables(folder, board), *_compare_manifests(folder, board["about"])]
+
+
+def _compare_manifests(folder: Path, about: Mapping[str, Any]) -> list[str]:
+    path = folder / "manifest.json"
+    try:
+        published = json.loads(path.read_text(encoding="utf-8"))
+        keys = (published.keys() | about.keys()) - {"rendered_at"}
+    except (OSError, ValueError, AttributeError):
+        return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
+    changed = sorted(key for key in keys if not _same(published.get(key), about.get(key)))
+    return [f"{path.name}: {', '.join(changed)} not as the trials say"] if changed else []
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, numbers up to what another linear-algebra library makes of intervals."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(one == other)
+
+
+def _compare_tables(folder: Path, numbers: Mapping[str, Any]) -> list[str]:
+    path = folder / "leaderboard.json"
+    try:
+        published = json.loads(path.read_text(encoding="utf-8"))["entries"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
+    old, new = ({entry["id"]: entry for entry in each} for each in (published, numbers["entries"]))
+    changed = [
+        f"{path.name}: entry {each} is not that of the trials" for each in new if not _same(old.get(each), new[each])
+    ]
+    return changed + [f"{path.name}: entry {each} is in no plan" for each in old.keys() - new.keys()]

@@ -1,0 +1,1 @@
+"""Studies with a command of their own: one question each."""

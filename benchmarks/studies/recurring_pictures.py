@@ -1,0 +1,125 @@
+"""What a server recovers of each picture as a federated training run shows it the same pictures again.
+
+``python -m benchmarks.studies.recurring_pictures RECORDS --output FOLDER``, after
+``fedmjp simulate --config benchmarks/training/recurring_pictures.yaml --output FOLDER``, whose records are in
+``FOLDER/records``. After every upload of a picture, ``mjp_intersection`` is given that upload and all that the
+server has kept of the client until then, of whatever picture: which of them are of this one, it finds out.
+Writes ``uploads.csv``, ``uploads.svg`` and ``manifest.json``.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib as mpl
+import pandas as pd
+import torch
+import typer
+from matplotlib.figure import Figure
+
+from attacks.mjp.intersection import MjpIntersection
+from benchmarks.folder.output import write_json, write_text
+from benchmarks.report.drawing import CEILING, CEILING_TICK, DASHED, STYLE
+from benchmarks.uploads.rounds import RecordedRounds
+from fedmjp import provenance
+from fedmjp.errors import BadInputError
+from fedmjp.metrics import metric
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
+from fedmjp.running import run_function
+from fedmjp.threat import ThreatModel
+
+RECOGNISABLE = 20.0  # dB
+COMMAND = "python -m benchmarks.studies.recurring_pictures RECORDS"
+
+
+def main(
+    records: Annotated[Path, typer.Argument(help="Folder of recorded rounds.")],
+    output: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("results/recurring"),
+) -> None:
+    """Attack each picture after each of its uploads."""
+    table = recovered(RecordedRounds.open(records))
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(output / "uploads.csv", table.to_csv(index=False, float_format="%.4g"))
+    with mpl.rc_context(STYLE):
+        figure(table).savefig(output / "uploads.svg", metadata={"Date": None})
+    write_json(output / "manifest.json", {"command": COMMAND, **provenance.environment()})
+    typer.echo(summary(table).to_string())
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """By number of uploads: linked ones, PSNR over the pictures, seconds."""
+    groups = table.groupby("uploads")
+    found = groups["psnr"].agg(["count", "min", "median", "max"]).rename(columns={"count": "pictures"})
+    found.insert(1, "linked", groups["linked"].mean())
+    return found.assign(seconds=groups["seconds"].mean()).round(1)
+
+
+def recovered(rounds: RecordedRounds) -> pd.DataFrame:
+    """One row per upload: which it is of its picture, how many were linked, and what was recovered.
+
+    Raises:
+        BadInputError: If uploads are of several pictures.
+    """
+    federation = rounds.arms(None, None, device="cpu")
+    arm = federation.arms[0]  # of a training run, there is one
+    protocol = ("uploads_per_picture", "precision", "noise", "kept")
+    threat = ThreatModel.parse({name: getattr(federation, name) for name in protocol})
+    kept: dict[int, list[Upload]] = {}
+    seen: dict[str, int] = {}
+    rows = []
+    for record in rounds.records(arm):
+        private = PrivateBatch.load(record.path)
+        if len(private.pictures) > 1:
+            raise BadInputError(f"{record.path} is of {len(private.pictures)} pictures; record batches of one")
+        model = record.model("cpu")
+        attack = MjpIntersection()
+        upload = record.upload("cpu")
+        upload = replace(upload, tensors={name: upload.tensors[name] for name in attack.tensors(model)})
+        before = kept.setdefault(record.node, [])
+        picture = private.pictures[0]
+        seen[picture] = seen.get(picture, 0) + 1
+        started = pd.Timestamp.now()
+        (made,) = attack.reconstruct(
+            [replace(upload, others=tuple(before))],
+            model,
+            threat,
+            generator=torch.Generator().manual_seed(0),
+        )
+        rows.append(
+            {
+                "client": record.node,
+                "round": upload.server_round,
+                "picture": picture,
+                "uploads": seen[picture],
+                "kept": len(before) + 1,
+                "linked": int(made.diagnostics["uploads_linked"]),
+                "masked_in_all": int(made.diagnostics["masked_in_all"]),
+                "psnr": float(metric("psnr").function(made.images, private.clean)),
+                "seconds": (pd.Timestamp.now() - started).total_seconds(),
+            }
+        )
+        before.append(upload)
+    return pd.DataFrame(rows)
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """A line per picture."""
+    drawn = Figure(figsize=(5.2, 3.2))
+    axes = drawn.subplots()
+    for _, own in table.groupby("picture"):
+        axes.plot(own["uploads"], own["psnr"].clip(upper=CEILING), marker="o", markersize=4, linewidth=1.2)
+    axes.axhline(RECOGNISABLE, **DASHED)
+    ticks = range(10, int(CEILING) + 1, 10)
+    axes.set(
+        xlabel="uploads of the picture, each in another round",
+        ylabel="PSNR of the clean picture in dB",
+        yticks=ticks,
+        yticklabels=[CEILING_TICK if tick == CEILING else str(tick) for tick in ticks],
+        xticks=sorted(table["uploads"].unique()),
+    )
+    return drawn
+
+
+if __name__ == "__main__":
+    run_function(main)

@@ -1,0 +1,194 @@
+"""How exactly one upload determines the masked patches, were the equations of ``mjp_span`` solved.
+
+``python -m benchmarks.studies.span_information --data FOLDER --rows rows.csv --pictures 20 --ratios 0.09,0.27``
+
+What ``mjp_span`` does not find may be hidden, or only hard to find. At the true tokens, with the attention's
+output known, every equation measures a patch's coefficients with the noise that rounding of the upload gives it
+(``Span.expected``). No unbiased estimate has a smaller covariance than F^-1 with F = sum_i J_i^T J_i / variance_i
+(Cramér and Rao); its trace is the squared error of the patch. A bound of what is near the truth: it does not
+say that nothing else solves the equations, nor how to get there.
+
+The ``second`` figures add the equations of the second block: what it gets of a token, z2 + MLP(z2), depends on
+that token alone once z2 = z + o is given, and after norm1 lies in the span that the gradient of its qkv has.
+
+One row per picture and mask ratio, appended as soon as it is there; rows that the file has are not computed
+again. Of pictures that nothing was developed on.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import torch
+import typer
+from torch import Tensor
+from torch.func import jacfwd
+
+from attacks.base import on_device
+from attacks.mjp.facts import linear_facts
+from attacks.mjp.span.block import Linear, Norm, gelu
+from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
+from benchmarks.studies.span_certificates import Study, append, read_ratios, selection
+from fedmjp.data.batches import private_batch
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import open_source
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
+from fedmjp.running import run_function
+from fedmjp.settings import Picture
+from fedmjp.updates import gradient
+
+NEXT_QKV = "backbone.blocks.1.attn.qkv.weight"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One upload.
+
+    Attributes:
+        model: Name, and the options that were given.
+        ratio: Wanted mask ratio.
+        picture: Name.
+        masked: Masked patches.
+        median: PSNR in dB that the first block allows a masked patch, median over them; nan without any.
+        worst: Of the patch where it is smallest.
+        median_second: With the second block's equations.
+        worst_second: The same.
+    """
+
+    model: str
+    ratio: float
+    picture: str
+    masked: int
+    median: float
+    worst: float
+    median_second: float
+    worst_second: float
+
+
+@dataclass(frozen=True)
+class SecondBlock:
+    """What the second block's equations need: z2 -> norm1(z2 + MLP(z2)), and the span of that over the tokens."""
+
+    fc2: Linear
+    norm: Norm
+    span: Span
+
+    @staticmethod
+    def of(upload: Upload, model: VitClassifier, tokens: int) -> "SecondBlock":
+        """From the upload and the weights."""
+
+        def wide(name: str) -> Tensor:
+            return model.get_parameter(f"backbone.blocks.{name}").detach().double()
+
+        fc2 = Linear(wide("0.mlp.fc2.weight"), wide("0.mlp.fc2.bias"))
+        eps = float(model.backbone.blocks[1].norm1.eps)
+        norm = Norm(wide("1.norm1.weight"), wide("1.norm1.bias"), eps)
+        return SecondBlock(fc2, norm, Span.of(on_device(upload, NEXT_QKV, model), tokens))
+
+    def inputs(self, attended: Tensor, activations: Tensor) -> Tensor:
+        """(rows, dim) of z2 and its activations."""
+        return self.norm(attended + self.fc2(activations))
+
+
+def main(
+    data: Annotated[str, typer.Option(help="A picture source.")],
+    rows: Annotated[Path, typer.Option(help="CSV to append to.")],
+    pictures: Annotated[int, typer.Option()] = 20,
+    ratios: Annotated[str, typer.Option(help="Mask ratios, comma-separated.")] = "0.03,0.09,0.27,0.5,0.9",
+    model: Annotated[str, typer.Option(help="KEY=VALUE,... of the model; weights=FILE for trained ones.")] = "",
+) -> None:
+    """Compute what is not in the file yet, and summarise."""
+    torch.set_num_threads(1)
+    wanted, study = read_ratios(ratios), Study.of(model, seconds=1.0)
+    size, classes = study.network.image_size, study.network.backbone.num_classes
+    chosen = selection(open_source(data, size=size, classes=classes), pictures, development=False)
+    done = set() if not rows.exists() else set(pd.read_csv(rows)[["model", "ratio", "picture"]].itertuples(index=False))
+    for entry in chosen.entries:
+        for ratio in wanted:
+            if (study.model, ratio, entry.name) not in done:
+                append(rows, asdict(row(study, chosen.load(entry), ratio)))
+    table = pd.read_csv(rows).groupby(["model", "ratio"])
+    figures = table[["median", "worst", "median_second", "worst_second"]].median().assign(uploads=table.size())
+    typer.echo(figures.round(1).to_string())
+
+
+def row(study: Study, picture: LabelledPicture, ratio: float) -> Row:
+    """Of one picture under one mask."""
+    model = study.network
+    batch = private_batch([picture], grid=model.grid, mask_ratio=ratio, gradient_of=Picture.SHUFFLED, seed=0)
+    upload = Upload(gradient(model, batch), "gradient", 1, 1, 0, "study")
+    first, second = patch_bounds(upload, batch, model)
+    worst = [float(each.min()) if len(each) else float("nan") for each in (first, second)]
+    return Row(
+        model=study.model,
+        ratio=ratio,
+        picture=picture.name,
+        masked=len(first),
+        median=float(first.median()),
+        worst=worst[0],
+        median_second=float(second.median()),
+        worst_second=worst[1],
+    )
+
+
+def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> tuple[Tensor, Tensor]:
+    """PSNR in dB (masked,) that the equations allow each masked patch: of the first block, and with the second."""
+    if not batch.mask.any():
+        return torch.empty(0), torch.empty(0)
+    facts = linear_facts(upload, model)
+    setup = equations(upload, facts, model)
+    second = SecondBlock.of(upload, model, 1 + len(facts.mask))
+    patches = to_patches((batch.clean.double() - model.mean.double()) / model.std.double(), model.patch_size)[0]
+    truth = (patches - facts.known) @ facts.basis.mT
+    tokens = setup.tokens(truth, torch.arange(len(truth)))
+    attention = setup.block.attention(tokens, setup.block.keys_values(torch.cat([setup.class_token, tokens])))
+    bounds = []
+    for place in setup.hole.tolist():
+        attended = partial(_attended, setup, place, attention[place])
+        own, further = _information(setup, second, attended, truth[place])
+        bounds.append([_psnr(own, setup, model), _psnr(own + further, setup, model)])
+    first, both = torch.tensor(bounds).unbind(dim=1)
+    return first, both
+
+
+def _attended(setup: Equations, place: int, attention: Tensor, coefficients: Tensor) -> Tensor:
+    return setup.start[place] + setup.directions @ coefficients + attention
+
+
+def _information(
+    setup: Equations, second: SecondBlock, attended: Callable[[Tensor], Tensor], truth: Tensor
+) -> tuple[Tensor, Tensor]:
+    """F (unknowns, unknowns) of the first block's equations and of the second's."""
+
+    def seen(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        after = attended(coefficients)[None]
+        inputs = setup.block.norm2(after)
+        activations = gelu(setup.block.fc1(inputs))
+        return inputs, activations, second.inputs(after, activations)
+
+    spans = (setup.inputs, setup.activations, second.span)
+    expected = [float(span.expected(rows)) for span, rows in zip(spans, seen(truth), strict=True)]
+    slopes = jacfwd(seen)(truth)
+    outside = [span.remainder(slope[0].mT).mT for span, slope in zip(spans, slopes, strict=True)]
+    parts = [
+        slope.mT @ slope * span.outside / variance
+        for slope, span, variance in zip(outside, spans, expected, strict=True)
+    ]
+    level = LEVEL_WEIGHT**2 * torch.outer(setup.level, setup.level) / (expected[0] + expected[1])
+    return parts[0] + parts[1] + level, parts[2]
+
+
+def _psnr(information: Tensor, setup: Equations, model: VitClassifier) -> float:
+    """Of the smallest mean squared error per pixel of a patch."""
+    error = torch.linalg.eigvalsh(information).clamp(min=torch.finfo(torch.float64).tiny).reciprocal().sum()
+    return float(-10 * torch.log10(error / setup.values * model.std.max().double() ** 2))
+
+
+if __name__ == "__main__":
+    run_function(main)

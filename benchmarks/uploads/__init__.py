@@ -1,0 +1,1 @@
+"""Where the uploads of an experiment come from."""
