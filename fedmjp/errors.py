@@ -66,6 +66,10 @@ class AttackFailedError(FedmjpError):
     """An attack that applies broke down. Remedy: read its own error in the message."""
 
 
+class DefenceError(FedmjpError):
+    """A defence cannot protect an update, which then does not leave. Remedy: read the reason in the message."""
+
+
 class CheckpointError(BadInputError):
     """Trained weights that cannot be read, or do not fit the model. Remedy: see the message."""
 

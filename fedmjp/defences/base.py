@@ -1,0 +1,239 @@
+"""The contract of a defence: what a client changes before anything leaves it.
+
+A defence acts at one or several *stages* of a client's work, and only the hooks of these are called:
+
+=========== ============================================================= =============================
+stage       what is changed                                               hook
+=========== ============================================================= =============================
+pictures    the pictures that go into the network                         ``arrange``
+model       the network                                                   ``change_model``
+examples    the gradients of single pictures, before their mean is taken  ``protect_examples``
+update      what leaves the client                                        ``protect``
+aggregate   what the server sees of several clients                       ``clients``
+=========== ============================================================= =============================
+
+One object serves campaigns, training and Flower mods. Its hooks are pure: they change nothing that they are
+given, and draw nothing but from the randomness that they are given.
+"""
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedmjp.config import Config, ModelConfig, UpdateKind
+from fedmjp.errors import DefenceError
+from fedmjp.randomness import Randomness
+
+Stage = Literal["pictures", "model", "examples", "update", "aggregate"]
+# What must be seen at once: with "tensor", a part of an update is protected as the whole is.
+Scope = Literal["tensor", "update"]
+# What a defence leaves on an upload, for attacks to take into account or to be blind to.
+Mark = Literal[
+    "shuffled",  # patches of the picture changed places
+    "masked",  # the position embedding of some patches was replaced
+    "noisy",  # noise was added; ``noise_on`` says how much
+    "rounded",  # entries are off by a share of their size; ``rounding`` says how much
+    "pruned",  # entries that were not zero are zero
+    "scaled",  # the whole update was multiplied by a factor that the server is not told
+    "signs",  # magnitudes are gone
+    "withheld",  # some tensors are not in the upload
+    "summed",  # the upload is of several clients together
+    "reshaped",  # something else was done to it
+]
+Relation = Literal["replace-one", "add-or-remove-one"]
+FULL_BITS = 32.0  # of a float32 value
+
+
+class NoOptions(Config):
+    """Options of a defence that has none."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client knows when it protects an update.
+
+    Attributes:
+        kind: Of the update.
+        roles: Structural role ("patch_embedding", "position_embedding", "head") to names of tensors.
+        examples: Pictures behind the update.
+        model: With the weights that the server had sent; None in a mod, which sees messages only.
+        images: (batch, 3, size, size) in [0, 1] as they went into the network; None in a mod.
+        mask: (batch, patches) bool as it went into the network; None without one.
+    """
+
+    kind: UpdateKind
+    roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    examples: int = 1
+    model: nn.Module | None = None
+    images: Tensor | None = None
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Differential privacy that uploads have cost one client.
+
+    Attributes:
+        epsilon: Over all uploads so far.
+        delta: Of the same guarantee.
+        relation: What two data sets differ in, of which an observer cannot tell which was used.
+        unit: What is protected: a client's whole share, or a single picture.
+        uploads: How many.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    unit: Literal["client", "picture"]
+    uploads: int
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Pictures as they go into the network.
+
+    Attributes:
+        images: (batch, 3, size, size) in [0, 1].
+        mask: (batch, patches) bool on the CPU, True where a patch changed places or lost its position.
+        source: (batch, patches) int64 on the CPU; place i shows patch ``source[i]`` of the picture before.
+    """
+
+    images: Tensor
+    mask: Tensor
+    source: Tensor
+
+
+class Defence(ABC):
+    """Base of all defences.
+
+    Class attributes state what `fedmjp list defences` prints and how a pipeline calls it:
+
+    - ``name``; ``paper``, the source; ``summary``, one line; ``told``, what of it an honest-but-curious server
+      is told;
+    - ``stages``, where it acts; ``scope``, what it must see at once;
+    - ``marks``, what it leaves on an upload;
+    - ``needs_model``: whether it computes with the model and the pictures, which a mod does not see;
+    - ``options_type``: the configuration model of its options.
+
+    Args:
+        options: Values for ``options_type``, as given by ``NAME:key=value``.
+
+    Attributes:
+        options: Validated.
+
+    Raises:
+        ConfigError: On an unknown option or a value out of range.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    summary: ClassVar[str]
+    told: ClassVar[str]
+    stages: ClassVar[tuple[Stage, ...]]
+    scope: ClassVar[Scope] = "tensor"
+    marks: ClassVar[frozenset[Mark]] = frozenset()
+    needs_model: ClassVar[bool] = False
+    options_type: ClassVar[type[Config]] = NoOptions
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options: Any = self.options_type.parse(options or {})
+
+    # Stage "pictures".
+    @property
+    def mask_ratio(self) -> float:
+        """Wanted share of the patches that it shuffles; 0 if it shuffles none."""
+        return 0.0
+
+    def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
+        """Pictures as they go into the network.
+
+        Args:
+            images: (batch, 3, size, size) in [0, 1]. They are not changed.
+            grid: Patches per side.
+            randomness: A source per picture.
+        """
+        del randomness
+        places = torch.arange(grid**2).expand(len(images), -1)
+        return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)
+
+    # Stage "model".
+    def change_model(self, model: ModelConfig) -> ModelConfig:
+        """The network that the client trains in place of ``model``."""
+        return model
+
+    # Stage "examples".
+    def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
+        """From the gradients of single pictures, (batch, *shape) by name, to that of the step."""
+        del randomness
+        return {name: each.mean(dim=0) for name, each in gradients.items()}
+
+    # Stage "update".
+    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        """An update as it leaves the client.
+
+        Args:
+            update: Tensors by name, finite; all of the update where ``scope`` is "update". They are not changed.
+            client: What the client knows besides.
+            randomness: Source of all that is drawn.
+
+        Returns:
+            Tensors of the same shapes and types. Names may be missing: what is withheld.
+
+        Raises:
+            DefenceError: If it cannot protect this update, which then must not leave the client.
+        """
+        del client, randomness
+        return dict(update)
+
+    def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        """Names of tensors that never leave, by the roles of a model's tensors."""
+        del roles
+        return frozenset()
+
+    # Stage "aggregate".
+    @property
+    def clients(self) -> int:
+        """How many clients' updates the server sees as one."""
+        return 1
+
+    # What an attacker may take into account.
+    @property
+    def rounding(self) -> float:
+        """Largest relative error that it leaves in an entry."""
+        return 0.0
+
+    def noise_on(self, uploaded: Tensor) -> float:
+        """Standard deviation of the noise on the entries of an uploaded tensor."""
+        del uploaded
+        return 0.0
+
+    # What it costs.
+    def spent(self, uploads: int) -> Spent | None:
+        """Privacy that so many uploads of one client cost; None without a guarantee."""
+        del uploads
+        return None
+
+    def bits(self, before: float) -> float:
+        """Bits per value that an encoder needs after it, of so many before; 32 without any defence."""
+        return before
+
+    # What may stand before and after it.
+    def refusal(self, before: Sequence["Defence"]) -> str | None:
+        """Why it cannot follow these defences; None if it can."""
+        del before
+        return None
+
+
+def require_finite(update: Mapping[str, Tensor], defence: str) -> None:
+    """A guarantee does not hold for numbers that are none.
+
+    Raises:
+        DefenceError: If a tensor holds NaN or infinite values.
+    """
+    for name, tensor in update.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DefenceError(f"{defence}: tensor {name!r} holds NaN or infinite values; the update does not leave")

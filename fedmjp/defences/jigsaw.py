@@ -1,0 +1,46 @@
+"""The jigsaw of MJP without anything else: some patches of a picture change places."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmjp import jigsaw
+from fedmjp.config import Config, MaskRatio
+from fedmjp.defences.base import Arranged, Defence
+from fedmjp.randomness import Randomness
+
+
+class JigsawOptions(Config):
+    """How much is shuffled."""
+
+    mask_ratio: MaskRatio = Field(0.27, description="wanted share of the patches that change places")
+
+
+class Jigsaw(Defence):
+    """Shuffles the patches of block-wise masks; they keep the position embeddings of their new places.
+
+    References:
+        Ren et al., "Masked Jigsaw Puzzle", CVPR 2023, section 4.1 and Table 4 (row E).
+    """
+
+    name = "jigsaw"
+    paper = "Ren et al., Masked Jigsaw Puzzle, CVPR 2023, Table 4, row E"
+    summary = "shuffles the patches of block-wise masks, without MJP's unknown embedding"
+    told = "that patches are shuffled, and the wanted share; neither mask nor order"
+    stages = ("pictures",)
+    marks: ClassVar = frozenset({"shuffled"})
+    options_type = JigsawOptions
+
+    @property
+    def mask_ratio(self) -> float:
+        """As of ``Defence``."""
+        return float(self.options.mask_ratio)
+
+    def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
+        """As of ``Defence``: one puzzle per picture."""
+        drawn = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
+        mask, source = (torch.cat([getattr(each, name) for each in drawn]) for name in ("mask", "source"))
+        return Arranged(jigsaw.rearrange(images, source.to(images.device)), mask, source)

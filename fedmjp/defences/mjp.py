@@ -1,0 +1,35 @@
+"""Masked Jigsaw Puzzle: shuffled patches share one unknown position embedding."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from fedmjp.config import ModelConfig
+from fedmjp.defences.base import Defence
+from fedmjp.defences.jigsaw import Jigsaw
+
+
+class Mjp(Jigsaw):
+    """Shuffles the patches of block-wise masks, and gives all of them one shared "unknown" position embedding.
+
+    What training adds (DAL, the localisation loss) is an option of the model and of the recipe.
+
+    References:
+        Ren et al., "Masked Jigsaw Puzzle: A Versatile Position Embedding for Vision Transformers", CVPR 2023.
+    """
+
+    name = "mjp"
+    paper = "Ren et al., Masked Jigsaw Puzzle, CVPR 2023"
+    summary = "shuffles the patches of block-wise masks, which then share one unknown position embedding"
+    told = "that MJP is used, and the wanted mask ratio; neither mask nor order"
+    stages = ("pictures", "model")
+    marks: ClassVar = frozenset({"shuffled", "masked"})
+
+    def change_model(self, model: ModelConfig) -> ModelConfig:
+        """The model with MJP's unknown embedding."""
+        return model.model_copy(update={"unknown_embedding": True})
+
+    def refusal(self, before: Sequence[Defence]) -> str | None:
+        """Shuffling twice is a jigsaw with another mask ratio."""
+        if any(isinstance(each, Jigsaw) for each in before):
+            return "mjp shuffles patches itself: leave jigsaw out"
+        return None

@@ -1,0 +1,248 @@
+"""Defences in the order in which a client applies them: ``mjp + round:precision=bfloat16``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, model_serializer, model_validator
+from torch import Tensor
+
+from fedmjp.config import Config, ModelConfig
+from fedmjp.defences import DEFENCES
+from fedmjp.defences.base import FULL_BITS, Client, Defence, Mark, Spent, Stage
+from fedmjp.errors import BadInputError, ConfigError
+from fedmjp.randomness import Randomness
+
+NONE = "none"  # how an empty pipeline is called
+Scalar = bool | int | float | str | None
+# A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
+ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
+# Options that have a column of their own in every table.
+ELSEWHERE = frozenset({"mask_ratio"})
+
+
+class DefenceConfig(Config):
+    """A defence by name, with its options beside the name: ``{name: gaussian, noise: 0.001}``.
+
+    Text is ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
+    """
+
+    name: str
+    options: Mapping[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return _parsed(value)
+        if isinstance(value, Mapping) and not isinstance(value.get("options"), Mapping):
+            values = dict(value)
+            return {"name": values.pop("name", None), "options": values}
+        return value
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        try:
+            made = self.made()
+        except BadInputError as error:
+            raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
+        # Options as they were understood: text from a command line equals numbers from a file.
+        given = made.options.model_dump(mode="json")
+        object.__setattr__(self, "options", {key: given[key] for key in sorted(self.options)})
+        return self
+
+    @model_serializer
+    def _beside_the_name(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    @property
+    def text(self) -> str:
+        """As the command line takes it, with all options that were given."""
+        return _text(self.name, self.options)
+
+    @property
+    def label(self) -> str:
+        """As tables show it: without options that have a column of their own or say what is the default."""
+        defaults = DEFENCES.get(self.name)().options.model_dump(mode="json")
+        shown = {k: v for k, v in self.options.items() if k not in ELSEWHERE and v != defaults[k]}
+        return _text(self.name, shown)
+
+    def made(self) -> Defence:
+        """The defence itself, anew."""
+        return DEFENCES.get(self.name)(self.options)
+
+
+def _text(name: str, options: Mapping[str, Any]) -> str:
+    pairs = ",".join(f"{key}={_value(value)}" for key, value in options.items())
+    return f"{name}:{pairs}" if pairs else name
+
+
+def _value(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """``NAME:KEY=VALUE,KEY=VALUE`` as values.
+
+    Raises:
+        ValueError: If a part is not KEY=VALUE, or a key is given twice.
+    """
+    name, colon, rest = text.strip().partition(":")
+    options: dict[str, Any] = {}
+    for pair in rest.split(",") if colon else ():
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not key:
+            raise ValueError(f"{text!r}: {pair!r} is not KEY=VALUE; write NAME or NAME:KEY=VALUE,KEY=VALUE")
+        if key in options:
+            raise ValueError(f"{text!r}: {key} is given twice")
+        options[key.replace("-", "_")] = value
+    return {"name": name, "options": options}
+
+
+def _listed(value: object) -> object:
+    """A single defence as a pipeline of one; ``none`` as one of none."""
+    if value is None or value == NONE:
+        return ()
+    if isinstance(value, str | Mapping | DefenceConfig):
+        return (value,)
+    if isinstance(value, Sequence):
+        return tuple(each for each in value if each != NONE) if len(value) == 1 else tuple(value)
+    return value
+
+
+Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a client does to protect itself, in order.
+
+    Attributes:
+        configs: Of each defence.
+
+    Raises:
+        ConfigError: If an order is impossible, with the reason.
+    """
+
+    configs: tuple[DefenceConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.configs]
+        for place, defence in enumerate(self.made):
+            before = self.made[:place]
+            if defence.name in names[:place]:
+                raise ConfigError(f"defence {defence.name!r} is named twice in {self.label!r}; name it once")
+            late = next((each for each in before if _first(defence) < _first(each)), None)
+            if late is not None:
+                raise ConfigError(
+                    f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
+                    f"acts on the {late.stages[0]}; name {defence.name} first"
+                )
+            if reason := defence.refusal(before):
+                raise ConfigError(f"defences {self.label!r}: {reason}")
+
+    @cached_property
+    def made(self) -> tuple[Defence, ...]:
+        """The defences themselves."""
+        return tuple(config.made() for config in self.configs)
+
+    @property
+    def label(self) -> str:
+        """How tables call it."""
+        return " + ".join(config.label for config in self.configs) or NONE
+
+    @property
+    def marks(self) -> frozenset[Mark]:
+        """What all of them leave on an upload."""
+        return frozenset().union(*(each.marks for each in self.made))
+
+    @property
+    def mask_ratio(self) -> float:
+        """Wanted share of shuffled patches; 0 if nothing shuffles."""
+        return max((each.mask_ratio for each in self.made), default=0.0)
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether pictures are shuffled before they go into the network."""
+        return any("pictures" in each.stages for each in self.made)
+
+    @property
+    def clients(self) -> int:
+        """How many clients' updates the server sees as one."""
+        return max((each.clients for each in self.made), default=1)
+
+    @property
+    def parts(self) -> bool:
+        """Whether a part of an update is protected as the whole is."""
+        return all(each.scope == "tensor" and "examples" not in each.stages for each in self.made)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the server is told of each."""
+        return tuple(each.told for each in self.made)
+
+    @property
+    def rounding(self) -> float:
+        """Largest relative error that is left in an entry."""
+        return max((each.rounding for each in self.made), default=0.0)
+
+    def noise_on(self, uploaded: Tensor) -> float:
+        """Standard deviation of the noise on the entries of an uploaded tensor."""
+        return float(sum(each.noise_on(uploaded) ** 2 for each in self.made) ** 0.5)
+
+    @property
+    def bits(self) -> float:
+        """Bits per value of an upload that an encoder needs."""
+        found = FULL_BITS
+        for each in self.made:
+            found = each.bits(found)
+        return found
+
+    def spent(self, uploads: int) -> Spent | None:
+        """Privacy that so many uploads of one client cost: the best guarantee of those that give one."""
+        found = [spent for each in self.made if (spent := each.spent(uploads)) is not None]
+        return min(found, key=lambda spent: spent.epsilon, default=None)
+
+    def of_stage(self, *stages: Stage) -> "Pipeline":
+        """Those that act at one of these stages."""
+        kept = (config for config, made in zip(self.configs, self.made, strict=True) if set(stages) & set(made.stages))
+        return Pipeline(tuple(kept))
+
+    def without(self, name: str) -> "Pipeline":
+        """All others."""
+        return Pipeline(tuple(config for config in self.configs if config.name != name))
+
+    def change_model(self, model: ModelConfig) -> ModelConfig:
+        """The network that a client trains in place of ``model``."""
+        for each in self.made:
+            model = each.change_model(model)
+        return model
+
+    def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        """Names of tensors that never leave."""
+        return frozenset().union(*(each.withheld(roles) for each in self.made))
+
+    @property
+    def by_example(self) -> tuple[Defence, ...]:
+        """Those that protect the gradients of single pictures."""
+        return tuple(each for each in self.made if "examples" in each.stages)
+
+    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        """An update as it leaves a client.
+
+        Raises:
+            DefenceError: If a defence cannot protect it; it must not leave then.
+        """
+        protected = dict(update)
+        for place, each in enumerate(self.made):
+            if "update" in each.stages:
+                protected = each.protect(protected, client, randomness=randomness.of(place, each.name))
+        return protected
+
+
+def _first(defence: Defence) -> int:
+    return min(ORDER.index(stage) for stage in defence.stages)
