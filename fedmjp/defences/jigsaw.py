@@ -44,3 +44,8 @@ class Jigsaw(Defence):
         drawn = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
         mask, source = (torch.cat([getattr(each, name) for each in drawn]) for name in ("mask", "source"))
         return Arranged(jigsaw.rearrange(images, source.to(images.device)), mask, source)
+
+    def refusal(self, before: Sequence[Defence]) -> str | None:
+        """Shuffling twice is a jigsaw with another mask ratio."""
+        other = next((each for each in before if isinstance(each, Jigsaw)), None)
+        return f"{other.name} and {self.name} both shuffle patches: name one of them" if other else None

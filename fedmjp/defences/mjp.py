@@ -1,10 +1,8 @@
 """Masked Jigsaw Puzzle: shuffled patches share one unknown position embedding."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from fedmjp.config import ModelConfig
-from fedmjp.defences.base import Defence
 from fedmjp.defences.jigsaw import Jigsaw
 
 
@@ -27,9 +25,3 @@ class Mjp(Jigsaw):
     def change_model(self, model: ModelConfig) -> ModelConfig:
         """The model with MJP's unknown embedding."""
         return model.model_copy(update={"unknown_embedding": True})
-
-    def refusal(self, before: Sequence[Defence]) -> str | None:
-        """Shuffling twice is a jigsaw with another mask ratio."""
-        if any(isinstance(each, Jigsaw) for each in before):
-            return "mjp shuffles patches itself: leave jigsaw out"
-        return None
