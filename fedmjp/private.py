@@ -4,7 +4,7 @@ Attacks and server may not import this module; import-linter keeps it so.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -52,6 +52,14 @@ class PrivateBatch:
     def version(self, which: Picture) -> Tensor:
         """The clean or the shuffled pictures."""
         return self.clean if which is Picture.CLEAN else self.shuffled
+
+    def part(self, first: int, last: int) -> Self:
+        """Some of the pictures, from ``first`` to before ``last``."""
+        return replace(
+            self,
+            pictures=self.pictures[first:last],
+            **{name: getattr(self, name)[first:last] for name in ("clean", "shuffled", "mask", "source", "labels")},
+        )
 
     def sha256(self, place: int) -> str:
         """SHA-256 of the pixels of one clean picture, as hex."""

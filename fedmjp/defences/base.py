@@ -145,8 +145,13 @@ class Defence(ABC):
     # Stage "pictures".
     @property
     def mask_ratio(self) -> float:
-        """Wanted share of the patches that it shuffles; 0 if it shuffles none."""
+        """Wanted share of the patches that it moves or masks; 0 if it does neither."""
         return 0.0
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether it moves patches."""
+        return False
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """Pictures as they go into the network.

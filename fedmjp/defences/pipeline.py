@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_serializer, model_validator
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmjp.config import Config, ModelConfig
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import FULL_BITS, Client, Defence, Mark, Spent, Stage
+from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Spent, Stage
 from fedmjp.errors import BadInputError, ConfigError
 from fedmjp.randomness import Randomness
 
@@ -18,8 +18,8 @@ NONE = "none"  # how an empty pipeline is called
 Scalar = bool | int | float | str | None
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
-# Options that have a column of their own in every table.
-ELSEWHERE = frozenset({"mask_ratio"})
+# Options that columns of their own tell in every table: the mask ratio, and the setting.
+ELSEWHERE = frozenset({"mask_ratio", "shuffle"})
 
 
 class DefenceConfig(Config):
@@ -168,12 +168,23 @@ class Pipeline:
     @property
     def shuffles(self) -> bool:
         """Whether pictures are shuffled before they go into the network."""
-        return any("pictures" in each.stages for each in self.made)
+        return any(each.shuffles for each in self.made)
 
     @property
     def clients(self) -> int:
         """How many clients' updates the server sees as one."""
         return max((each.clients for each in self.made), default=1)
+
+    def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
+        """Pictures as they go into the network, by the defence that changes them, if there is one.
+
+        Args:
+            images: (batch, 3, size, size) in [0, 1].
+            grid: Patches per side.
+            randomness: A source per picture.
+        """
+        arranging = next((each for each in self.made if "pictures" in each.stages), Defence())
+        return arranging.arrange(images, grid, randomness=randomness)
 
     @property
     def parts(self) -> bool:
@@ -210,11 +221,11 @@ class Pipeline:
     def of_stage(self, *stages: Stage) -> "Pipeline":
         """Those that act at one of these stages."""
         kept = (config for config, made in zip(self.configs, self.made, strict=True) if set(stages) & set(made.stages))
-        return Pipeline(tuple(kept))
+        return pipeline_of(tuple(kept))
 
     def without(self, name: str) -> "Pipeline":
         """All others."""
-        return Pipeline(tuple(config for config in self.configs if config.name != name))
+        return pipeline_of(tuple(config for config in self.configs if config.name != name))
 
     def change_model(self, model: ModelConfig) -> ModelConfig:
         """The network that a client trains in place of ``model``."""
@@ -242,6 +253,16 @@ class Pipeline:
             if "update" in each.stages:
                 protected = each.protect(protected, client, randomness=randomness.of(place, each.name))
         return protected
+
+
+@lru_cache(maxsize=256)
+def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
+    """The pipeline of these defences, made once.
+
+    Raises:
+        ConfigError: If an order is impossible.
+    """
+    return Pipeline(configs)
 
 
 def _first(defence: Defence) -> int:
