@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmjp.config import Config, Defence
+from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -114,7 +114,7 @@ class Attack(ABC):
         del model, threat
         return None
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+    def adapted_to(self, threat: ThreatModel) -> frozenset[str]:
         """The defences that it takes into account. Other attacks' failures say nothing for these."""
         del threat
         return frozenset()

@@ -18,7 +18,6 @@ from attacks.matching_priors import PatchPrior
 from attacks.matching_search import Budget, Found, search
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
-from fedmjp.config import Defence
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -81,7 +80,7 @@ class GradientMatching(Attack):
             if self._first.role == "bound":
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+    def adapted_to(self, threat: ThreatModel) -> frozenset[str]:
         """MJP, where it reads the mask off the upload of one picture and runs the network with it."""
         return frozenset({"mjp"}) if self.options.mask == "read" and threat.batch_size == 1 else frozenset()
 

@@ -6,7 +6,6 @@ from typing import ClassVar
 from attacks.base import Attack
 from attacks.mjp.facts import refusal, required_tensors
 from attacks.natural_patches import size_refusal
-from fedmjp.config import Defence
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel
 
@@ -30,7 +29,7 @@ class ClosedFacts(Attack):
             return "needs each client's own update: a sum over clients only shows the sum of their tokens"
         return refusal(model) or size_refusal(model.image_size)
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+    def adapted_to(self, threat: ThreatModel) -> frozenset[str]:
         """MJP."""
         del threat
         return frozenset({"mjp"})

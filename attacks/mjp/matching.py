@@ -21,7 +21,7 @@ from attacks.mjp import facts as linear
 from attacks.mjp.affine import AffinePatches, of_one_upload
 from attacks.mjp.facts import LinearFacts, facts_under
 from attacks.pictures import picture
-from fedmjp.config import Config, Defence
+from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches, to_patches
@@ -87,7 +87,7 @@ class MjpMatching(Attack):
         first = self._first().refusal(model, threat)
         return f"its start, {self.options.start}: {first}" if first else None
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+    def adapted_to(self, threat: ThreatModel) -> frozenset[str]:
         """MJP."""
         del threat
         return frozenset({"mjp"})

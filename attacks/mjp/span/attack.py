@@ -21,7 +21,7 @@ from attacks.mjp.span.visible import IMPOSSIBLE
 from attacks.natural_patches import prior_refusal
 from attacks.pictures import picture
 from attacks.reassembly import reassemble
-from fedmjp.config import Config, Defence
+from fedmjp.config import Config
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -81,7 +81,7 @@ class MjpSpan(Attack):
             return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
         return linear.refusal(model) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
+    def adapted_to(self, threat: ThreatModel) -> frozenset[str]:
         """MJP."""
         del threat
         return frozenset({"mjp"})
