@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-
 from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.folder import FolderPictures
 from fedmjp.data.layout import holds_parquet
@@ -37,10 +36,10 @@ class Selection:
         return self.entries[client::clients]
 
     def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload, client by client, turn by turn; of groups whose updates are summed, group
-        by group.
+        """The pictures behind each upload, client by client, turn by turn.
 
-        Runs that want fewer pictures than were chosen share the first ones.
+        Groups of clients whose updates are summed stand together. Runs that want fewer pictures than were chosen
+        share the first ones.
         """
         size, count, together = scenario.batch_size, scenario.pictures_per_client, scenario.pipeline.clients
         shares = [self.partition(client, scenario.clients)[:count] for client in range(scenario.clients)]
