@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 from torch import Tensor
@@ -119,14 +119,8 @@ class Aggregator:
         before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
         found = self._mean_buffers(replies)
         order = [name for name in weights if name in self._parameters - self._withheld]
-        for reply in replies:
-            reply.content.pop(BUFFERS, None)
-            # A strategy averages all metrics, whatever they are; history has its own way.
-            reply.content[METRICS] = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
-            # FedAvgM pairs tensors by their places, not by their names.
-            sent = reply.content.array_records[ARRAYS].to_torch_state_dict()
-            reply.content[ARRAYS] = ArrayRecord({name: weights[name] + self._step * sent[name] for name in order})
-        arrays, _ = self._strategy.aggregate_train(server_round, replies)
+        ahead = [self._ahead(reply, weights, order) for reply in replies]
+        arrays, _ = self._strategy.aggregate_train(server_round, ahead)
         found |= arrays.to_torch_state_dict() if arrays is not None else {}
         # Strategies compute in other types: FedAdam in float64.
         stepped = {name: found.get(name, value).to(value.dtype) for name, value in weights.items()}
@@ -136,6 +130,14 @@ class Aggregator:
         for name, value in before.items():
             setattr(self._strategy, name, value)
         return None
+
+    def _ahead(self, reply: Message, weights: Mapping[str, Tensor], order: Sequence[str]) -> Message:
+        """A reply as strategies take it: with weights, in the order of the model, since FedAvgM goes by places."""
+        update = reply.content.array_records[ARRAYS].to_torch_state_dict()
+        arrays = ArrayRecord({name: weights[name] + self._step * update[name] for name in order})
+        # A strategy averages all metrics, whatever they are; history has its own way.
+        metrics = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
+        return Message(content=RecordDict({ARRAYS: arrays, METRICS: metrics}), metadata=reply.metadata)
 
     def state(self) -> dict[str, Any]:
         """What the strategy carries from round to round, as tensors."""
