@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, model_serializer, model_validator
+from pydantic import BeforeValidator, ValidationError, model_serializer, model_validator
 from torch import Tensor
 
 from fedmjp.config import Config, ModelConfig
@@ -19,7 +19,8 @@ Scalar = bool | int | float | str | None
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
 # Options that columns of their own tell in every table: the mask ratio, and the setting.
-ELSEWHERE = frozenset({"mask_ratio", "shuffle"})
+MASK_RATIO = "mask_ratio"
+ELSEWHERE = frozenset({MASK_RATIO, "shuffle"})
 
 
 class DefenceConfig(Config):
@@ -55,6 +56,20 @@ class DefenceConfig(Config):
     @model_serializer
     def _beside_the_name(self) -> dict[str, Any]:
         return {"name": self.name, **self.options}
+
+    @classmethod
+    def parse_text(cls, text: str) -> Self:
+        """``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
+
+        Raises:
+            ConfigError: If there is no such defence or option, or a value is out of range; in one line.
+        """
+        try:
+            return cls.model_validate(text)
+        except ValidationError as error:
+            raise ConfigError(
+                "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
+            ) from None
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -253,6 +268,16 @@ class Pipeline:
             if "update" in each.stages:
                 protected = each.protect(protected, client, randomness=randomness.of(place, each.name))
         return protected
+
+
+def with_mask_ratio(configs: tuple[DefenceConfig, ...], ratio: float) -> tuple[DefenceConfig, ...]:
+    """The same defences, with this mask ratio where one takes a mask ratio and does not state its own."""
+    return tuple(
+        DefenceConfig.model_validate({"name": config.name, MASK_RATIO: ratio, **config.options})
+        if MASK_RATIO in DEFENCES.get(config.name).options_type.model_fields
+        else config
+        for config in configs
+    )
 
 
 @lru_cache(maxsize=256)
