@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from benchmarks.plan.experiment import AttackConfig, Experiment
     from benchmarks.uploads.source import UploadSource
     from fedmjp.data.pictures import PictureEntry
+    from fedmjp.scenario import Scenario
+    from fedmjp.settings import Setting
 
     # Experiments, the pictures behind each of their uploads, what gives these, and that in words.
     Asked = tuple[list[Experiment], list[list[tuple[PictureEntry, ...]]], list[UploadSource], str]
@@ -34,7 +36,10 @@ def attack(
             "--defence", help="NAME or NAME:KEY=VALUE,KEY=VALUE; repeat it for a pipeline. See `fedmjp list`."
         ),
     ] = [],
-    settings: Annotated[list[str], typer.Option("--setting", help="a, b or c; may be repeated.")] = ["a"],
+    settings: Annotated[
+        list[str],
+        typer.Option("--setting", help="a, b or c; may be repeated. By default c where pictures are shuffled."),
+    ] = [],
     data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
     limit: Annotated[int, typer.Option(help="Number of pictures.")] = 8,
     mask_ratio: Annotated[
@@ -149,7 +154,6 @@ def _direct(values: dict[str, Any], console: "Console") -> "Asked":
     from fedmjp.defences.pipeline import DefenceConfig, pipeline_of, with_mask_ratio
     from fedmjp.errors import BadInputError
     from fedmjp.scenario import Scenario
-    from fedmjp.settings import Setting
 
     sizes = {key: values[key] for key in ("image_size", "patch_size", "classes")}
     shared = ("batch_size", "local_learning_rate", "labels_known", "uploads_per_picture", "seed")
@@ -171,8 +175,9 @@ def _direct(values: dict[str, Any], console: "Console") -> "Asked":
             "device": choose(values["device"]),
         }
     )
-    settings = tuple(dict.fromkeys(_setting(each, Setting) for each in values["settings"]))
-    experiments = experiments_of(scenario, settings, _attacks(values), mask_ratio=values["mask_ratio"])
+    experiments = experiments_of(
+        scenario, _settings(values, scenario), _attacks(values), mask_ratio=values["mask_ratio"]
+    )
     pictures = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
     known = sum(measured_on(name) for name in pictures.names())
     if known:
@@ -191,30 +196,31 @@ def _recorded(folder: Path, given: dict[str, Any], values: dict[str, Any]) -> "A
     from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.device import choose
     from fedmjp.errors import BadInputError
-    from fedmjp.settings import Setting
 
     for key in RECORDED:
         if key in given:
             option = f"--{key.replace('_', '-')}"
             raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
     recording = open_records(folder)
-    settings = tuple(dict.fromkeys(_setting(each, Setting) for each in values["settings"]))
     scenarios = recording.attacked(given.get("model"), device=choose(values["device"]))
     experiments = [
-        Experiment.parse({"scenario": scenario, "attacks": _attacks(values), "settings": settings})
-        for scenario in scenarios
+        Experiment.parse({"scenario": each, "attacks": _attacks(values), "settings": _settings(values, each)})
+        for each in scenarios
     ]
     batches = [recording.batches(each.scenario) for each in experiments]
     return experiments, batches, [recording.source(each) for each in experiments], "recorded before"
 
 
-def _setting(name: str, settings: Any) -> Any:
+def _settings(values: dict[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":
+    """As asked for; else the one that compares with the clean picture."""
     from fedmjp.errors import BadInputError
+    from fedmjp.settings import Picture, Setting
 
-    try:
-        return settings(name)
-    except ValueError:
-        raise BadInputError(f"--setting {name!r} is not one of {', '.join(settings)}") from None
+    asked = values["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
+    unknown = [name for name in asked if name not in set(Setting)]
+    if unknown:
+        raise BadInputError(f"--setting {unknown[0]!r} is not one of {', '.join(Setting)}")
+    return tuple(dict.fromkeys(map(Setting, asked)))
 
 
 def _refuse(experiments: "Sequence[Experiment]", *, recorded: bool) -> None:
