@@ -155,7 +155,7 @@ class Pipeline:
             if late is not None:
                 raise ConfigError(
                     f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
-                    f"acts on the {late.stages[0]}; name {defence.name} first"
+                    f"acts on the {late.stages[0]}{_because(late)}; name {defence.name} first"
                 )
             if reason := defence.refusal(before):
                 raise ConfigError(f"defences {self.label!r}: {reason}")
@@ -292,3 +292,7 @@ def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
 
 def _first(defence: Defence) -> int:
     return min(ORDER.index(stage) for stage in defence.stages)
+
+
+def _because(late: Defence) -> str:
+    return " (no client can change the sum, which it does not see)" if late.stages == ("aggregate",) else ""
