@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from fedmjp.config import Config
+from fedmjp.defences.base import Mark
+from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
@@ -42,7 +45,8 @@ class Attack(ABC):
     - ``options_type``: the configuration model of its options;
     - ``stack``: how many uploads it profits from getting at once;
     - ``optimises``: whether it iterates, rather than solves;
-    - ``reads_others``: whether it reads an upload's ``others``, which all others are not given.
+    - ``reads_others``: whether it reads an upload's ``others``, which all others are not given;
+    - ``takes_sums``: whether it can be given an upload that is a sum over several clients.
 
     Args:
         options: Values for ``options_type``, as given by ``--set key=value``.
@@ -65,6 +69,7 @@ class Attack(ABC):
     stack: ClassVar[int] = 16
     optimises: ClassVar[bool] = False
     reads_others: ClassVar[bool] = False
+    takes_sums: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
@@ -106,18 +111,38 @@ class Attack(ABC):
         """Names of the upload's tensors that the attack reads."""
 
     @abstractmethod
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Say which requirement of its own this model or threat model fails; None if the attack applies."""
+
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Which requirement this model or threat model fails; None if the attack applies."""
+        """Say which requirement, of all attacks or its own, this model or threat model fails; None if it applies."""
+        if threat.clients > 1 and not self.takes_sums:
+            return f"needs each client's own update, not the sum over {threat.clients} clients"
+        return self.requirement(model, threat) or self._withheld(model, threat)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores under this model and threat model; None if nothing."""
         del model, threat
         return None
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[str]:
-        """The defences that it takes into account. Other attacks' failures say nothing for these."""
-        del threat
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """Name what defences leave on uploads that it takes into account, with this model and threat model.
+
+        A mark that it is blind to does not belong here, even if the result often comes out well.
+        """
+        del model, threat
         return frozenset()
+
+    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel) -> bool:
+        """Say whether it takes all that these defences do into account: only then its failure speaks for them.
+
+        Args:
+            pipeline: All of a scenario's defences, those before an update included.
+            model: The network that clients train under them.
+            threat: What the server sees of the scenario.
+        """
+        handled = self.handles(model, threat) | {"withheld"}  # it is refused what it would need
+        return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
     @property
     def uses_natural_patches(self) -> bool:
@@ -134,6 +159,13 @@ class Attack(ABC):
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
+
+    def _withheld(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        roles, needed = roles_of(model), set(self.tensors(model))
+        for defence in threat.pipeline.made:
+            if missing := sorted(needed & defence.withheld(roles)):
+                return f"needs {', '.join(missing)}, which {defence.name} withholds"
+        return None
 
     def _check_declaration(self, model: VitClassifier) -> None:
         if self.role != "bound" and names.ORACLE_TOKEN_GRADIENTS in self.tensors(model):
@@ -182,10 +214,10 @@ class Attack(ABC):
             raise AttackNotApplicableError(
                 f"{self.name}: the upload is a {upload.kind}, the threat model speaks of a {threat.update}"
             )
-        if upload.num_examples != threat.batch_size:
+        if upload.num_examples != threat.pictures:
             raise AttackNotApplicableError(
                 f"{self.name}: the upload is of {upload.num_examples} pictures, "
-                f"the threat model speaks of {threat.batch_size}"
+                f"the threat model speaks of {threat.pictures}"
             )
         if (upload.labels is not None) != threat.labels_known:
             told = "comes with" if upload.labels is not None else "comes without"

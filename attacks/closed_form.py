@@ -12,6 +12,7 @@ from torch import Tensor
 from attacks.base import Attack
 from attacks.token_gradients import ReadingOptions, TokenGradients, positions_refusal, token_gradients
 from fedmjp.config import Config
+from fedmjp.defences.base import Mark
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
@@ -37,11 +38,15 @@ class ClosedForm(Attack):
 
     options_type: ClassVar[type[Config]] = ReadingOptions
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the gradients at the tokens, and the update of a single client."""
-        if not threat.individual_updates:
-            return "needs each client's own update: a sum over clients only shows the sum of their tokens"
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs the gradients at the tokens."""
+        del threat
         return positions_refusal(model)
+
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """A factor of the whole update, which is on both sides of the equation."""
+        del model, threat
+        return frozenset({"scaled"})
 
     def _reconstruct(
         self,
@@ -52,7 +57,7 @@ class ClosedForm(Attack):
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         del generators  # nothing is drawn
-        systems = [self._system(upload, model) for upload in uploads]
+        systems = [self._system(upload, model, threat) for upload in uploads]
         groups: defaultdict[int, list[int]] = defaultdict(list)  # masks of different size make different systems
         for index, system in enumerate(systems):
             groups[len(system.rows)].append(index)
@@ -62,11 +67,11 @@ class ClosedForm(Attack):
             found |= dict(zip(group, made, strict=True))
         return [found[index] for index in range(len(uploads))]
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
-        return token_gradients(upload, model, self.options.reading)
+    def _seen(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> TokenGradients:
+        return token_gradients(upload, model, threat, self.options.reading)
 
     @abstractmethod
-    def _system(self, upload: Upload, model: VitClassifier) -> System:
+    def _system(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> System:
         """The system of one upload."""
 
     @abstractmethod

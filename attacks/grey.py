@@ -25,13 +25,14 @@ class Grey(Attack):
     requires = "nothing"
     exploits = "nothing"
     role = "floor"
+    takes_sums = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """None."""
         del model
         return []
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Always applies."""
         del model, threat
         return None

@@ -11,6 +11,7 @@ from attacks.linear_systems import Estimate, least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
 from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
+from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -50,9 +51,9 @@ class PatchEmbedding(ClosedForm):
         """Position-embedding (and unknown-embedding) gradient, patch-embedding weight gradient."""
         return [*required_tensors(model), names.PATCH_WEIGHT]
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs a model of a size that it can solve, besides what every closed form needs."""
-        return super().refusal(model, threat) or self._size_refusal(model)
+        return super().requirement(model, threat) or self._size_refusal(model)
 
     def _size_refusal(self, model: VitClassifier) -> str | None:
         patches, dim = (model.image_size // model.patch_size) ** 2, model.backbone.embed_dim
@@ -70,8 +71,8 @@ class PatchEmbedding(ClosedForm):
             "equations per pixel: underdetermined; what it gives is a mixture, repeated for every picture"
         )
 
-    def _system(self, upload: Upload, model: VitClassifier) -> System:
-        seen = self._seen(upload, model)
+    def _system(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> System:
+        seen = self._seen(upload, model, threat)
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
         return System(seen, self._rows(seen), right)
 
@@ -110,6 +111,10 @@ class PatchEmbeddingWiener(PatchEmbedding):
         """Always."""
         return True
 
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """Besides, whatever disturbs the equation like noise: it estimates how much from the upload."""
+        return super().handles(model, threat) | {"noisy", "rounded", "pruned"}
+
     def _size_refusal(self, model: VitClassifier) -> str | None:
         return prior_refusal(model)
 
@@ -143,19 +148,19 @@ class OraclePatchEmbedding(PatchEmbeddingWiener):
     role = "bound"
     options_type = NoOptions
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the gradient of a single picture, besides what the attack itself needs."""
         if threat.update != "gradient" or threat.batch_size != 1:
             return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
-        return super().refusal(model, threat)
+        return super().requirement(model, threat)
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """All tokens' gradients, position-embedding gradient (for the mask), patch-embedding weight gradient."""
         del model
         return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
-        return oracle_token_gradients(upload, model)
+    def _seen(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> TokenGradients:
+        return oracle_token_gradients(upload, model, threat)
 
 
 def _reconstruction(

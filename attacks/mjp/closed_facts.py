@@ -6,8 +6,12 @@ from typing import ClassVar
 from attacks.base import Attack
 from attacks.mjp.facts import refusal, required_tensors
 from attacks.natural_patches import size_refusal
+from fedmjp.defences.base import Mark
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel
+
+MJP: frozenset[Mark] = frozenset({"masked", "shuffled"})
+HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "pruned", "scaled"}
 
 
 class ClosedFacts(Attack):
@@ -23,16 +27,14 @@ class ClosedFacts(Attack):
         """Gradients of patch, position and, of a defended model, unknown embedding."""
         return required_tensors(model)
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs each client's own uploads, enough dimensions, and statistics of such pictures."""
-        if not threat.individual_updates:
-            return "needs each client's own update: a sum over clients only shows the sum of their tokens"
-        return refusal(model) or size_refusal(model.image_size)
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs enough dimensions, a mask that can be read, and statistics of such pictures."""
+        return refusal(model, threat) or size_refusal(model.image_size)
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[str]:
-        """MJP."""
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """What MJP does, a factor of the whole update, and what disturbs the equations like noise."""
         del threat
-        return frozenset({"mjp"})
+        return HANDLED if model.defended else HANDLED - MJP
 
     @property
     def uses_natural_patches(self) -> bool:

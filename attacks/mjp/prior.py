@@ -8,7 +8,7 @@ from torch import Tensor
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.closed_facts import ClosedFacts
 from attacks.mjp.closing import close
-from attacks.mjp.facts import LinearFacts, facts_under
+from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.natural_pictures import NaturalPictures
 from attacks.pictures import picture
 from fedmjp.models.classifier import VitClassifier
@@ -36,11 +36,11 @@ class MjpPrior(ClosedFacts):
     requires = f"one picture per upload; {ClosedFacts.requires}"
     exploits = "MJP leaves everything but a span of the masked patches exact, and hides no place: pictures are smooth"
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs uploads of one picture, besides."""
         if threat.batch_size != 1:
             return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
-        return super().refusal(model, threat)
+        return super().requirement(model, threat)
 
     def _reconstruct(
         self,
@@ -51,7 +51,7 @@ class MjpPrior(ClosedFacts):
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         del generators
-        return [_close_one(facts_under(threat, upload, model), model) for upload in uploads]
+        return [_close_one(linear_facts(upload, model, threat), model) for upload in uploads]
 
 
 def _close_one(facts: LinearFacts, model: VitClassifier) -> Reconstruction:
