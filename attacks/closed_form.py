@@ -9,10 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Attack
+from attacks.base import Attack, Model
 from attacks.token_gradients import ReadingOptions, TokenGradients, positions_refusal, token_gradients
 from fedmjp.config import Config
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -32,12 +31,12 @@ class System:
     right: Tensor
 
 
-class ClosedForm(Attack):
+class ClosedForm(Attack[Model]):
     """An attack that solves a linear system in the gradients at the tokens."""
 
     options_type: ClassVar[type[Config]] = ReadingOptions
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def refusal(self, model: Model, threat: ThreatModel) -> str | None:
         """Needs the gradients at the tokens, and the update of a single client."""
         if not threat.individual_updates:
             return "needs each client's own update: a sum over clients only shows the sum of their tokens"
@@ -46,7 +45,7 @@ class ClosedForm(Attack):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Model,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
@@ -62,16 +61,16 @@ class ClosedForm(Attack):
             found |= dict(zip(group, made, strict=True))
         return [found[index] for index in range(len(uploads))]
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
+    def _seen(self, upload: Upload, model: Model) -> TokenGradients:
         return token_gradients(upload, model, self.options.reading)
 
     @abstractmethod
-    def _system(self, upload: Upload, model: VitClassifier) -> System:
+    def _system(self, upload: Upload, model: Model) -> System:
         """The system of one upload."""
 
     @abstractmethod
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: Model, threat: ThreatModel
     ) -> list[Reconstruction]:
         """Solve systems of one size."""
 

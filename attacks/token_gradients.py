@@ -17,7 +17,7 @@ from attacks.base import on_device
 from fedmjp.config import Config
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 
 
@@ -101,19 +101,19 @@ class TokenGradients:
         return rows
 
 
-def positions_refusal(model: VitClassifier) -> str | None:
+def positions_refusal(model: Entrance) -> str | None:
     """The requirement of a position embedding."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
     return None
 
 
-def required_tensors(model: VitClassifier) -> list[str]:
+def required_tensors(model: Entrance) -> list[str]:
     """Names of the tensors that ``token_gradients`` reads."""
     return [names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] if model.defended else [])]
 
 
-def token_gradients(upload: Upload, model: VitClassifier, reading: Reading) -> TokenGradients:
+def token_gradients(upload: Upload, model: Entrance, reading: Reading) -> TokenGradients:
     """Read token gradients and mask out of an upload.
 
     With several pictures behind it, each row is the sum over the pictures, and a patch counts as
@@ -133,7 +133,7 @@ def token_gradients(upload: Upload, model: VitClassifier, reading: Reading) -> T
     return TokenGradients(prefix, patches[~mask], mask, mask, unknown, reading)
 
 
-def oracle_token_gradients(upload: Upload, model: VitClassifier) -> TokenGradients:
+def oracle_token_gradients(upload: Upload, model: Entrance) -> TokenGradients:
     """Every token's gradient, masked or not, as no server sees it: for bounds.
 
     The mask itself is read from the position embedding's gradient, as in any MJP upload.

@@ -7,11 +7,11 @@ from attacks.base import Attack
 from attacks.mjp.facts import refusal, required_tensors
 from attacks.natural_patches import size_refusal
 from fedmjp.config import Defence
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.threat import ThreatModel
 
 
-class ClosedFacts(Attack):
+class ClosedFacts(Attack[Entrance]):
     """An attack by ``attacks.mjp.facts`` and ``attacks.mjp.closing``, without a pass through the network."""
 
     requires: ClassVar[str] = (
@@ -19,12 +19,13 @@ class ClosedFacts(Attack):
         "an image size that the prior knows"
     )
     stack = 1
+    needs_network = False
 
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Entrance) -> Sequence[str]:
         """Gradients of patch, position and, of a defended model, unknown embedding."""
         return required_tensors(model)
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def refusal(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Needs each client's own uploads, enough dimensions, and statistics of such pictures."""
         if not threat.individual_updates:
             return "needs each client's own update: a sum over clients only shows the sum of their tokens"

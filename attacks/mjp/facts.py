@@ -50,7 +50,7 @@ from attacks.linear_systems import Gaussian, least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
@@ -95,9 +95,7 @@ class _Span:
     noise: float
 
 
-def linear_facts(
-    upload: Upload, model: VitClassifier, *, noise: float = 0.0, prior: Gaussian | None = None
-) -> LinearFacts:
+def linear_facts(upload: Upload, model: Entrance, *, noise: float = 0.0, prior: Gaussian | None = None) -> LinearFacts:
     """Read the facts out of an upload of one picture, or what ``attacks.mjp.batches`` has in their place of several.
 
     Args:
@@ -138,7 +136,7 @@ def linear_facts(
     )
 
 
-def facts_under(threat: ThreatModel, upload: Upload, model: VitClassifier) -> LinearFacts:
+def facts_under(threat: ThreatModel, upload: Upload, model: Entrance) -> LinearFacts:
     """The facts of an upload that was degraded as the protocol has it, if it has anything of the kind."""
     prior = NaturalPatches.for_model(model).normalised(model) if threat.degradation else None
     return linear_facts(upload, model, noise=threat.noise, prior=prior)
@@ -166,19 +164,19 @@ def _span(hidden: Tensor, unseen: int) -> _Span:
     return _Span(left[:rank].mT, singular[:rank], basis, max(beyond, torch.finfo(hidden.dtype).tiny))
 
 
-def _level(upload: Upload, model: VitClassifier, outside: Tensor, span: _Span) -> Tensor:
+def _level(upload: Upload, model: Entrance, outside: Tensor, span: _Span) -> Tensor:
     unknown = outside.mT @ on_device(upload, names.UNKNOWN_EMBEDDING, model)
     level: Tensor = span.basis.mT @ ((span.left.mT @ unknown) / span.singular)
     return level
 
 
-def required_tensors(model: VitClassifier) -> list[str]:
+def required_tensors(model: Entrance) -> list[str]:
     """Names of the tensors that ``linear_facts`` reads."""
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
     return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown]
 
 
-def refusal(model: VitClassifier) -> str | None:
+def refusal(model: Entrance) -> str | None:
     """Why no facts can be read from this model's uploads of one picture; None if they can."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"

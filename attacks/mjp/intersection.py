@@ -13,7 +13,7 @@ from attacks.mjp.facts import LinearFacts, facts_under
 from attacks.mjp.linking import linked
 from attacks.pictures import picture
 from fedmjp.errors import AttackFailedError
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -47,12 +47,12 @@ class MjpIntersection(ClosedFacts):
     exploits = "masks drawn anew for every upload hide other patches each time; what one mask hides the next shows"
     reads_others = True
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def refusal(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Of batches, needs uploads that can be told by whom they show, besides."""
         several = threat.batch_size > 1
         return super().refusal(model, threat) or (batches.refusal(model, threat.batch_size) if several else None)
 
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Batches need changing company, and masks that leave enough."""
         del model
         if threat.batch_size == 1:
@@ -64,7 +64,7 @@ class MjpIntersection(ClosedFacts):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Entrance,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
@@ -78,7 +78,7 @@ class MjpIntersection(ClosedFacts):
         return found
 
 
-def _of_others(others: Sequence[Upload], model: VitClassifier, threat: ThreatModel) -> list[LinearFacts]:
+def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[LinearFacts]:
     """Of those that state anything: an upload with every patch masked does not."""
     found = []
     for each in others:
@@ -87,7 +87,7 @@ def _of_others(others: Sequence[Upload], model: VitClassifier, threat: ThreatMod
     return found
 
 
-def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -> Reconstruction:
+def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> Reconstruction:
     found = batches.members(facts, pictures, model)
     return Reconstruction(
         torch.cat([picture(each.patches, model) for each in found]),
@@ -99,7 +99,7 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier)
     )
 
 
-def _intersect(all_facts: Sequence[LinearFacts], model: VitClassifier) -> Reconstruction:
+def _intersect(all_facts: Sequence[LinearFacts], model: Entrance) -> Reconstruction:
     facts = [all_facts[index] for index in linked(all_facts)]
     affine = of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])
     left = torch.stack([(affine.known - affine.known @ each.basis.mT @ each.basis - each.known) for each in facts])
