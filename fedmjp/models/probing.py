@@ -22,7 +22,13 @@ MOST_PREFIX_TOKENS = 8  # class token, distillation token, registers
 AGREES = 1e-3  # relative error of the equation; float32 leaves 1e-5, and a wrong equation about 1
 SPREAD = 0.02  # of what is added to the copy's weights, so that no head or embedding is zero
 
-_WHAT_CLOSED_FORMS_NEED = "closed forms need a linear patch embedding of square pictures, row by row, to which the positions are added at once"
+_NEEDED = (
+    "closed forms need square pictures cut into patches, row by row, that one linear layer embeds, and a learned "
+    "position embedding that is added right behind it"
+)
+_LOOKED_FOR = (
+    "a Conv2d on 3 channels whose kernel equals its stride, without padding, or a Linear over flattened patches"
+)
 
 
 @dataclass(frozen=True)
@@ -79,48 +85,48 @@ def find_entrance(module: nn.Module) -> FoundEntrance:
     Raises:
         BadInputError: If nothing has the shape of one of them, the module cannot be run, or the equation does not hold.
     """
-    embeddings = list(_patch_embeddings(module))
+    everything = list(_patch_embeddings(module))
+    embeddings = [each for each in everything if not each.flat] or everything
     if not embeddings:
-        raise BadInputError(
-            "found no patch embedding: looked for a Conv2d on 3 channels whose kernel equals its stride, without "
-            f"padding, and for a Linear over flattened patches; {_WHAT_CLOSED_FORMS_NEED}"
-        )
-    positions = list(_position_embeddings(module, {each.dim for each in embeddings}))
+        raise BadInputError(f"found no patch embedding: looked for {_LOOKED_FOR}; {_NEEDED}")
+    dims = {each.dim for each in embeddings}
+    positions = list(_position_embeddings(module, dims))
     if not positions:
-        dims = " or ".join(str(dim) for dim in sorted({each.dim for each in embeddings}))
+        dim = " or ".join(str(each) for each in sorted(dims))
         raise BadInputError(
-            f"found no position embedding: looked for a parameter (1, n, {dims}) or (n, {dims}), n being a square number "
+            f"found no position embedding: looked for a parameter (1, n, {dim}) or (n, {dim}), n being a square number "
             f"of patches and up to {MOST_PREFIX_TOKENS} tokens before them; where positions are relative, rotary or "
             "fixed, no upload shows the gradients at the tokens"
         )
-    pairs = [(e, p) for e, p in product(embeddings, positions) if e.dim == p.dim]
-    return _first_that_agrees(module, pairs)
+    return _first_that_agrees(module, [(e, p) for e, p in product(embeddings, positions) if e.dim == p.dim])
 
 
 def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, Positions]]) -> FoundEntrance:
     probe, error, reason = _generic_copy(module), math.inf, ""
-    for flat, size in sorted({(e.flat, e.patch_size * p.grid) for e, p in pairs}):
+    for size in sorted({e.patch_size * p.grid for e, p in pairs}):
         try:
             passed = _run(probe, size)
         except Exception as failure:  # noqa: BLE001  (somebody else's code, perhaps on a size that is not its own)
             first_line = (str(failure) or type(failure).__name__).splitlines()[0][:200]
-            reason = reason or f"running it on a picture of {size} x {size} failed: {first_line}"
+            reason = reason or f"running the module on a picture of {size} x {size} failed: {first_line}"
             continue
         for embedding, positions in pairs:
-            if (embedding.flat, embedding.patch_size * positions.grid) == (flat, size):
+            if embedding.patch_size * positions.grid == size:
                 order, off = _best_order(passed, embedding, positions)
                 if off < AGREES:
                     token = _class_token(passed, positions)
                     return FoundEntrance(embedding, positions, order, token, passed.head)
                 error = min(error, off)
     if math.isfinite(error):
-        found = " and ".join(sorted({name for e, p in pairs for name in (e.name, p.name) if not e.flat}))
-        reason = f"on a random picture its gradients do not show the tokens (relative error {error:.2g})" + (
-            f"; found {found}" if found else ""
-        )
-    raise BadInputError(
-        f"{reason}; {_WHAT_CLOSED_FORMS_NEED}: give the transformer itself, not a module around it that changes pictures"
-    )
+        reason = f"on a random picture the gradients do not satisfy the equation (relative error {error:.2g})"
+    raise BadInputError(_nothing_agrees(*pairs[0], reason or "no gradient reaches them"))
+
+
+def _nothing_agrees(embedding: PatchEmbedding, positions: Positions, reason: str) -> str:
+    found = f"{embedding.name} and {positions.name} look like patch and position embedding, but {reason}"
+    if embedding.flat:
+        found = f"found no patch embedding: looked for {_LOOKED_FOR}; there are Linears of such a size, but {reason}"
+    return f"{found}; {_NEEDED}: give the transformer itself, not a module around it that changes pictures"
 
 
 def _patch_embeddings(module: nn.Module) -> Iterator[PatchEmbedding]:
@@ -170,12 +176,12 @@ def _run(probe: nn.Module, size: int) -> _Pass:
     ]
     with torch.enable_grad():
         outputs = [each for each in _tensors(probe(picture)) if each.requires_grad]
-        loss = sum((each * torch.randn(each.shape, generator=generator).to(each)).sum() for each in outputs)
+        if not outputs:
+            raise BadInputError("its output does not depend on its weights")
+        parts = [(each * torch.randn(each.shape, generator=generator).to(each)).sum() for each in outputs]
     for hook in hooks:
         hook.remove()
-    if not outputs:
-        raise BadInputError("its output does not depend on its weights")
-    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    gradients = torch.autograd.grad(torch.stack(parts).sum(), list(parameters.values()), allow_unused=True)
     reached = {name: each for name, each in zip(parameters, gradients, strict=True) if each is not None}
     head = next((name for name, output in given.items() if any(output is each for each in outputs)), None)
     return _Pass(picture, reached, head)
