@@ -8,7 +8,7 @@ import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,10 +104,6 @@ class Adopted:
             BadInputError: If a tensor that closed forms need is missing, or one has another shape than the module's
                 or values that are no finite numbers.
         """
-        if examples < 1:
-            raise BadInputError(f"examples = {examples}: an upload is of at least one picture")
-        if kind not in get_args(UpdateKind):
-            raise BadInputError(f"kind = {kind!r}: must be one of {', '.join(get_args(UpdateKind))}")
         given = {
             name: role for name, role in self.roles.items() if name in _REQUIRED or tensors.get(role.name) is not None
         }

@@ -119,13 +119,13 @@ def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, Posi
                 error = min(error, off)
     if math.isfinite(error):
         reason = f"on a random picture the gradients do not satisfy the equation (relative error {error:.2g})"
-    raise BadInputError(_nothing_agrees(*pairs[0], reason or "no gradient reaches them"))
+    raise BadInputError(_nothing_agrees(*pairs[0], reason or "no gradient reaches both"))
 
 
 def _nothing_agrees(embedding: PatchEmbedding, positions: Positions, reason: str) -> str:
     found = f"{embedding.name} and {positions.name} look like patch and position embedding, but {reason}"
     if embedding.flat:
-        found = f"found no patch embedding: looked for {_LOOKED_FOR}; there are Linears of such a size, but {reason}"
+        found = f"found no patch embedding: looked for {_LOOKED_FOR}; a Linear like {embedding.name} is none"
     return f"{found}; {_NEEDED}: give the transformer itself, not a module around it that changes pictures"
 
 
