@@ -19,7 +19,7 @@ from fedmjp.errors import BadInputError
 from fedmjp.patches import to_patches
 
 MOST_PREFIX_TOKENS = 8  # class token, distillation token, registers
-AGREES = 1e-3  # relative error of the equation; float32 leaves 1e-5, and a wrong equation about 1
+AGREES = 1e-2  # relative error of the equation; float32 leaves 1e-5, TF32 1e-3, and a wrong equation about 1
 SPREAD = 0.02  # of what is added to the copy's weights, so that no head or embedding is zero
 
 _NEEDED = (
