@@ -41,16 +41,21 @@ class Cutter(nn.Module):
 class Homemade(nn.Module):
     """A hand-written transformer with names of its own and a linear patch embedding.
 
-    Every layer of it has 192 inputs, 3 * 8 * 8: so any could be the one that embeds patches.
+    Where patches have 8 x 8 pixels, every layer has their 192 inputs: any could be the one that embeds patches.
     """
 
     def __init__(
-        self, order: tuple[int, ...] = (1, 2, 0), before: nn.Module | None = None, by_columns: bool = False
+        self,
+        order: tuple[int, ...] = (1, 2, 0),
+        before: nn.Module | None = None,
+        by_columns: bool = False,
+        side: int = 8,
+        grid: int = 8,
     ) -> None:
         super().__init__()
-        self.scissors, self.before = Cutter(8, order), before or nn.Identity()
-        self.lift = nn.Linear(192, 192)
-        self.where = nn.Parameter(0.02 * torch.randn(64, 192))
+        self.scissors, self.before = Cutter(side, order), before or nn.Identity()
+        self.lift = nn.Linear(3 * side**2, 192)
+        self.where = nn.Parameter(0.02 * torch.randn(grid**2, 192))
         self.stages = nn.ModuleList(nn.TransformerEncoderLayer(192, 3, 192, batch_first=True) for _ in range(2))
         self.verdict = nn.Linear(192, CLASSES)
         self.by_columns = by_columns
@@ -250,9 +255,23 @@ def with_normalisation() -> nn.Module:
             r"1.patch_embed.proj and 1.pos_embed look like .* but .*relative error .* give the transformer itself",
         ),
         (lambda: Homemade(before=nn.LayerNorm(192)), "found no patch embedding"),
+        # Of so many random values the norm is nearly 1: a random picture must show it all the same.
+        (
+            lambda: Homemade(before=nn.RMSNorm(12288, elementwise_affine=False), side=64, grid=2),
+            "found no patch embedding",
+        ),
         (lambda: Homemade(by_columns=True), "found no patch embedding"),
     ],
-    ids=["convolutions", "convolutions first", "swin", "no positions", "normalises", "norm first", "by columns"],
+    ids=[
+        "convolutions",
+        "convolutions first",
+        "swin",
+        "no positions",
+        "normalises",
+        "norm first",
+        "large norm first",
+        "by columns",
+    ],
 )
 def test_what_cannot_be_attacked_is_refused_in_one_line(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(BadInputError, match=message) as refusal:
