@@ -1,9 +1,10 @@
 """Which tensors of a model play which role, by structure: layouts of all libraries, and uploads without names."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from fedmjp.models import names
 
@@ -41,12 +42,19 @@ def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str
     }
 
 
-def roles_of_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:
+def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
     """As ``roles_of_shapes``, of tensors themselves."""
     return roles_of_shapes({name: tensor.shape for name, tensor in tensors.items()})
 
 
-def roles_of(model: nn.Module) -> dict[str, frozenset[str]]:
+class Parameterised(Protocol):
+    """A model, ours or an adopted one, as far as its parameters go."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of each."""
+
+
+def roles_of(model: Parameterised) -> dict[str, frozenset[str]]:
     """As ``roles_of_shapes``, of a model's parameters."""
     return roles_of_tensors(dict(model.named_parameters()))
 
