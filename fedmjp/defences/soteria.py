@@ -1,7 +1,7 @@
 """Soteria: what the last layer's gradient tells of the features that say most about the picture is removed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -105,11 +105,11 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
 
     def slopes(feature: Tensor) -> Tensor:
         """(batch,) norms of the derivatives of one feature, (features,) one-hot; pictures do not meet."""
-        return vector_norm(pull_back(feature.expand_as(features))[0].flatten(1), dim=1)
+        norms: Tensor = vector_norm(pull_back(feature.expand_as(features))[0].flatten(1), dim=1)
+        return norms
 
     with sdpa_kernel(SDPBackend.MATH):  # the others cannot be vectorised
-        forward: tuple[Tensor, Callable[[Tensor], tuple[Tensor]]] = vjp(lambda x: model.features(x, masked), shown)
-        features, pull_back = forward
+        features, pull_back = vjp(lambda pixels: model.features(pixels, masked), shown)[:2]
         units = torch.eye(features.shape[1], dtype=features.dtype, device=device)
         norms = torch.cat([vmap(slopes)(some) for some in torch.split(units, max(1, TOGETHER // len(shown)))])
     # A feature that is zero has an infinite ratio and stays.

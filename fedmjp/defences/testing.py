@@ -104,7 +104,7 @@ def _network() -> VitClassifier:
     drawn = torch_generator(SEED, "network")
     with torch.no_grad():
         for parameter in backbone.parameters():
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=drawn))
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=drawn))
     return VitClassifier(cast(VisionTransformer, backbone), defended=False)
 
 
