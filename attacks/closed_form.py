@@ -9,11 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Attack
+from attacks.base import Attack, Model
 from attacks.token_gradients import ReadingOptions, TokenGradients, positions_refusal, token_gradients
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -33,17 +32,17 @@ class System:
     right: Tensor
 
 
-class ClosedForm(Attack):
+class ClosedForm(Attack[Model]):
     """An attack that solves a linear system in the gradients at the tokens."""
 
     options_type: ClassVar[type[Config]] = ReadingOptions
 
-    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
         """Needs the gradients at the tokens."""
         del threat
         return positions_refusal(model)
 
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
         """A factor of the whole update, which is on both sides of the equation."""
         del model, threat
         return frozenset({"scaled"})
@@ -51,7 +50,7 @@ class ClosedForm(Attack):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Model,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
@@ -67,16 +66,16 @@ class ClosedForm(Attack):
             found |= dict(zip(group, made, strict=True))
         return [found[index] for index in range(len(uploads))]
 
-    def _seen(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> TokenGradients:
+    def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
         return token_gradients(upload, model, threat, self.options.reading)
 
     @abstractmethod
-    def _system(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> System:
+    def _system(self, upload: Upload, model: Model, threat: ThreatModel) -> System:
         """The system of one upload."""
 
     @abstractmethod
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: Model, threat: ThreatModel
     ) -> list[Reconstruction]:
         """Solve systems of one size."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from attacks.base import on_device
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
@@ -33,7 +33,7 @@ MOST = 0.75
 FEWEST = 10
 
 
-def mask_refusal(model: VitClassifier, threat: ThreatModel) -> str | None:
+def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
     """Why no upload under this threat model shows which patches were masked; None if it may, or nothing masks any."""
     if not model.defended:
         return None
@@ -51,7 +51,7 @@ def mask_refusal(model: VitClassifier, threat: ThreatModel) -> str | None:
     return None
 
 
-def read_mask(upload: Upload, model: VitClassifier, threat: ThreatModel) -> Tensor:
+def read_mask(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
     """Read which patches were masked; of several pictures, in all of them.
 
     Args:

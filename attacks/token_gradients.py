@@ -19,7 +19,7 @@ from attacks.mask import mask_refusal, read_mask
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
@@ -104,19 +104,19 @@ class TokenGradients:
         return rows
 
 
-def positions_refusal(model: VitClassifier) -> str | None:
+def positions_refusal(model: Entrance) -> str | None:
     """The requirement of a position embedding."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
     return None
 
 
-def required_tensors(model: VitClassifier) -> list[str]:
+def required_tensors(model: Entrance) -> list[str]:
     """Names of the tensors that ``token_gradients`` reads."""
     return [names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] if model.defended else [])]
 
 
-def token_gradients(upload: Upload, model: VitClassifier, threat: ThreatModel, reading: Reading) -> TokenGradients:
+def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, reading: Reading) -> TokenGradients:
     """Read token gradients and mask out of an upload.
 
     With several pictures behind it, each row is the sum over the pictures, and a patch counts as
@@ -137,14 +137,14 @@ def token_gradients(upload: Upload, model: VitClassifier, threat: ThreatModel, r
     return TokenGradients(prefix, patches[~mask], mask, mask, unknown, reading)
 
 
-def _mask_if_told(upload: Upload, model: VitClassifier, threat: ThreatModel) -> Tensor:
+def _mask_if_told(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
     if mask_refusal(model, threat) is None:
         with suppress(AttackFailedError):
             return read_mask(upload, model, threat)
     return torch.zeros(model.grid**2, dtype=torch.bool, device=model.mean.device)
 
 
-def oracle_token_gradients(upload: Upload, model: VitClassifier, threat: ThreatModel) -> TokenGradients:
+def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
     """Every token's gradient, masked or not, as no server sees it: for bounds.
 
     The mask itself is read from the position embedding's gradient, as in any MJP upload.

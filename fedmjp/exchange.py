@@ -57,7 +57,9 @@ def exchange(
     for place in range(number, number + scenario.uploads_per_picture):
         private = private_of(scenario, pictures, place)
         sent = update_of(scenario, model, private, place)
-        made.append(Exchange(private, upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest)))
+        made.append(
+            Exchange(private, upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
+        )
     first, *later = made
     return replace(first, upload=replace(first.upload, others=tuple(each.upload for each in later)))
 

@@ -59,9 +59,7 @@ def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rat
     References:
         McMahan et al., "Communication-efficient learning of deep networks", AISTATS 2017, FedAvg.
     """
-    return local_update(
-        model, batch, ThreatModel(update="delta", local_steps=steps, local_learning_rate=learning_rate)
-    )
+    return local_update(model, batch, ThreatModel(update="delta", local_steps=steps, local_learning_rate=learning_rate))
 
 
 def _delta(before: dict[str, Tensor], gradients: "_Gradients", threat: ThreatModel) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ from attacks.mask import mask_refusal, read_mask
 from attacks.natural_patches import NaturalPatches
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
@@ -97,7 +97,7 @@ class _Span:
     noise: float
 
 
-def linear_facts(upload: Upload, model: VitClassifier, threat: ThreatModel = PLAIN) -> LinearFacts:
+def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -> LinearFacts:
     """Read the facts out of an upload of one picture, or what ``attacks.mjp.batches`` has in their place of several.
 
     Args:
@@ -159,19 +159,19 @@ def _span(hidden: Tensor, unseen: int) -> _Span:
     return _Span(left[:rank].mT, singular[:rank], basis, max(beyond, torch.finfo(hidden.dtype).tiny))
 
 
-def _level(upload: Upload, model: VitClassifier, outside: Tensor, span: _Span) -> Tensor:
+def _level(upload: Upload, model: Entrance, outside: Tensor, span: _Span) -> Tensor:
     unknown = outside.mT @ on_device(upload, names.UNKNOWN_EMBEDDING, model)
     level: Tensor = span.basis.mT @ ((span.left.mT @ unknown) / span.singular)
     return level
 
 
-def required_tensors(model: VitClassifier) -> list[str]:
+def required_tensors(model: Entrance) -> list[str]:
     """Names of the tensors that ``linear_facts`` reads."""
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
     return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown]
 
 
-def refusal(model: VitClassifier, threat: ThreatModel) -> str | None:
+def refusal(model: Entrance, threat: ThreatModel) -> str | None:
     """Say why no facts can be read from such uploads of one picture with this model; None if they can."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"

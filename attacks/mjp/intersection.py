@@ -14,7 +14,7 @@ from attacks.mjp.linking import linked
 from attacks.pictures import picture
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -48,17 +48,17 @@ class MjpIntersection(ClosedFacts):
     exploits = "masks drawn anew for every upload hide other patches each time; what one mask hides the next shows"
     reads_others = True
 
-    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Of batches, needs uploads that can be told by whom they show, besides."""
         several = threat.batch_size > 1
         return super().requirement(model, threat) or (batches.refusal(model, threat.batch_size) if several else None)
 
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """Of batches, not what disturbs the equations: which uploads share a picture is then unsure."""
         handled = super().handles(model, threat)
         return handled - BLURRED if threat.batch_size > 1 else handled
 
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Batches need changing company, and masks that leave enough."""
         del model
         if threat.batch_size == 1:
@@ -71,7 +71,7 @@ class MjpIntersection(ClosedFacts):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Entrance,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
@@ -85,7 +85,7 @@ class MjpIntersection(ClosedFacts):
         return found
 
 
-def _of_others(others: Sequence[Upload], model: VitClassifier, threat: ThreatModel) -> list[LinearFacts]:
+def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[LinearFacts]:
     """Of those that state anything: an upload with every patch masked does not."""
     found = []
     for each in others:
@@ -94,7 +94,7 @@ def _of_others(others: Sequence[Upload], model: VitClassifier, threat: ThreatMod
     return found
 
 
-def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -> Reconstruction:
+def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> Reconstruction:
     found = batches.members(facts, pictures, model)
     return Reconstruction(
         torch.cat([picture(each.patches, model) for each in found]),
@@ -106,7 +106,7 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier)
     )
 
 
-def _intersect(all_facts: Sequence[LinearFacts], model: VitClassifier) -> Reconstruction:
+def _intersect(all_facts: Sequence[LinearFacts], model: Entrance) -> Reconstruction:
     facts = [all_facts[index] for index in linked(all_facts)]
     affine = of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])
     left = torch.stack([(affine.known - affine.known @ each.basis.mT @ each.basis - each.known) for each in facts])

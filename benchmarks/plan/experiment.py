@@ -76,6 +76,10 @@ class AttackConfig(Config):
         """Which requirement of it or its stage fails; None if both apply."""
         return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
+    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel) -> bool:
+        """Whether it takes these defences into account in this scenario."""
+        return self.made().adapted(pipeline, model, threat)
+
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""
         said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]

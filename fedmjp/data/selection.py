@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-
 from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.folder import FolderPictures
 from fedmjp.data.layout import holds_parquet
@@ -37,8 +36,7 @@ class Selection:
         return self.entries[client::clients]
 
     def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload, client by client, turn by turn; of groups whose updates are summed, group
-        by group.
+        """The pictures behind each upload, client by client (or group by group, where updates are summed), in turn.
 
         Runs that want fewer pictures than were chosen share the first ones.
         """
