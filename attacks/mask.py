@@ -26,7 +26,7 @@ from fedmjp.threat import ThreatModel
 
 # Standard deviations of the mean square of noise by which a row may exceed its mean and still be noise alone, and by
 # which it must exceed it to be more than noise.
-SILENT, LOUD = 5.0, 7.0
+SILENT, LOUD = 5.0, 8.0
 # Share of the places that may be masked under noise: no mask of the paper hides more than half.
 MOST = 0.75
 # Entries that every row has left under pruning where none was emptied. Where one was, the fewest were six at most.
