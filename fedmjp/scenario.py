@@ -110,7 +110,7 @@ class Scenario(Config):
     def folder(self) -> str:
         """Name of the folder of its records."""
         said = "+".join(config.text for config in self.defences) or "none"
-        return f"{self.model.name}-{said}".translate(str.maketrans({":": "-", ",": "-", "/": "-", " ": "-"}))
+        return f"{self.model.name}-{said}".translate(str.maketrans(":,/ ", "----"))
 
     @property
     def gradient_of(self) -> Picture:

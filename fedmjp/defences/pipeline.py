@@ -48,9 +48,11 @@ class DefenceConfig(Config):
             made = self.made()
         except BadInputError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
-        # Options as they were understood: text from a command line equals numbers from a file.
-        given = made.options.model_dump(mode="json")
-        object.__setattr__(self, "options", {key: given[key] for key in sorted(self.options)})
+        # Options as they were understood, so that text from a command line equals numbers from a file; without those
+        # that say what is the default anyway, but for the mask ratio, which a campaign would else set.
+        given, defaults = (each.options.model_dump(mode="json") for each in (made, type(made)()))
+        said = sorted(key for key in self.options if key == MASK_RATIO or given[key] != defaults[key])
+        object.__setattr__(self, "options", {key: given[key] for key in said})
         return self
 
     @model_serializer
@@ -81,10 +83,8 @@ class DefenceConfig(Config):
 
     @property
     def label(self) -> str:
-        """As tables show it: without options that have a column of their own or say what is the default."""
-        defaults = DEFENCES.get(self.name)().options.model_dump(mode="json")
-        shown = {k: v for k, v in self.options.items() if k not in ELSEWHERE and v != defaults[k]}
-        return _text(self.name, shown)
+        """As tables show it: without options that have a column of their own."""
+        return _text(self.name, {key: value for key, value in self.options.items() if key not in ELSEWHERE})
 
     def made(self) -> Defence:
         """The defence itself, anew."""
@@ -155,7 +155,7 @@ class Pipeline:
             if late is not None:
                 raise ConfigError(
                     f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
-                    f"acts on the {late.stages[0]}; name {defence.name} first"
+                    f"acts on the {late.stages[0]}{_because(late)}; name {defence.name} first"
                 )
             if reason := defence.refusal(before):
                 raise ConfigError(f"defences {self.label!r}: {reason}")
@@ -292,3 +292,7 @@ def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
 
 def _first(defence: Defence) -> int:
     return min(ORDER.index(stage) for stage in defence.stages)
+
+
+def _because(late: Defence) -> str:
+    return " (no client can change the sum, which it does not see)" if late.stages == ("aggregate",) else ""
