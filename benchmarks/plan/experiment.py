@@ -43,6 +43,9 @@ class AttackConfig(Config):
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
         return self
 
+    def __hash__(self) -> int:
+        return hash(self.label)
+
     @property
     def label(self) -> str:
         """Name, options and stage, as rows show it: ``patch_embedding reading=zeros then reassembly``."""
