@@ -69,7 +69,8 @@ class _Group:
             cell=self.cell,
             refusal=self.refusal,
             left_out=left_out,
-            adapted=bool(self.cell.defences) and self.attack.adapted(self.cell.pipeline, _blueprint(self.arm), self.cell.threat),
+            adapted=bool(self.cell.defences)
+            and self.attack.adapted(self.cell.pipeline, _blueprint(self.arm), self.cell.threat),
             caveat=None if self.refusal else self.tried.caveat(_blueprint(self.arm), self.cell.threat),
             upload_bytes=_upload_bytes(self.arm),
         )
@@ -106,9 +107,7 @@ class _Group:
 def _groups(experiment: Experiment, origin: Mapping[str, str]) -> list[_Group]:
     shared = {**_shared(experiment), **origin}
     return [
-        _group(experiment, shared, tried, setting)
-        for tried in experiment.attacks
-        for setting in experiment.settings
+        _group(experiment, shared, tried, setting) for tried in experiment.attacks for setting in experiment.settings
     ]
 
 

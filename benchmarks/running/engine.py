@@ -156,7 +156,7 @@ class Engine:
         started = time.perf_counter()
         finished = self._finished(job.trials)
         self.progress.trials(len(finished))
-        self._work_off(job, [trial for trial in job.trials if trial.key not in finished], source_error)
+        self._work_off([trial for trial in job.trials if trial.key not in finished], source_error)
         return self._report(job, started)
 
     def give_up(self, job: Job, error: str) -> JobReport:
@@ -176,7 +176,7 @@ class Engine:
     def _finished(self, trials: _Trials) -> set[str]:
         return self.store.finished([trial.key for trial in trials])
 
-    def _work_off(self, job: Job, trials: _Trials, source_error: str | None) -> None:
+    def _work_off(self, trials: _Trials, source_error: str | None) -> None:
         """Attack by attack."""
         batches = list(dict.fromkeys(trial.batch for trial in trials))
         found = self.source.uploads(batches)
@@ -191,9 +191,7 @@ class Engine:
                 made = self._reconstruct_each(_attack(own), held)
                 self._put([row for batch in stack for row in self._rows(own[batch], recorded[batch], made[batch])])
 
-    def _reconstruct_each(
-        self, attack: AttackConfig, held: Mapping[Batch, Exchange]
-    ) -> dict[Batch, _Attacked | str]:
+    def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
         """Per upload the reconstruction, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload

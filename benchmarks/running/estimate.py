@@ -105,11 +105,7 @@ class _Kind:
 
     def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
         """Some of the pictures behind them."""
-        found = (
-            trial.batch
-            for trial in self.trials
-            if tried is None or trial.attack == tried
-        )
+        found = (trial.batch for trial in self.trials if tried is None or trial.attack == tried)
         return list(dict.fromkeys(found))[:at_most]
 
 

@@ -119,7 +119,9 @@ class DirectUploads:
         private: dict[Batch, PrivateBatch] = {}
         for batch in stack:
             try:
-                private[batch] = private_of(scenario, [self.selection.load(entry) for entry in self._entries[batch]], number)
+                private[batch] = private_of(
+                    scenario, [self.selection.load(entry) for entry in self._entries[batch]], number
+                )
             except FedmjpError as error:
                 found[batch] = str(error)
         try:
@@ -154,7 +156,9 @@ class DirectUploads:
             ]
         return [self._update(model, batch, names, number) for batch in batches]
 
-    def _update(self, model: VitClassifier, batch: PrivateBatch, names: frozenset[str], number: int) -> dict[str, Tensor]:
+    def _update(
+        self, model: VitClassifier, batch: PrivateBatch, names: frozenset[str], number: int
+    ) -> dict[str, Tensor]:
         sent = update_of(self._scenario, model, batch, number)
         if ORACLE_TOKEN_GRADIENTS in names:
             sent |= entrance_gradients(model, [batch], [ORACLE_TOKEN_GRADIENTS])[0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmjp import jigsaw
 from fedmjp.config import Config, MaskRatio
-from fedmjp.defences.base import Arranged, Defence
+from fedmjp.defences.base import Arranged, Defence, Stage
 from fedmjp.randomness import Randomness
 
 
@@ -31,7 +31,7 @@ class Jigsaw(Defence):
     paper = "Ren et al., Masked Jigsaw Puzzle, CVPR 2023, Table 4, row E"
     summary = "shuffles the patches of block-wise masks, without MJP's unknown embedding"
     told = "that patches are shuffled, and the wanted share; neither mask nor order"
-    stages = ("pictures",)
+    stages: ClassVar[tuple[Stage, ...]] = ("pictures",)
     marks: ClassVar = frozenset({"shuffled"})
     options_type = JigsawOptions
 

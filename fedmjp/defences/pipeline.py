@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BeforeValidator, model_serializer, model_validator
+from pydantic import BeforeValidator, ValidationError, model_serializer, model_validator
 from torch import Tensor
 
 from fedmjp.config import Config, ModelConfig
@@ -20,7 +20,8 @@ Scalar = bool | int | float | str | None
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
-ELSEWHERE = frozenset({"mask_ratio", "shuffle", *(each.name for each in fields(Plan))})
+MASK_RATIO = "mask_ratio"
+ELSEWHERE = frozenset({MASK_RATIO, "shuffle", *(each.name for each in fields(Plan))})
 MOVABLE = 2  # patches that can change places
 
 
@@ -49,14 +50,30 @@ class DefenceConfig(Config):
             made = self.made()
         except BadInputError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
-        # Options as they were understood: text from a command line equals numbers from a file.
-        given = made.options.model_dump(mode="json")
-        object.__setattr__(self, "options", {key: given[key] for key in sorted(self.options)})
+        # Options as they were understood, so that text from a command line equals numbers from a file; without those
+        # that say what is the default anyway, but for the mask ratio, which a campaign would else set.
+        given, defaults = (each.options.model_dump(mode="json") for each in (made, type(made)()))
+        said = sorted(key for key in self.options if key == MASK_RATIO or given[key] != defaults[key])
+        object.__setattr__(self, "options", {key: given[key] for key in said})
         return self
 
     @model_serializer
     def _beside_the_name(self) -> dict[str, Any]:
         return {"name": self.name, **self.options}
+
+    @classmethod
+    def parse_text(cls, text: str) -> Self:
+        """``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
+
+        Raises:
+            ConfigError: If there is no such defence or option, or a value is out of range; in one line.
+        """
+        try:
+            return cls.model_validate(text)
+        except ValidationError as error:
+            raise ConfigError(
+                "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
+            ) from None
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -68,10 +85,8 @@ class DefenceConfig(Config):
 
     @property
     def label(self) -> str:
-        """As tables show it: without options that have a column of their own or say what is the default."""
-        defaults = DEFENCES.get(self.name)().options.model_dump(mode="json")
-        shown = {k: v for k, v in self.options.items() if k not in ELSEWHERE and v != defaults[k]}
-        return _text(self.name, shown)
+        """As tables show it: without options that have a column of their own."""
+        return _text(self.name, {key: value for key, value in self.options.items() if key not in ELSEWHERE})
 
     def made(self) -> Defence:
         """The defence itself, anew."""
@@ -142,7 +157,7 @@ class Pipeline:
             if late is not None:
                 raise ConfigError(
                     f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
-                    f"acts on the {late.stages[0]}; name {defence.name} first"
+                    f"acts on the {late.stages[0]}{_because(late)}; name {defence.name} first"
                 )
             if reason := defence.refusal(before):
                 raise ConfigError(f"defences {self.label!r}: {reason}")
@@ -285,6 +300,16 @@ class Pipeline:
         return protected
 
 
+def with_mask_ratio(configs: tuple[DefenceConfig, ...], ratio: float) -> tuple[DefenceConfig, ...]:
+    """The same defences, with this mask ratio where one takes a mask ratio and does not state its own."""
+    return tuple(
+        DefenceConfig.model_validate({"name": config.name, MASK_RATIO: ratio, **config.options})
+        if MASK_RATIO in DEFENCES.get(config.name).options_type.model_fields
+        else config
+        for config in configs
+    )
+
+
 @lru_cache(maxsize=256)
 def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
     """The pipeline of these defences, made once.
@@ -314,5 +339,9 @@ def _first(defence: Defence) -> int:
 
 def _planned(config: DefenceConfig, plan: Mapping[str, Any]) -> DefenceConfig:
     known = config.made().options_type.model_fields
-    follows = {key: value for key, value in plan.items() if key in known and value != known[key].default}
+    follows = {key: value for key, value in plan.items() if key in known}
     return DefenceConfig.model_validate({"name": config.name, **follows, **config.options})
+
+
+def _because(late: Defence) -> str:
+    return " (no client can change the sum, which it does not see)" if late.stages == ("aggregate",) else ""

@@ -1,0 +1,35 @@
+"""Clipping of many tensors by their common norm."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+
+def global_norm(update: Mapping[str, Tensor]) -> float:
+    """Euclidean norm of all real numbers of an update together; counters do not count."""
+    norms = [float(vector_norm(each, dtype=torch.float64)) for each in update.values() if each.is_floating_point()]
+    return math.hypot(*norms)
+
+
+def clip(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
+    """An update scaled down to a norm where it is longer; finite, or nothing is promised."""
+    length = global_norm(update)
+    if length <= norm:
+        return dict(update)
+    return {name: tensor * (norm / length) if tensor.is_floating_point() else tensor for name, tensor in update.items()}
+
+
+def clip_examples(gradients: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
+    """Gradients of single examples, (batch, *shape) by name, each scaled down to a norm where it is longer."""
+    # Of a tensor without dimensions there is one number per example.
+    norms = [vector_norm(each[:, None].flatten(1), dim=1, dtype=torch.float64) for each in gradients.values()]
+    lengths = vector_norm(torch.stack(norms), dim=0)
+    factors = (norm / lengths).clamp(max=1)  # of a zero gradient: 1
+    return {name: each * _along(factors, each) for name, each in gradients.items()}
+
+
+def _along(factors: Tensor, each: Tensor) -> Tensor:
+    return factors.to(each).reshape(-1, *(1,) * (each.dim() - 1))

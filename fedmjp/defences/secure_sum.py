@@ -1,0 +1,38 @@
+"""The server sees several clients' updates as one."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from fedmjp.config import Config
+from fedmjp.defences.base import Defence
+
+
+class SecureSumOptions(Config):
+    """Of how many."""
+
+    clients: int = Field(10, ge=2, description="whose updates the server sees only the sum of")
+
+
+class SecureSum(Defence):
+    """The server learns the sum of several clients' updates and nothing else.
+
+    This is the ideal that a protocol of secure aggregation aims at: no client drops out, none works with the
+    server, and the sum is exact. A malicious server that sends other weights to one client is outside of it.
+
+    References:
+        Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017.
+    """
+
+    name = "secure_sum"
+    paper = "Bonawitz et al., Practical secure aggregation, CCS 2017, its ideal functionality"
+    summary = "ideal secure aggregation: the server sees the sum over several clients only"
+    told = "the sum of the clients' updates, ideally computed, and how many clients there are"
+    stages = ("aggregate",)
+    marks: ClassVar = frozenset({"summed"})
+    options_type = SecureSumOptions
+
+    @property
+    def clients(self) -> int:
+        """As of ``Defence``."""
+        return int(self.options.clients)

@@ -1,0 +1,32 @@
+"""Signs alone, with one magnitude per tensor."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedmjp.defences.tensors import TensorDefence
+from fedmjp.randomness import Randomness
+
+
+class Sign(TensorDefence):
+    """Replaces every entry by its sign times the tensor's mean magnitude; zeros stay zeros.
+
+    References:
+        Bernstein et al., "signSGD: Compressed optimisation for non-convex problems", ICML 2018.
+        Karimireddy et al., "Error feedback fixes signSGD", ICML 2019, for the scale.
+    """
+
+    name = "sign"
+    paper = "Bernstein et al., signSGD, ICML 2018; scale as in Karimireddy et al., ICML 2019"
+    summary = "signs alone, times each tensor's mean magnitude"
+    told = "that only signs leave, with one scale per tensor"
+    marks: ClassVar = frozenset({"signs"})
+
+    def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        """As of ``TensorDefence``."""
+        del name, randomness
+        return tensor.sign() * tensor.abs().mean()
+
+    def bits(self, before: float) -> float:
+        """As of ``Defence``: of entries that are not zero; zeros come in runs, which cost next to nothing."""
+        return min(before, 1.0)

@@ -1,0 +1,119 @@
+"""Soteria: what the last layer's gradient tells of the features that say most about the picture is removed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.func import vjp, vmap
+from torch.linalg import vector_norm
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedmjp.config import Config
+from fedmjp.defences.base import Client, Defence, require_finite
+from fedmjp.errors import DefenceError
+from fedmjp.models.classifier import Classifier
+from fedmjp.randomness import Randomness
+
+TOGETHER = 128  # derivatives, of one feature of one picture each, that are computed at once
+
+
+class SoteriaOptions(Config):
+    """How much is removed."""
+
+    pruned: float = Field(0.1, gt=0, lt=1, description="share of the features whose gradient is removed")
+
+
+class Soteria(Defence):
+    """Removes features from the gradient of the layer that reads them, the head.
+
+    A feature r of a picture x is the more telling the larger ``|r| / ||dr/dx||`` is. The share of the features
+    with the largest values is pruned: the columns of the head's weight that read them become zero. For several
+    pictures ``||dr/dx|| / |r|`` is summed, and the smallest sums are pruned.
+
+    The official code (jeremy313/Soteria) divides by r with its sign, and in one of its two versions by r + 0.1,
+    where the paper has the norm; features of its networks are positive, those of transformers are not.
+    Derivatives are with respect to pixels in [0, 1]. Of a weight delta after several steps, the same columns become
+    zero, found at the weights before the first.
+
+    References:
+        Sun et al., "Provable defense against privacy leakage in federated learning from representation
+        perspective", CVPR 2021, section 4 and algorithm 1.
+    """
+
+    name = "soteria"
+    paper = "Sun et al., Soteria, CVPR 2021, section 4"
+    summary = "removes the most telling features from the gradient of the head's weight"
+    told = "the share of the features that is removed, not which"
+    stages = ("update",)
+    scope = "update"
+    marks: ClassVar = frozenset({"pruned"})
+    needs_model = True
+    options_type = SoteriaOptions
+
+    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        """As of ``Defence``."""
+        del randomness
+        require_finite(update, self.name)
+        if client.model is None or client.images is None:
+            raise DefenceError(f"{self.name}: computes with model and pictures, which a mod does not see")
+        heads = [name for name in client.roles.get("head", ()) if name in update and update[name].dim() == 2]
+        if not heads:
+            raise DefenceError(f"{self.name}: the update has no weight of a last layer, whose features it prunes")
+        telling = telling_features(client.model, client.images, client.mask, share=self.options.pruned)
+        return {
+            name: torch.where(telling.to(tensor.device), 0, tensor) if name in heads else tensor
+            for name, tensor in update.items()
+        }
+
+    def refusal(self, before: Sequence[Defence]) -> str | None:
+        """Its choice depends on the pictures and on the head's own gradient."""
+        guaranteed = next((each for each in before if each.spent(1) is not None), None)
+        if guaranteed is not None:
+            return (
+                f"what {self.name} removes depends on the pictures, so after {guaranteed.name} its guarantee of "
+                f"differential privacy is lost; name {self.name} first"
+            )
+        changed = next((each for each in before if "update" in each.stages and each.marks - {"withheld"}), None)
+        if changed is not None:
+            return f"{self.name} needs the head's own gradient, which {changed.name} changes; name {self.name} first"
+        return None
+
+
+def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: float) -> Tensor:
+    """Which features say most about the pictures.
+
+    Args:
+        model: A ``fedmjp.models.classifier.Classifier``. It is not changed.
+        images: (batch, 3, size, size) in [0, 1].
+        mask: (batch, patches) bool, as the model takes it; None without one.
+        share: Of the features.
+
+    Returns:
+        (features,) bool.
+
+    Raises:
+        DefenceError: If the model does not say what its head reads.
+    """
+    if not isinstance(model, Classifier):
+        raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")
+    device = next(model.parameters()).device
+    shown = images.detach().to(device)
+    masked = None if mask is None or not model.defended else mask.to(device)
+
+    def slopes(feature: Tensor) -> Tensor:
+        """(batch,) norms of the derivatives of one feature, (features,) one-hot; pictures do not meet."""
+        norms: Tensor = vector_norm(pull_back(feature.expand_as(features))[0].flatten(1), dim=1)
+        return norms
+
+    with sdpa_kernel(SDPBackend.MATH):  # the others cannot be vectorised
+        features, pull_back = vjp(lambda pixels: model.features(pixels, masked), shown)[:2]
+        units = torch.eye(features.shape[1], dtype=features.dtype, device=device)
+        norms = torch.cat([vmap(slopes)(some) for some in torch.split(units, max(1, TOGETHER // len(shown)))])
+    # A feature that is zero has an infinite ratio and stays.
+    ratios: Tensor = torch.where(norms > 0, norms / features.detach().T.abs(), 0).sum(dim=1)
+    # numpy.percentile's threshold, below which the official code prunes, without its interpolation.
+    threshold = ratios.sort().values[math.ceil(share * (len(ratios) - 1))]
+    return ratios < threshold

@@ -1,0 +1,296 @@
+"""A conformance suite for defences, ours and other people's.
+
+In the tests of a package that adds a defence::
+
+    import pytest
+    from fedmjp.defences.testing import CHECKS, Trial
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    def test_conformance(check):
+        check(Trial(MyDefence({"strength": 0.1})))
+
+Everything runs on a tiny untrained transformer, without a network. A check that fails raises
+``ConformanceError``, which says what the defence did wrong. Checks of what a defence does to an update pass for
+one that acts elsewhere.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from fedmjp.defences.base import FULL_BITS, Client, Defence
+from fedmjp.defences.pipeline import ORDER
+from fedmjp.errors import DefenceError
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of_tensors
+from fedmjp.randomness import SeededRandomness
+from fedmjp.seeds import torch_generator
+
+SEED = 0
+EXAMPLES = 3
+LARGE = 100_000  # entries of the tensor on which noise is measured
+
+
+class ConformanceError(AssertionError):
+    """The defence breaks the contract in the way that the message says."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A defence under test.
+
+    Attributes:
+        defence: Ready to use, with the options that the suite is to run with.
+        tolerance: Largest relative error of ``noise_on`` against the measured standard deviation.
+    """
+
+    defence: Defence
+    tolerance: float = 0.1
+
+    def update(self) -> dict[str, Tensor]:
+        """Tensors of all kinds that an update can hold, anew each time."""
+        drawn = torch_generator(SEED, "update")
+        shapes = {name: parameter.shape for name, parameter in _network().named_parameters()}
+        update = {name: 0.01 * torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
+        return {
+            "large": torch.randn(LARGE, generator=drawn),
+            "heavy": 1e-4 * torch.randn(500, generator=drawn) ** 3,
+            "scalar": torch.tensor(0.25),
+            "zeros": torch.zeros(7),
+            "empty": torch.zeros(0),
+            "counters": torch.tensor([3, 2**40]),
+            "counter": torch.tensor(7),
+            **update,
+        }
+
+    def client(self) -> Client:
+        """What the client of the update knows."""
+        images = torch.rand(EXAMPLES, 3, 16, 16, generator=torch_generator(SEED, "images"))
+        roles = roles_of_tensors(self.update())
+        return Client("gradient", roles=roles, examples=EXAMPLES, model=_network(), images=images)
+
+    def protect(self, update: Mapping[str, Tensor], seed: int = SEED) -> dict[str, Tensor]:
+        """Protect an update with randomness of a seed."""
+        return self.defence.protect(update, self.client(), randomness=SeededRandomness(seed))
+
+    def protected(self, seed: int = SEED) -> dict[str, Tensor]:
+        """The suite's own update, protected."""
+        return self.protect(self.update(), seed)
+
+    @property
+    def acts_on_updates(self) -> bool:
+        """Whether ``protect`` is called at all."""
+        return "update" in self.defence.stages
+
+
+@lru_cache(maxsize=1)
+def _network() -> VitClassifier:
+    options: dict[str, Any] = {
+        "img_size": 16,
+        "patch_size": 8,
+        "embed_dim": 24,
+        "depth": 1,
+        "num_heads": 2,
+        "num_classes": 5,
+    }
+    with torch.random.fork_rng():
+        backbone = timm.create_model("vit_tiny_patch16_224", pretrained=False, **options)
+    drawn = torch_generator(SEED, "network")
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=drawn))
+    return VitClassifier(cast(VisionTransformer, backbone), defended=False)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConformanceError(message)
+
+
+def _same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def describes_itself(trial: Trial) -> None:
+    """Texts for tables are there, and every option has a default and says what it is."""
+    defence = trial.defence
+    for what in ("name", "paper", "summary", "told"):
+        text = getattr(defence, what, "")
+        _require(bool(text) and "\n" not in text, f"{what} must be one line, is {text!r}")
+    stages = defence.stages
+    _require(bool(stages) and set(stages) <= set(ORDER), f"stages must be of {', '.join(ORDER)}, are {stages}")
+    for name, option in type(defence.options).model_fields.items():
+        _require(bool(option.description), f"option {name} has no description")
+        _require(not option.is_required(), f"option {name} has no default")
+
+
+def changes_nothing_that_it_is_given(trial: Trial) -> None:
+    """The update, the client's model and torch's global generator are as they were."""
+    update, state = trial.update(), torch.random.get_rng_state()
+    weights = {name: weight.clone() for name, weight in _network().state_dict().items()}
+    trial.protect(update)
+    gradients = {name: torch.stack([tensor] * EXAMPLES) for name, tensor in _real(update).items()}
+    if "examples" in trial.defence.stages:
+        _protect_examples(trial, gradients)
+    _require(_same(update, trial.update()), "changes the update that it is given")
+    _require(_same(weights, _network().state_dict()), "changes the client's model")
+    _require(torch.equal(torch.random.get_rng_state(), state), "draws from torch's global generator")
+
+
+def is_deterministic(trial: Trial) -> None:
+    """The same randomness gives the same update, bit by bit; another gives other noise."""
+    _require(_same(trial.protected(), trial.protected()), "two calls with the same randomness differ")
+    if trial.acts_on_updates and "noisy" in trial.defence.marks:
+        _require(not _same(trial.protected(), trial.protected(seed=SEED + 1)), "its noise is always the same")
+
+
+def keeps_layout(trial: Trial) -> None:
+    """Names, shapes and types stay; only what is withheld is missing, and only that."""
+    update, protected = trial.update(), trial.protected()
+    withheld = trial.defence.withheld(trial.client().roles)
+    _require(set(update) - set(protected) == withheld, "what is missing is not what it says that it withholds")
+    _require(list(protected) == [name for name in update if name in protected], "changes the order of tensors")
+    for name, tensor in protected.items():
+        _require(tensor.shape == update[name].shape, f"{name} has another shape")
+        _require(tensor.dtype == update[name].dtype, f"{name} has another type")
+        _require(tensor.device == update[name].device, f"{name} is on another device")
+
+
+def leaves_counters(trial: Trial) -> None:
+    """Whole numbers pass as they are and change nothing else."""
+    update = trial.update()
+    counters = [name for name in update if not update[name].is_floating_point()]
+    protected = trial.protect(update)
+    for name in counters:
+        _require(torch.equal(protected.get(name, update[name]), update[name]), f"changes the whole numbers of {name}")
+    without = trial.protect(_real(update))
+    _require(_same(_real(protected), without), "whole numbers change what becomes of other tensors")
+
+
+def protects_scalars(trial: Trial) -> None:
+    """A tensor without dimensions is treated as any other."""
+    alone = {**trial.update(), "scalar": torch.tensor(5000.0)}
+    protected = trial.protect(alone).get("scalar")
+    if protected is None:
+        return
+    if trial.acts_on_updates and trial.defence.marks & {"noisy", "scaled"} and trial.defence.scope == "update":
+        _require(float(protected) != 5000.0, "a tensor without dimensions leaves as it is")
+    as_vector = trial.protect({**alone, "scalar": alone["scalar"].reshape(1)})["scalar"]
+    _require(torch.equal(protected, as_vector[0]), "a tensor without dimensions is not treated as one with one entry")
+
+
+def survives_zeros(trial: Trial) -> None:
+    """An update of zeros gives finite numbers."""
+    protected = trial.protect({name: torch.zeros_like(tensor) for name, tensor in trial.update().items()})
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in protected.values())
+    _require(finite, "an update of zeros gives NaN or infinite values")
+
+
+def hides_no_broken_numbers(trial: Trial) -> None:
+    """NaN and infinite values are refused, or stay to be seen."""
+    for broken in (float("nan"), float("inf")):
+        update = trial.update()
+        update["large"][3] = broken
+        try:
+            protected = trial.protect(update)
+        except DefenceError as error:
+            _require(bool(str(error).strip()), "refuses without saying why")
+            continue
+        seen = "large" not in protected or not bool(torch.isfinite(protected["large"][3]))
+        _require(seen, f"hides {broken} behind a finite number")
+
+
+def protects_parts_as_the_whole(trial: Trial) -> None:
+    """With the scope "tensor", protecting a part gives that part of the protected whole, bit by bit."""
+    if trial.defence.scope != "tensor":
+        return
+    whole = trial.protected()
+    for name, tensor in trial.update().items():
+        part = trial.protect({name: tensor})
+        expected = {name: whole[name]} if name in whole else {}
+        _require(_same(part, expected), f"{name} alone is protected otherwise than in the whole update")
+
+
+def adds_the_noise_that_it_states(trial: Trial) -> None:
+    """``noise_on`` is the standard deviation of what two calls with other randomness differ by, over the root of 2."""
+    defence = trial.defence
+    if trial.acts_on_updates and "large" in trial.protected():
+        first, second = (trial.protected(seed)["large"] for seed in (SEED, SEED + 1))
+    elif "examples" in defence.stages:
+        gradients = {"large": torch.stack([trial.update()["large"]])}
+        first, second = (
+            defence.protect_examples(gradients, randomness=SeededRandomness(seed))["large"] for seed in (SEED, SEED + 1)
+        )
+    else:
+        return
+    measured, stated = float((first - second).double().std()) / 2**0.5, defence.noise_on(first)
+    _require((stated > 0) == ("noisy" in defence.marks), "its marks and noise_on disagree on whether there is noise")
+    close = abs(measured - stated) <= trial.tolerance * stated
+    _require(close, f"noise_on says {stated:.3g}, measured {measured:.3g}")
+
+
+def rounds_as_it_states(trial: Trial) -> None:
+    """``rounding`` bounds the relative error of an entry, but for those far below the tensor's largest."""
+    defence = trial.defence
+    if not defence.rounding:
+        _require("rounded" not in defence.marks, "is marked as rounded, but states no error")
+        return
+    for name, tensor in _real(trial.update()).items():
+        floor = 2.0**-30 * float(tensor.abs().max()) if tensor.numel() else 0.0
+        error = (trial.protected()[name] - tensor).abs()
+        _require(bool((error <= defence.rounding * tensor.abs() + floor).all()), f"{name} is off by more than stated")
+
+
+def needs_no_more_bits(trial: Trial) -> None:
+    """An encoder never needs more bits after a defence than before."""
+    for before in (FULL_BITS, 16.0, 8.0, 1.0, 0.1):
+        after = trial.defence.bits(before)
+        _require(0 < after <= before, f"needs {after:.3g} bits per value of {before:.3g} before")
+
+
+def spends_more_with_every_upload(trial: Trial) -> None:
+    """Where there is a guarantee, no upload costs nothing, and each costs something."""
+    spent = [trial.defence.spent(uploads) for uploads in (0, 1, 2, 10)]
+    found = [each for each in spent if each is not None]
+    if not found:
+        return
+    _require(len(found) == len(spent), "gives a guarantee for some numbers of uploads only")
+    epsilons = [each.epsilon for each in found]
+    _require(epsilons[0] == 0, "no upload costs nothing")
+    _require(epsilons == sorted(set(epsilons)), "more uploads do not cost more")
+
+
+CHECKS: tuple[Callable[[Trial], None], ...] = (
+    describes_itself,
+    changes_nothing_that_it_is_given,
+    is_deterministic,
+    keeps_layout,
+    leaves_counters,
+    protects_scalars,
+    survives_zeros,
+    hides_no_broken_numbers,
+    protects_parts_as_the_whole,
+    adds_the_noise_that_it_states,
+    rounds_as_it_states,
+    needs_no_more_bits,
+    spends_more_with_every_upload,
+)
+
+
+def _real(update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}
+
+
+def _protect_examples(trial: Trial, gradients: Mapping[str, Tensor]) -> None:
+    before = {name: each.clone() for name, each in gradients.items()}
+    one = {name: each[:1] for name, each in gradients.items()}
+    protected = trial.defence.protect_examples(one, randomness=SeededRandomness(SEED))
+    _require(_same(before, gradients), "changes the gradients that it is given")
+    for name, each in gradients.items():
+        _require(protected[name].shape == each.shape[1:], f"{name} has another shape than its gradient")
