@@ -18,7 +18,8 @@ def entry_of(count: int, ratio: float, values: list[float], **changes: object) -
     given = {
         "id": f"{count}-{ratio}", "model": "deit_tiny", "weights": "untrained",
         "defences": f"mjp:mask_ratio={ratio}", "attack": "mjp_intersection", "role": "attack",
-        "setting": Setting.C, "verdict": "leaks", "reason": "", "threat": ThreatModel(uploads_per_picture=count), "values": np.array(values),
+        "setting": Setting.C, "verdict": "leaks", "reason": "", "threat": ThreatModel(uploads_per_picture=count),
+        "values": np.array(values),
     }  # fmt: skip
     return sample_entry(**given | changes)
 
