@@ -125,10 +125,7 @@ class Scenario(Config):
                 raise ValueError(f"{name} is of single batches: leave it out, training and its recipe say it")
         if self.server_learning_rate == 0:
             raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
-        self.pipeline.require_puzzle(self.model.grid, training.puzzle.warmup_epochs, training.epochs)
-        if self.pipeline.by_example and (training.recipe.mixup or training.recipe.cutmix):
-            name = self.pipeline.by_example[0].name
-            raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")
+        training.require_defences(self.pipeline, self.model.grid, training.epochs)
         return self
 
     @property

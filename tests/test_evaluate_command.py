@@ -29,8 +29,10 @@ from fedmjp.evaluation.summary import summarise
 from fedmjp.evaluation.sweep import sweep
 from fedmjp.evaluation.tables import print_sheets, sheets
 from fedmjp.evaluation.training_ratios import families
+from fedmjp.learning import PartitionConfig, Recipe, Training
 from fedmjp.models.build import build
-from fedmjp.training.config import FederatedConfig, PartitionConfig, Puzzle, Recipe, TrainingConfig
+from fedmjp.scenario import Scenario
+from fedmjp.training.config import TrainingConfig
 from fedmjp.training.state import save_weights
 
 BAD_INPUT, CLASSES, PICTURES = 2, 3, 12
@@ -39,17 +41,17 @@ MODEL = {"name": "deit_micro", "image_size": 32, "patch_size": 4, "classes": CLA
 
 def training(seed: int = 0, ratio: float | None = None, **changes: Any) -> TrainingConfig:
     """Undefended without a ratio."""
-    model = ModelConfig.parse({**MODEL, "defence": "none" if ratio is None else "mjp", "seed": seed, **changes})
-    puzzle = Puzzle() if ratio is None else Puzzle(shuffle="jigsaw", mask_ratio=ratio)
-    return TrainingConfig(model=model, puzzle=puzzle, seed=seed, recipe=Recipe(epochs=30))
+    defences = [] if ratio is None else [{"name": "mjp", "mask_ratio": ratio}]
+    model, recipe = {**MODEL, "seed": seed, **changes}, {"epochs": 30}
+    return TrainingConfig.parse({"model": model, "defences": defences, "seed": seed, "recipe": recipe})
 
 
 def keep(
-    folder: Path, config: TrainingConfig | FederatedConfig, *, spoil: Callable[[Any], None] = lambda _: None
+    folder: Path, config: TrainingConfig | Scenario, *, spoil: Callable[[Any], None] = lambda _: None
 ) -> Path:
     """A run's folder, with initial weights and larger positions, or every model would be consistent."""
-    federated = isinstance(config, FederatedConfig)
-    model = build(config.training.model if federated else config.model)
+    federated = isinstance(config, Scenario)
+    model = build(config.network)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         if model.has_positions:
