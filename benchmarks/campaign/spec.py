@@ -187,7 +187,7 @@ class Campaign(Config):
         Raises:
             ConfigError: If a combination cannot be run, with its own reason.
         """
-        found: dict[tuple[str, tuple[AttackConfig, ...], tuple[Setting, ...]], Experiment] = {}
+        found: dict[str, Experiment] = {}
         for grid in self.grids:
             asked = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
             for seed, view, mask_ratio, model, defences in asked:
@@ -202,7 +202,7 @@ class Campaign(Config):
                     protocol=self.protocol,
                 ):
                     own = self._with_weights(each)
-                    found.setdefault((own.scenario.digest(), own.attacks, own.settings), own)
+                    found.setdefault(own.digest(), own)
         return list(found.values())
 
     def _asked(self, grid: Grid, model: str, defences: Defences, view: Mapping[str, Any]) -> Scenario:

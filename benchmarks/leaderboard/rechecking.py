@@ -57,13 +57,14 @@ def checked(submission: Submission) -> Submission:
         )
         for cell, entry in claimed.items()
     }
+    for entry in submission.entries:
+        _check_manifest(entry)
+        _check_defences(entry)
+        _check_attack(entry)
     cells = Pairs(list(claimed))
     pairs = {cell: (_entry_of(cells.floor(cell), claimed), _entry_of(cells.twin(cell), claimed)) for cell in claimed}
     figured = {}
     for cell, entry in claimed.items():
-        _check_manifest(entry)
-        _check_defences(entry)
-        _check_attack(entry)
         floor, twin = pairs[cell]
         without = {label: claimed[other] for label, other in cells.without_each(cell).items()}
         own = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +17,8 @@ from fedmjp.threat import ThreatModel
 # Okabe and Ito's colours, two of them darkened: all keep a contrast of 3:1 on white and on near black.
 UNDEFENDED_COLOUR = "#d55e00"
 COLOURS = ("#009e73", "#0072b2", "#cc79a7", "#8c7000", "#3e9bd0")
-LINES = ("-", "--", "-.", ":")  # for the second five defences, and so on
+Line = Literal["-", "--", "-.", ":"]
+LINES: tuple[Line, ...] = get_args(Line)  # for the second five defences, and so on
 UNDEFENDED_MARKER = "o"
 MARKERS = "sD^vPX*"
 REFERENCE = "#808080"
@@ -66,7 +67,7 @@ class Style(NamedTuple):
     """How a defence is drawn throughout a board: in greyscale, too, lines and markers tell them apart."""
 
     colour: str
-    line: str
+    line: Line
     marker: str
 
 

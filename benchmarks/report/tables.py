@@ -53,8 +53,7 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
     line["errors"] = "; ".join(entry.errors)
     line["defences"] = _configured(entry.defences)
     line["marginal"] = json.dumps([each.model_dump() for each in entry.marginal]) if entry.marginal else None
-    line |= _prefixed("threat", entry.threat.model_dump(mode="json", exclude={"defences"}))
-    line["threat_defences"] = _configured(entry.threat.defences)
+    line |= _prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"}))
     for name in metrics:
         line |= _fields(name, Statistics, entry.metrics.get(name))
     for name, kind in NESTED.items():

@@ -93,6 +93,26 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What is known of a run before it begins.
+
+    Options that are called as these fields, and that nobody gave, are taken from here: a guarantee that is for the
+    rounds of the run is then the one that was asked for.
+
+    Attributes:
+        rounds: Uploads of the client that makes most.
+        steps: Of the optimiser of a client, in all rounds.
+        steps_per_upload: Of them behind one upload.
+        batch_size: Pictures of a step, at most.
+    """
+
+    rounds: int
+    steps: int
+    steps_per_upload: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class Arranged:
     """Pictures as they go into the network.
 
