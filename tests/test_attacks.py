@@ -492,6 +492,14 @@ def test_an_attack_is_adapted_where_it_takes_all_that_was_done_into_account(
     assert found == adapted
 
 
+@pytest.mark.parametrize("name", sorted(MATCH | {"mjp_span"}))
+def test_what_optimises_does_not_claim_more_than_it_can(name: str) -> None:
+    checks = {each.__name__: each for each in CHECKS}
+    trial = Trial(ATTACKS.get(name)(QUICK[name]), "deit_tiny")
+    for check in ("adapts_to_what_it_claims", "refuses_sums_and_what_is_withheld"):
+        checks[check](trial)
+
+
 def test_matching_is_adapted_to_mjp_only_where_it_runs_the_network_with_the_mask(defended: VitClassifier) -> None:
     one, two = small_scenario(defences="mjp"), small_scenario(defences="mjp", pictures_per_client=2, batch_size=2)
     reading, naive = GradientMatching(), GradientMatching({"mask": "ignore"})
