@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from benchmarks.plan.experiment import AttackConfig, Experiment
     from benchmarks.uploads.source import UploadSource
     from fedmjp.data.pictures import PictureEntry
-    from fedmjp.scenario import Scenario
     from fedmjp.settings import Setting
 
     # Experiments, the pictures behind each of their uploads, what gives these, and that in words.
@@ -151,29 +150,24 @@ def _direct(values: dict[str, Any], console: "Console") -> "Asked":
     from benchmarks.uploads.direct import DirectUploads, Memory
     from fedmjp.cli.device import choose
     from fedmjp.data.selection import open_source, select
-    from fedmjp.defences.pipeline import DefenceConfig, pipeline_of, with_mask_ratio
-    from fedmjp.errors import BadInputError
-    from fedmjp.scenario import Scenario
+    from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
+    from fedmjp.scenario import of_single_batches
 
     sizes = {key: values[key] for key in ("image_size", "patch_size", "classes")}
     shared = ("batch_size", "local_learning_rate", "labels_known", "uploads_per_picture", "seed")
     named = tuple(DefenceConfig.parse_text(text) for text in values["defences"] if text != "none")
     defences = with_mask_ratio(named, values["mask_ratio"])
-    together = pipeline_of(defences).clients
-    if values["limit"] % together:
-        raise BadInputError(f"--limit {values['limit']} is no multiple of {together} clients whose updates are summed")
-    scenario = Scenario.parse(
+    scenario = of_single_batches(
         {
             **{key: values[key] for key in shared},
             "model": {"name": values["model"], **sizes},
             "defences": defences,
             "data": values["data"] if values["data"] == "bundled" else str(Path(values["data"]).resolve()),
-            "clients": together,
-            "pictures_per_client": values["limit"] // together,
             "update": "gradient" if values["local_steps"] is None else "delta",
             "local_steps": 1 if values["local_steps"] is None else values["local_steps"],
             "device": choose(values["device"]),
-        }
+        },
+        values["limit"],
     )
     experiments = experiments_of(
         scenario, _settings(values, scenario), _attacks(values), mask_ratio=values["mask_ratio"]
