@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from benchmarks.plan.experiment import AttackConfig, Experiment
     from benchmarks.uploads.source import UploadSource
     from fedmjp.data.pictures import PictureEntry
+    from fedmjp.scenario import Scenario
     from fedmjp.settings import Setting
 
     # Experiments, the pictures behind each of their uploads, what gives these, and that in words.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "labels_known", "seed", "image_size", "patch_size", "classes",
+    "local_learning_rate", "seed", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -196,7 +197,9 @@ def _recorded(folder: Path, given: dict[str, Any], values: dict[str, Any]) -> "A
             option = f"--{key.replace('_', '-')}"
             raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
     recording = open_records(folder)
-    scenarios = recording.attacked(given.get("model"), device=choose(values["device"]))
+    known = {"labels_known": values["labels_known"]}
+    found = recording.attacked(given.get("model"), device=choose(values["device"]))
+    scenarios = [scenario.model_copy(update=known) for scenario in found]
     experiments = [
         Experiment.parse({"scenario": each, "attacks": _attacks(values), "settings": _settings(values, each)})
         for each in scenarios
