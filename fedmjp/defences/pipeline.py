@@ -326,11 +326,7 @@ def read_pipeline(texts: Sequence[str]) -> Pipeline:
     Raises:
         ConfigError: If there is no such defence or option, or an order is impossible.
     """
-    return pipeline_of(_Named.parse({"defences": texts}).defences)
-
-
-class _Named(Config):
-    defences: Defences
+    return pipeline_of(tuple(DefenceConfig.parse_text(each) for each in texts if each != NONE))
 
 
 def _first(defence: Defence) -> int:
