@@ -55,4 +55,4 @@ class Adversary:
         found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
         if then is None:
             return found
-        return reassembled(found, uploads, self.model, generator=torch_generator(self.seed, "stage", then))
+        return reassembled(found, uploads, self.model, self.threat, generator=torch_generator(self.seed, "stage", then))

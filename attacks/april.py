@@ -11,6 +11,7 @@ from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
 from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
+from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
@@ -52,9 +53,9 @@ class AprilMinNorm(ClosedForm):
         """Position-embedding (and unknown-embedding) gradient, first qkv weight gradient."""
         return [*required_tensors(model), names.FIRST_QKV_WEIGHT]
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture and one gradient of a single picture, besides what every closed form needs."""
-        general = super().refusal(model, threat)
+        general = super().requirement(model, threat)
         if general:
             return general
         if not isinstance(model.backbone.blocks[0], AprilBlock):
@@ -65,8 +66,8 @@ class AprilMinNorm(ClosedForm):
             return "needs the update of a single picture: tokens of several only show their sum"
         return None
 
-    def _system(self, upload: Upload, model: VitClassifier) -> System:
-        seen = self._seen(upload, model)
+    def _system(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> System:
+        seen = self._seen(upload, model, threat)
         # Query, key and value weights are stacked, so that one product is the sum of the three.
         right = _weight(model, names.FIRST_QKV_WEIGHT).T @ on_device(upload, names.FIRST_QKV_WEIGHT, model)
         return System(seen, torch.cat([seen.prefix, seen.patches, seen.unknown]), right)
@@ -106,9 +107,13 @@ class April(AprilMinNorm):
         """Always."""
         return True
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture, one gradient of a single picture, and a prior."""
-        return super().refusal(model, threat) or prior_refusal(model)
+        return super().requirement(model, threat) or prior_refusal(model)
+
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """Besides, whatever disturbs the equation like noise: it estimates how much from the upload."""
+        return super().handles(model, threat) | {"noisy", "rounded", "pruned"}
 
     def _solve(
         self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
@@ -136,19 +141,19 @@ class OracleApril(April):
     role = "bound"
     options_type = NoOptions
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the gradient of a single picture, besides what the attack itself needs."""
         if threat.update != "gradient" or threat.batch_size != 1:
             return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
-        return super().refusal(model, threat)
+        return super().requirement(model, threat)
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """All tokens' gradients, position-embedding gradient (for the mask), first qkv weight gradient."""
         del model
         return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.FIRST_QKV_WEIGHT]
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
-        return oracle_token_gradients(upload, model)
+    def _seen(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> TokenGradients:
+        return oracle_token_gradients(upload, model, threat)
 
 
 def _weight(model: VitClassifier, name: str) -> Tensor:

@@ -6,20 +6,27 @@ An attack sees what the server sees. There is no parameter through which private
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from fedmjp.config import Config, Defence
+from fedmjp.config import Config
+from fedmjp.defences.base import Mark
+from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
+from fedmjp.models.roles import roles_of
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
 Role = Literal["attack", "floor", "bound"]
+# What an attack asks of the model: the network, or only its entrance.
+Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifier)  # noqa: PLC0105 (in every signature)
 
 
 class NoOptions(Config):
@@ -30,7 +37,7 @@ def _silent(done: int, total: int, loss: float) -> None:
     """Progress that nobody watches."""
 
 
-class Attack(ABC):
+class Attack(ABC, Generic[Model]):
     """Base of all attacks.
 
     Class attributes state what `fedmjp list attacks` prints and how the engine calls it:
@@ -42,7 +49,10 @@ class Attack(ABC):
     - ``options_type``: the configuration model of its options;
     - ``stack``: how many uploads it profits from getting at once;
     - ``optimises``: whether it iterates, rather than solves;
-    - ``reads_others``: whether it reads an upload's ``others``, which all others are not given.
+    - ``reads_others``: whether it reads an upload's ``others``, which all others are not given;
+    - ``takes_sums``: whether it can be given an upload that is a sum over several clients;
+    - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
+      users' own models too (``fedmjp.models.adopt``).
 
     Args:
         options: Values for ``options_type``, as given by ``--set key=value``.
@@ -65,13 +75,15 @@ class Attack(ABC):
     stack: ClassVar[int] = 16
     optimises: ClassVar[bool] = False
     reads_others: ClassVar[bool] = False
+    takes_sums: ClassVar[bool] = False
+    needs_network: ClassVar[bool] = True
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
         self.on_progress: Callable[[int, int, float], None] = _silent
 
     def reconstruct(
-        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
+        self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generator: torch.Generator
     ) -> list[Reconstruction]:
         """Reconstruct the pictures behind a stack of independent uploads.
 
@@ -92,32 +104,54 @@ class Attack(ABC):
                 ``requires``; the message says which requirement fails. It is never run regardless.
             AttackFailedError: If it broke down, or gave something else than such reconstructions.
         """
-        refusal = self.refusal(model, threat)
+        self._check_network(model)
+        fitting = cast("Model", model)  # for an attack that does not need the network, any entrance fits
+        refusal = self.refusal(fitting, threat)
         if refusal:
             raise AttackNotApplicableError(f"{self.name}: {refusal}")
-        self._check_declaration(model)
-        declared = [self._declared(upload, model, threat) for upload in uploads]
-        generators = [self._generator_for(upload, model, generator) for upload in declared]
-        made = self._reconstruct(declared, model, threat, generators=generators)
-        return self._checked(made, uploads, model)
+        self._check_declaration(fitting)
+        declared = [self._declared(upload, fitting, threat) for upload in uploads]
+        generators = [self._generator_for(upload, fitting, generator) for upload in declared]
+        made = self._reconstruct(declared, fitting, threat, generators=generators)
+        return self._checked(made, uploads, fitting)
 
     @abstractmethod
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Model) -> Sequence[str]:
         """Names of the upload's tensors that the attack reads."""
 
     @abstractmethod
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Which requirement this model or threat model fails; None if the attack applies."""
+    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
+        """Say which requirement of its own this model or threat model fails; None if the attack applies."""
 
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def refusal(self, model: Model, threat: ThreatModel) -> str | None:
+        """Say which requirement, of all attacks or its own, this model or threat model fails; None if it applies."""
+        if threat.clients > 1 and not self.takes_sums:
+            return f"needs each client's own update, not the sum over {threat.clients} clients"
+        return self.requirement(model, threat) or self._withheld(model, threat)
+
+    def caveat(self, model: Model, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores under this model and threat model; None if nothing."""
         del model, threat
         return None
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
-        """The defences that it takes into account. Other attacks' failures say nothing for these."""
-        del threat
+    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
+        """Name what defences leave on uploads that it takes into account, with this model and threat model.
+
+        A mark that it is blind to does not belong here, even if the result often comes out well.
+        """
+        del model, threat
         return frozenset()
+
+    def adapted(self, pipeline: Pipeline, model: Model, threat: ThreatModel) -> bool:
+        """Say whether it takes all that these defences do into account: only then its failure speaks for them.
+
+        Args:
+            pipeline: All of a scenario's defences, those before an update included.
+            model: The network that clients train under them.
+            threat: What the server sees of the scenario.
+        """
+        handled = self.handles(model, threat) | {"withheld"}  # it is refused what it would need
+        return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
     @property
     def uses_natural_patches(self) -> bool:
@@ -128,20 +162,34 @@ class Attack(ABC):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Model,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
 
-    def _check_declaration(self, model: VitClassifier) -> None:
+    def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
+        roles, needed = roles_of(model), set(self.tensors(model))
+        for defence in threat.pipeline.made:
+            if missing := sorted(needed & defence.withheld(roles)):
+                return f"needs {', '.join(missing)}, which {defence.name} withholds"
+        return None
+
+    def _check_network(self, model: Entrance) -> None:
+        if self.needs_network and not isinstance(model, VitClassifier):
+            raise AttackNotApplicableError(
+                f"{self.name}: needs the network behind the tokens; of an adopted model only the entrance is known: "
+                "take an attack that reads patch and position embedding alone, such as patch_embedding"
+            )
+
+    def _check_declaration(self, model: Model) -> None:
         if self.role != "bound" and names.ORACLE_TOKEN_GRADIENTS in self.tensors(model):
             raise AttackNotApplicableError(
                 f"{self.name}: reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
             )
 
-    def _declared(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
+    def _declared(self, upload: Upload, model: Model, threat: ThreatModel) -> Upload:
         """The upload, if it can be attacked, with what the attack declares to read and nothing else."""
         self._check_upload(upload, threat)
         self._check_tensors(upload, model)
@@ -153,14 +201,12 @@ class Attack(ABC):
             others=tuple(self._declared(other, model, threat) for other in others),
         )
 
-    def _generator_for(self, upload: Upload, model: VitClassifier, generator: torch.Generator) -> torch.Generator:
+    def _generator_for(self, upload: Upload, model: Model, generator: torch.Generator) -> torch.Generator:
         read = self.tensors(model)
         contents = [weights_digest({name: each.tensors[name] for name in read}) for each in (upload, *upload.others)]
         return torch_generator(generator.initial_seed(), "upload", *contents)
 
-    def _checked(
-        self, made: Sequence[Reconstruction], uploads: Sequence[Upload], model: VitClassifier
-    ) -> list[Reconstruction]:
+    def _checked(self, made: Sequence[Reconstruction], uploads: Sequence[Upload], model: Model) -> list[Reconstruction]:
         """What the attack gave, on the CPU, if it is what the contract asks for."""
         if len(made) != len(uploads):
             raise AttackFailedError(f"{self.name}: {len(made)} reconstructions for {len(uploads)} uploads")
@@ -182,17 +228,17 @@ class Attack(ABC):
             raise AttackNotApplicableError(
                 f"{self.name}: the upload is a {upload.kind}, the threat model speaks of a {threat.update}"
             )
-        if upload.num_examples != threat.batch_size:
+        if upload.num_examples != threat.pictures:
             raise AttackNotApplicableError(
                 f"{self.name}: the upload is of {upload.num_examples} pictures, "
-                f"the threat model speaks of {threat.batch_size}"
+                f"the threat model speaks of {threat.pictures}"
             )
         if (upload.labels is not None) != threat.labels_known:
             told = "comes with" if upload.labels is not None else "comes without"
             granted = "grants" if threat.labels_known else "does not grant"
             raise AttackNotApplicableError(f"{self.name}: the upload {told} labels, the threat model {granted} them")
 
-    def _check_tensors(self, upload: Upload, model: VitClassifier) -> None:
+    def _check_tensors(self, upload: Upload, model: Model) -> None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         if model.has_positions:
             shapes[names.ORACLE_TOKEN_GRADIENTS] = shapes[names.POSITION_EMBEDDING]
@@ -208,6 +254,6 @@ class Attack(ABC):
                 )
 
 
-def on_device(upload: Upload, name: str, model: VitClassifier) -> Tensor:
+def on_device(upload: Upload, name: str, model: Entrance) -> Tensor:
     """A tensor of the upload in float64 on the model's device; half-precision uploads are widened."""
     return upload.tensors[name].to(model.mean.device, torch.float64)

@@ -72,11 +72,9 @@ class BreachingAttack(Attack):
         """All of the network's parameters."""
         return [PREFIX + name for name, _ in model.backbone.named_parameters()]
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs single updates."""
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs labels that are told or found in one way only."""
         del model
-        if not threat.individual_updates:
-            return "needs each client's own update, not their sum"
         if "label_strategy" in self._overrides and (threat.labels_known or threat.update == "delta"):
             return "label_strategy is for unknown labels behind a gradient; leave it out"
         return None
@@ -350,7 +348,7 @@ class AprilAnalytic(BreachingAttack):
     options_type = BreachingOptions
     optimises = False
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs a position embedding, the APRIL architecture and the gradient of a single picture."""
         unseen = positions_refusal(model)
         if unseen:
@@ -361,7 +359,7 @@ class AprilAnalytic(BreachingAttack):
             return f"needs one token before the patches, the model has {model.backbone.num_prefix_tokens}"
         if threat.update != "gradient" or threat.batch_size != 1:
             return f"needs the gradient of one picture, not a {threat.update} of {threat.batch_size}"
-        return super().refusal(model, threat)
+        return super().requirement(model, threat)
 
     def _watched(self, attacker: Any) -> Watch | None:
         del attacker  # a closed form

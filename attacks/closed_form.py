@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Attack
+from attacks.base import Attack, Model
 from attacks.token_gradients import ReadingOptions, TokenGradients, positions_refusal, token_gradients
 from fedmjp.config import Config
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.defences.base import Mark
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -32,27 +32,31 @@ class System:
     right: Tensor
 
 
-class ClosedForm(Attack):
+class ClosedForm(Attack[Model]):
     """An attack that solves a linear system in the gradients at the tokens."""
 
     options_type: ClassVar[type[Config]] = ReadingOptions
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the gradients at the tokens, and the update of a single client."""
-        if not threat.individual_updates:
-            return "needs each client's own update: a sum over clients only shows the sum of their tokens"
+    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
+        """Needs the gradients at the tokens."""
+        del threat
         return positions_refusal(model)
+
+    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
+        """A factor of the whole update, which is on both sides of the equation."""
+        del model, threat
+        return frozenset({"scaled"})
 
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Model,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         del generators  # nothing is drawn
-        systems = [self._system(upload, model) for upload in uploads]
+        systems = [self._system(upload, model, threat) for upload in uploads]
         groups: defaultdict[int, list[int]] = defaultdict(list)  # masks of different size make different systems
         for index, system in enumerate(systems):
             groups[len(system.rows)].append(index)
@@ -62,16 +66,16 @@ class ClosedForm(Attack):
             found |= dict(zip(group, made, strict=True))
         return [found[index] for index in range(len(uploads))]
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
-        return token_gradients(upload, model, self.options.reading)
+    def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
+        return token_gradients(upload, model, threat, self.options.reading)
 
     @abstractmethod
-    def _system(self, upload: Upload, model: VitClassifier) -> System:
+    def _system(self, upload: Upload, model: Model, threat: ThreatModel) -> System:
         """The system of one upload."""
 
     @abstractmethod
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: Model, threat: ThreatModel
     ) -> list[Reconstruction]:
         """Solve systems of one size."""
 

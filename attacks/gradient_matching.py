@@ -11,6 +11,7 @@ from torch import Tensor
 from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
+from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
 from attacks.matching_loss import Job, Loss
 from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
@@ -18,7 +19,7 @@ from attacks.matching_priors import PatchPrior
 from attacks.matching_search import Budget, Found, search
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
-from fedmjp.config import Defence
+from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -48,9 +49,9 @@ class GradientMatching(Attack):
     through. Of a batch, candidate i is given label i of the sorted labels; a reconstruction is
     unordered in any case.
 
-    On an MJP upload of one picture the mask is read from the rows of the position embedding's gradient
-    that are exactly zero, and the candidate is run with it. The picture that is searched is then the
-    shuffled one. Masks of a batch cannot be told apart; its candidates are run without.
+    On an MJP upload of one picture the mask is read (``attacks.mask``), and the candidate is run with
+    it. The picture that is searched is then the shuffled one. Masks of a batch cannot be told apart, and
+    some defences hide the mask for good: candidates are then run without.
 
     With ``seconds``, a result depends on the machine's speed and on its neighbours in the stack. Without,
     it does so only through rounding, which the sign of a gradient near zero can make visible.
@@ -81,9 +82,12 @@ class GradientMatching(Attack):
             if self._first.role == "bound":
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
-        """MJP, where it reads the mask off the upload of one picture and runs the network with it."""
-        return frozenset({"mjp"}) if self.options.mask == "read" and threat.batch_size == 1 else frozenset()
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """What MJP does, where it reads the mask off the upload of one picture and runs the network with it.
+
+        Its distance counts noise and rounding for the picture's gradients.
+        """
+        return frozenset({"masked", "shuffled"}) if self._reads_mask(model, threat) else frozenset()
 
     @property
     def uses_natural_patches(self) -> bool:
@@ -99,10 +103,8 @@ class GradientMatching(Attack):
             needed.extend(self._first.tensors(model))
         return list(dict.fromkeys(needed))
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs single updates, tensors that the model has, and whatever its start and prior need."""
-        if not threat.individual_updates:
-            return "needs each client's own update, not their sum"
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs tensors that the model has, and whatever its start and prior need."""
         if not model.has_positions:
             return positions_refusal(model)
         known = dict(model.named_parameters())
@@ -121,13 +123,14 @@ class GradientMatching(Attack):
         return f"its start, {self.options.start}: {first}" if first else None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Without masks on batches of a defended model."""
+        """Without masks where a defended model's cannot be read."""
         if model.defended and not self._reads_mask(model, threat):
             return "naive: runs the network without a mask and does not use the unknown embedding's gradient"
         return None
 
     def _reads_mask(self, model: VitClassifier, threat: ThreatModel) -> bool:
-        return model.defended and self.options.mask == "read" and threat.batch_size == 1
+        wanted = model.defended and self.options.mask == "read" and threat.batch_size == 1
+        return wanted and mask_refusal(model, threat) is None
 
     def _matched(self, model: VitClassifier) -> list[str]:
         """Names as the options give them; text 'all' stands for every parameter."""
@@ -181,9 +184,7 @@ class GradientMatching(Attack):
         positions = torch.zeros_like(model.get_parameter(names.POSITION_EMBEDDING)[0], dtype=torch.float64)
         if names.POSITION_EMBEDDING in self.tensors(model):
             positions = mean_gradient(upload, names.POSITION_EMBEDDING, model, threat)[0]
-        mask = None
-        if self._reads_mask(model, threat):
-            mask = (positions[model.prefix_tokens :] == 0).all(dim=1)[None]
+        mask = read_mask(upload, model, threat)[None] if self._reads_mask(model, threat) else None
         labels = torch.tensor(labels_of(upload, model, threat), device=model.mean.device)
         targets = {name: (gradient / norm).float() for name, gradient in gradients.items()}
         return [

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from attacks.base import Attack
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 LEVEL = 0.45
 
 
-class Grey(Attack):
+class Grey(Attack[Entrance]):
     """Answer with the constant picture 0.45, whatever was uploaded.
 
     An attack that does not beat this has not shown that anything leaks; a defence that is credited
@@ -25,13 +25,15 @@ class Grey(Attack):
     requires = "nothing"
     exploits = "nothing"
     role = "floor"
+    takes_sums = True
+    needs_network = False
 
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Entrance) -> Sequence[str]:
         """None."""
         del model
         return []
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Always applies."""
         del model, threat
         return None
@@ -39,7 +41,7 @@ class Grey(Attack):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Entrance,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],

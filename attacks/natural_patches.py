@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attacks.linear_systems import Gaussian
 from fedmjp.errors import AttackNotApplicableError
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 
 TABLE = Path(__file__).with_name("natural_patches.safetensors")
 DIGITS = 16  # of a SHA-256, enough to tell pictures apart
@@ -39,7 +39,7 @@ class NaturalPatches:
     covariance: Tensor
 
     @staticmethod
-    def for_model(model: VitClassifier) -> "NaturalPatches":
+    def for_model(model: Entrance) -> "NaturalPatches":
         """The prior for the model's image and patch size, on the model's device.
 
         Raises:
@@ -51,14 +51,14 @@ class NaturalPatches:
         mean, covariance = patch_statistics(model.image_size, model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
 
-    def normalised(self, model: VitClassifier) -> Gaussian:
+    def normalised(self, model: Entrance) -> Gaussian:
         """The same prior in the network's input space."""
         pixels = model.patch_size**2
         centre, scale = (each.flatten().double().repeat_interleave(pixels) for each in (model.mean, model.std))
         return Gaussian((self.mean - centre) / scale, self.covariance / scale[:, None] / scale)
 
 
-def prior_refusal(model: VitClassifier) -> str | None:
+def prior_refusal(model: Entrance) -> str | None:
     """Why the table has no prior for the model's patches; None if it has one."""
     refusal = size_refusal(model.image_size)
     if refusal:

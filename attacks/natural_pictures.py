@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attacks.natural_patches import ROUNDING_VARIANCE, patch_statistics, size_refusal
 from fedmjp.errors import AttackNotApplicableError
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 
 WINDOW = 16  # the largest that the table's distances allow
 # The finest structure varies from picture to picture more than the table, a mean, can say. To trust its smallest
@@ -39,7 +39,7 @@ class NaturalPictures:
     spectrum: Tensor
 
     @staticmethod
-    def for_model(model: VitClassifier) -> "NaturalPictures":
+    def for_model(model: Entrance) -> "NaturalPictures":
         """The prior for the model's image size, on the model's device.
 
         Raises:

@@ -11,15 +11,16 @@ from attacks.linear_systems import Estimate, least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.pictures import picture
 from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
+from fedmjp.defences.base import Mark
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 _EXPLOITS = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
 
 
-class PatchEmbedding(ClosedForm):
+class PatchEmbedding(ClosedForm[Entrance]):
     """Solve G_E = D^T X for the patches X.
 
     The patch embedding is linear, so its gradient is G_E = D^T X, with D (patches, dim) the gradient
@@ -45,33 +46,34 @@ class PatchEmbedding(ClosedForm):
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
     requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
     exploits = _EXPLOITS
+    needs_network = False
 
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Entrance) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, patch-embedding weight gradient."""
         return [*required_tensors(model), names.PATCH_WEIGHT]
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Needs a model of a size that it can solve, besides what every closed form needs."""
-        return super().refusal(model, threat) or self._size_refusal(model)
+        return super().requirement(model, threat) or self._size_refusal(model)
 
-    def _size_refusal(self, model: VitClassifier) -> str | None:
-        patches, dim = (model.image_size // model.patch_size) ** 2, model.backbone.embed_dim
+    def _size_refusal(self, model: Entrance) -> str | None:
+        patches, dim = model.grid**2, _dimensions(model)
         if patches > dim:
             return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
         return None
 
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Batches are underdetermined."""
         if threat.batch_size == 1:
             return None
-        patches = (model.image_size // model.patch_size) ** 2
+        patches = model.grid**2
         return (
-            f"{self.name}: {threat.batch_size} pictures of {patches} patches share {model.backbone.embed_dim} "
+            f"{self.name}: {threat.batch_size} pictures of {patches} patches share {_dimensions(model)} "
             "equations per pixel: underdetermined; what it gives is a mixture, repeated for every picture"
         )
 
-    def _system(self, upload: Upload, model: VitClassifier) -> System:
-        seen = self._seen(upload, model)
+    def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
+        seen = self._seen(upload, model, threat)
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
         return System(seen, self._rows(seen), right)
 
@@ -79,7 +81,7 @@ class PatchEmbedding(ClosedForm):
         return torch.cat([seen.patches, seen.unknown])
 
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: Entrance, threat: ThreatModel
     ) -> list[Reconstruction]:
         del threat
         solved = least_squares(*stacked(systems))
@@ -110,11 +112,15 @@ class PatchEmbeddingWiener(PatchEmbedding):
         """Always."""
         return True
 
-    def _size_refusal(self, model: VitClassifier) -> str | None:
+    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
+        """Besides, whatever disturbs the equation like noise: it estimates how much from the upload."""
+        return super().handles(model, threat) | {"noisy", "rounded", "pruned"}
+
+    def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)
 
     def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
+        self, systems: Sequence[System], uploads: Sequence[Upload], model: Entrance, threat: ThreatModel
     ) -> list[Reconstruction]:
         prior = NaturalPatches.for_model(model).normalised(model)
         estimate: Estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT, threat))
@@ -143,23 +149,27 @@ class OraclePatchEmbedding(PatchEmbeddingWiener):
     role = "bound"
     options_type = NoOptions
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Needs the gradient of a single picture, besides what the attack itself needs."""
         if threat.update != "gradient" or threat.batch_size != 1:
             return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
-        return super().refusal(model, threat)
+        return super().requirement(model, threat)
 
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Entrance) -> Sequence[str]:
         """All tokens' gradients, position-embedding gradient (for the mask), patch-embedding weight gradient."""
         del model
         return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
 
-    def _seen(self, upload: Upload, model: VitClassifier) -> TokenGradients:
-        return oracle_token_gradients(upload, model)
+    def _seen(self, upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
+        return oracle_token_gradients(upload, model, threat)
+
+
+def _dimensions(model: Entrance) -> int:
+    return len(model.get_parameter(names.PATCH_WEIGHT))
 
 
 def _reconstruction(
-    system: System, patches: Tensor, model: VitClassifier, pictures: int, diagnostics: dict[str, float]
+    system: System, patches: Tensor, model: Entrance, pictures: int, diagnostics: dict[str, float]
 ) -> Reconstruction:
     unknowns = pictures * len(system.seen.mask)
     return Reconstruction(

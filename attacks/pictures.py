@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches
 
 
-def picture(patches: Tensor, model: VitClassifier) -> Tensor:
+def picture(patches: Tensor, model: Entrance) -> Tensor:
     """Assemble patches of the network's input space.
 
     Args:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from attacks.base import on_device
+from attacks.mask import mask_refusal, read_mask
 from attacks.reassembly import reassemble
 from attacks.token_gradients import positions_refusal
 from fedmjp.models import names
@@ -24,11 +25,10 @@ def stage_refusal(model: VitClassifier, threat: ThreatModel) -> str | None:
     """Which requirement of reassembly this model or threat model fails; None if it applies."""
     if threat.batch_size != 1:
         return f"reassembly needs uploads of one picture: of {threat.batch_size}, no upload tells the masks apart"
-    if not threat.individual_updates:
+    if threat.clients > 1:
         return "reassembly needs each client's own update: in a sum over clients, other masks fill the zeros of each"
-    if threat.noise:
-        return f"reassembly reads masked places off gradients of exactly zero: noise of {threat.noise:g} RMS hides them"
-    return positions_refusal(model)
+    unread = mask_refusal(model, threat)
+    return f"reassembly reads which patches were masked: {unread}" if unread else positions_refusal(model)
 
 
 def stage_caveat(model: VitClassifier) -> str | None:
@@ -39,24 +39,32 @@ def stage_caveat(model: VitClassifier) -> str | None:
 
 
 def reassembled(
-    made: Sequence[Reconstruction], uploads: Sequence[Upload], model: VitClassifier, *, generator: torch.Generator
+    made: Sequence[Reconstruction],
+    uploads: Sequence[Upload],
+    model: VitClassifier,
+    threat: ThreatModel,
+    *,
+    generator: torch.Generator,
 ) -> list[Reconstruction]:
-    """Pictures in shuffled order, in the order in which their patches fit together.
-
-    The masked patches are those without a gradient of their own position embedding.
+    """Put the masked patches of pictures in shuffled order into the order in which they fit together.
 
     Args:
         made: What the attack made of ``uploads``, one picture each.
         uploads: With ``TENSORS``.
         model: That the server had sent.
+        threat: Under which the uploads were made.
         generator: Source of randomness, on the CPU.
+
+    Raises:
+        AttackFailedError: If an upload leaves in doubt which patches were masked.
     """
-    return [_one(each, upload, model, generator) for each, upload in zip(made, uploads, strict=True)]
+    return [
+        _one(each, read_mask(upload, model, threat), model, generator)
+        for each, upload in zip(made, uploads, strict=True)
+    ]
 
 
-def _one(made: Reconstruction, upload: Upload, model: VitClassifier, generator: torch.Generator) -> Reconstruction:
-    rows = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :]
-    hole = (rows == 0).all(dim=1) & model.defended
+def _one(made: Reconstruction, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Reconstruction:
     patches = to_patches(made.images, model.patch_size)[0]
     own = torch.Generator().manual_seed(generator.initial_seed())  # a result does not depend on its neighbours
     source = reassemble(patches, hole, model.grid, model.patch_size, generator=own)

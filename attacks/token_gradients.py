@@ -6,6 +6,7 @@ rows are exactly zero, which gives the mask away, and the unknown embedding's gr
 theirs.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,11 +15,13 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.base import on_device
+from attacks.mask import mask_refusal, read_mask
 from fedmjp.config import Config
-from fedmjp.errors import AttackNotApplicableError
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
+from fedmjp.threat import ThreatModel
 
 
 class Reading(StrEnum):
@@ -101,30 +104,31 @@ class TokenGradients:
         return rows
 
 
-def positions_refusal(model: VitClassifier) -> str | None:
+def positions_refusal(model: Entrance) -> str | None:
     """The requirement of a position embedding."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
     return None
 
 
-def required_tensors(model: VitClassifier) -> list[str]:
+def required_tensors(model: Entrance) -> list[str]:
     """Names of the tensors that ``token_gradients`` reads."""
     return [names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] if model.defended else [])]
 
 
-def token_gradients(upload: Upload, model: VitClassifier, reading: Reading) -> TokenGradients:
+def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, reading: Reading) -> TokenGradients:
     """Read token gradients and mask out of an upload.
 
     With several pictures behind it, each row is the sum over the pictures, and a patch counts as
-    masked where it is masked in all of them. Attackers who know MJP come elsewhere.
+    masked where it is masked in all of them. Where nobody can tell which patches were masked, none
+    counts as masked. Attackers who know MJP come elsewhere.
 
     Raises:
         AttackNotApplicableError: If an undefended model's upload has no gradient at any patch.
     """
     rows = on_device(upload, names.POSITION_EMBEDDING, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
-    mask = (patches == 0).all(dim=1)
+    mask = _mask_if_told(upload, model, threat) if model.defended else (patches == 0).all(dim=1)
     if mask.all() and not model.defended:
         raise AttackNotApplicableError("the position-embedding gradient is zero for every patch: nothing to solve for")
     unknown = rows.new_empty(0, rows.shape[1])
@@ -133,14 +137,23 @@ def token_gradients(upload: Upload, model: VitClassifier, reading: Reading) -> T
     return TokenGradients(prefix, patches[~mask], mask, mask, unknown, reading)
 
 
-def oracle_token_gradients(upload: Upload, model: VitClassifier) -> TokenGradients:
+def _mask_if_told(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
+    if mask_refusal(model, threat) is None:
+        with suppress(AttackFailedError):
+            return read_mask(upload, model, threat)
+    return torch.zeros(model.grid**2, dtype=torch.bool, device=model.mean.device)
+
+
+def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
     """Every token's gradient, masked or not, as no server sees it: for bounds.
 
     The mask itself is read from the position embedding's gradient, as in any MJP upload.
+
+    Raises:
+        AttackFailedError: If it cannot be read.
     """
     rows = on_device(upload, names.ORACLE_TOKEN_GRADIENTS, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
-    uploaded = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :]
-    without_position = (uploaded == 0).all(dim=1) & model.defended
+    without_position = read_mask(upload, model, threat)
     nobody = torch.zeros_like(without_position)
     return TokenGradients(prefix, patches, nobody, without_position, rows.new_empty(0, rows.shape[1]), Reading.ZEROS)

@@ -1,3 +1,57 @@
-"""What the client, the attacker and the evaluator of a federated-learning privacy benchmark share."""
+"""A federated-learning privacy benchmark: who computes what, what leaks from it, and what protects.
+
+The names below are loaded when they are first used: ``import fedmjp`` itself takes no time.
+
+- ``Scenario``: who computes what from which pictures, and what leaves; ``scenario.exchange(pictures)`` makes an upload.
+- ``attack(name, upload, scenario)``: what a server makes of it. ``score(result, private, setting=...)``: how near.
+- ``adopt(module)``: the same for a model of your own.
+- ``bundled_pictures(count)``; ``ATTACKS``, ``DEFENCES``, ``MODELS``, ``METRICS``: what there is, by name.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attacks import ATTACKS
+    from fedmjp.defences import DEFENCES
+    from fedmjp.facade import attack, bundled_pictures, score
+    from fedmjp.metrics import METRICS
+    from fedmjp.models.adopt import adopt
+    from fedmjp.models.architectures import ARCHITECTURES as MODELS
+    from fedmjp.scenario import Scenario
 
 __version__ = "0.1.0"
+__all__ = [
+    "ATTACKS",
+    "DEFENCES",
+    "METRICS",
+    "MODELS",
+    "Scenario",
+    "adopt",
+    "attack",
+    "bundled_pictures",
+    "score",
+]
+
+_HOMES = {
+    "ATTACKS": "attacks:ATTACKS",
+    "DEFENCES": "fedmjp.defences:DEFENCES",
+    "METRICS": "fedmjp.metrics:METRICS",
+    "MODELS": "fedmjp.models.architectures:ARCHITECTURES",
+    "Scenario": "fedmjp.scenario:Scenario",
+    "adopt": "fedmjp.models.adopt:adopt",
+    "attack": "fedmjp.facade:attack",
+    "bundled_pictures": "fedmjp.facade:bundled_pictures",
+    "score": "fedmjp.facade:score",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedmjp' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

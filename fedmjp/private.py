@@ -4,7 +4,8 @@ Attacks and server may not import this module; import-linter keeps it so.
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -52,6 +53,24 @@ class PrivateBatch:
     def version(self, which: Picture) -> Tensor:
         """The clean or the shuffled pictures."""
         return self.clean if which is Picture.CLEAN else self.shuffled
+
+    def part(self, first: int, last: int) -> Self:
+        """Some of the pictures, from ``first`` to before ``last``."""
+        return replace(
+            self,
+            pictures=self.pictures[first:last],
+            **{name: getattr(self, name)[first:last] for name in ("clean", "shuffled", "mask", "source", "labels")},
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The pictures of several clients as one batch, in their order."""
+        names = ("clean", "shuffled", "mask", "source", "labels")
+        return cls(
+            pictures=tuple(name for part in parts for name in part.pictures),
+            gradient_of=parts[0].gradient_of,
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in names},
+        )
 
     def sha256(self, place: int) -> str:
         """SHA-256 of the pixels of one clean picture, as hex."""

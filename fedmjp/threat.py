@@ -2,54 +2,75 @@
 
 from typing import Any
 
-from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
+from torch import Tensor
 
-from fedmjp.config import DIGEST, Config, Precision, UpdateKind
+from fedmjp.config import DIGEST, Config, UpdateKind
+from fedmjp.defences.base import Mark
+from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 
-ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
-# Of what clients do, only what differs from the plain protocol is in the digest: ids outlive protocols of later.
-PROTOCOL = ("uploads_per_picture", "precision", "noise", "kept")
+FLOAT32 = 2.0**-24  # half a unit in the last place
 
 
 class ThreatModel(Config):
-    """An honest-but-curious server, and what reaches it.
+    """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
-    It follows the protocol, keeps the weights that it sent, and reads each client's update. It set
-    the recipe of the local training, so it knows steps and learning rate, and how updates are degraded
-    before they leave. It never holds a picture of the client, the mask, the permutation, or the
-    evaluator's records.
+    It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
+    training, so it knows steps and learning rate. Of ``defences`` it is told what each of them states. It never holds
+    a picture of the client, the mask, the permutation, or the evaluator's records.
     """
 
     name: str = "Honest-but-curious server"
     update: UpdateKind = Field("gradient", description="FedSGD gradient or FedAvg delta")
-    individual_updates: bool = Field(True, description="sees each client's update, not only their sum")
-    batch_size: int = Field(1, ge=1, description="pictures behind one update")
+    batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
     local_steps: int = Field(1, ge=1, description="optimiser steps behind one update")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of plain SGD, for deltas")
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
-    precision: Precision = Field("float32", description="that uploads were rounded to")
-    noise: float = Field(0.0, ge=0, allow_inf_nan=False, description="added to uploads, relative to each tensor's RMS")
-    kept: float = Field(1.0, gt=0, le=1, description="share of each tensor that pruning by magnitude left")
+    defences: Defences = Field((), description="what clients do to updates before they leave")
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> "ThreatModel":
+        self.pipeline  # noqa: B018 (an impossible order is told here)
+        return self
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The defences themselves, in order."""
+        return pipeline_of(self.defences)
+
+    @property
+    def marks(self) -> frozenset[Mark]:
+        """What was done to uploads, as an attack may take it into account."""
+        return self.pipeline.marks
+
+    @property
+    def clients(self) -> int:
+        """How many clients' updates the server sees as one."""
+        return self.pipeline.clients
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures are behind one upload."""
+        return self.batch_size * self.clients
 
     @property
     def rounding(self) -> float:
-        """Largest relative error that the precision of uploads leaves in a number."""
-        return ROUNDING[self.precision]
+        """Largest relative error that is left in a number."""
+        return max(FLOAT32, self.pipeline.rounding)
+
+    def noise_on(self, uploaded: Tensor) -> float:
+        """Standard deviation of the noise on the entries of an uploaded tensor."""
+        return self.pipeline.noise_on(uploaded)
 
     @property
-    def degradation(self) -> str:
-        """What was done to uploads before they left, in words; empty if nothing was."""
-        done = (
-            (self.kept < 1, f"the largest {100 * self.kept:.3g} % of each tensor kept"),
-            (self.noise > 0, f"noise of {self.noise:.3g} RMS added"),
-            (self.precision != "float32", f"rounded to {self.precision}"),
-        )
-        return ", ".join(what for holds, what in done if holds)
+    def undefended(self) -> "ThreatModel":
+        """The same server where clients do nothing to their updates."""
+        return self.model_copy(update={"defences": ()})
 
     def sentence(self) -> str:
         """The threat model in one sentence, to print beside results."""
-        sees = "each client's own" if self.individual_updates else "only the sum of the clients'"
+        sees = "each client's own" if self.clients == 1 else f"only the sum of {self.clients} clients'"
         kind = "FedSGD gradient"
         if self.update == "delta":
             steps = "step" if self.local_steps == 1 else "steps"
@@ -57,19 +78,19 @@ class ThreatModel(Config):
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
-        if self.degradation:
-            kind += f" ({self.degradation})"
         told = "the labels but no masks" if self.labels_known else "neither labels nor masks"
+        done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
         return (
             f"{self.name}: knows the model and its weights, sees {sees} {kind}, "
-            f"is told {told}, sends nothing malicious."
+            f"is told {told}, sends nothing malicious.{done}"
         )
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
         if info.context == DIGEST:
-            for name in PROTOCOL:
-                if values[name] == type(self).model_fields[name].default:
+            # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
+            for name in ("uploads_per_picture", "defences"):
+                if not values[name] or values[name] == type(self).model_fields[name].default:
                     del values[name]
         return values

@@ -1,89 +1,57 @@
-"""The local computation: what a client computes from its pictures before anything leaves it.
+"""The local computation: what a client computes from its pictures before anything leaves it."""
 
-Federated clients and direct mode both call ``local_update`` and ``leaving``; that they agree is tested.
-"""
-
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Collection
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedmjp.config import FederationConfig, UpdateKind
-from fedmjp.degradation import degrade
+from fedmjp.defences.pipeline import Pipeline
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
-from fedmjp.seeds import torch_generator
+from fedmjp.randomness import Randomness
+from fedmjp.threat import ThreatModel
 
 
-class LocalTraining(Protocol):
-    """The recipe of the local computation, as ``FederationConfig`` and ``ThreatModel`` state it."""
-
-    @property
-    def update(self) -> UpdateKind:
-        """FedSGD gradient or FedAvg weight delta."""
-
-    @property
-    def local_steps(self) -> int:
-        """SGD steps behind a delta."""
-
-    @property
-    def local_learning_rate(self) -> float:
-        """Of these steps."""
-
-
-def local_update(model: VitClassifier, batch: PrivateBatch, recipe: LocalTraining) -> dict[str, Tensor]:
-    """What the client uploads: ``gradient`` or ``delta``, as the recipe asks."""
-    if recipe.update == "gradient":
-        return gradient(model, batch)
-    return delta(model, batch, steps=recipe.local_steps, learning_rate=recipe.local_learning_rate)
-
-
-def leaving(
-    update: Mapping[str, Tensor], batch: PrivateBatch, config: FederationConfig, number: int
+def local_update(
+    model: VitClassifier, batch: PrivateBatch, threat: ThreatModel, *, randomness: Randomness | None = None
 ) -> dict[str, Tensor]:
-    """An update as it leaves the client: degraded as the configuration asks.
+    """The gradient or the weight delta that the protocol asks for, before it is protected.
 
     Args:
-        update: Of the batch, or some tensors of it.
-        batch: Its noise depends on the pictures' names.
-        config: Of the run.
-        number: How many uploads of the batch, in this version, were made before it: their noise is another.
+        model: The model with the weights that the server sent. It is not changed.
+        batch: The client's pictures.
+        threat: States update, steps and learning rate, and the defences, of which some act inside of the steps.
+        randomness: For defences that draw while gradients are computed; None where there is none of that kind.
     """
-    return degrade(update, config, generator=torch_generator(config.seed, "degradation", *batch.pictures, number))
+    gradients = _Gradients(model, batch, threat.pipeline, randomness)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    if threat.update == "gradient":
+        return gradients.at(weights, 0)
+    return _delta(weights, gradients, threat)
 
 
 def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
-    """FedSGD: the gradient of the mean cross-entropy over the batch.
+    """FedSGD: the gradient of the mean cross-entropy over the batch, without any defence of updates.
 
     The pictures are those that ``batch.gradient_of`` names. A defended model also gets the mask,
     so that masked patches use the unknown embedding; on clean pictures this is "mask without
     shuffle". An undefended model sees the pictures only.
 
-    Args:
-        model: The model with the weights that the server sent. It is not changed.
-        batch: The client's pictures.
-
     Returns:
         Parameter name to gradient, float32, on the model's device.
     """
-    return _gradient_at(model, dict(model.named_parameters()), batch)
+    return local_update(model, batch, ThreatModel())
 
 
 def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rate: float) -> dict[str, Tensor]:
-    """FedAvg: the change of the weights after some steps of plain SGD on the batch.
+    """FedAvg: the change of the weights after some steps of plain SGD on the batch, without any defence of updates.
 
     Every step sees the whole batch with the same mask. The steps are taken in the weights'
     precision, so a small learning rate loses digits of the gradient to rounding, as it does on a
     real client.
-
-    Args:
-        model: The model with the weights that the server sent. It is not changed.
-        batch: The client's pictures.
-        steps: Number of steps.
-        learning_rate: Of each step.
 
     Returns:
         Parameter name to weight after minus weight before, float32, on the model's device.
@@ -91,21 +59,51 @@ def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rat
     References:
         McMahan et al., "Communication-efficient learning of deep networks", AISTATS 2017, FedAvg.
     """
-    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return local_update(model, batch, ThreatModel(update="delta", local_steps=steps, local_learning_rate=learning_rate))
+
+
+def _delta(before: dict[str, Tensor], gradients: "_Gradients", threat: ThreatModel) -> dict[str, Tensor]:
     weights = before
-    for _ in range(steps):
-        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-        gradients = _gradient_at(model, leaves, batch)
-        weights = {name: weight - learning_rate * gradients[name] for name, weight in weights.items()}
+    for step in range(threat.local_steps):
+        found = gradients.at(weights, step)
+        weights = {
+            name: weight - threat.local_learning_rate * found[name] if name in found else weight
+            for name, weight in weights.items()
+        }
     return {name: weight - before[name] for name, weight in weights.items()}
 
 
-def _gradient_at(model: VitClassifier, weights: dict[str, Tensor], batch: PrivateBatch) -> dict[str, Tensor]:
-    device = model.mean.device
-    mask = batch.mask.to(device) if model.defended else None
-    images = batch.version(batch.gradient_of).to(device)
-    with torch.enable_grad():
-        loss = F.cross_entropy(functional_call(model, weights, (images, mask)), batch.labels.to(device))
-        # A localisation regressor has no part in it.
-        found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        return dict(zip(weights, found, strict=True))
+class _Gradients:
+    """The gradients of a batch at any weights, as a client with its defences computes them.
+
+    What is withheld is frozen: it has no gradient.
+    """
+
+    def __init__(
+        self, model: VitClassifier, batch: PrivateBatch, pipeline: Pipeline, randomness: Randomness | None
+    ) -> None:
+        self._model, self._pipeline, self._randomness = model, pipeline, randomness
+        device = model.mean.device
+        self._images = batch.version(batch.gradient_of).to(device)
+        self._mask = batch.mask.to(device) if model.defended else None
+        self._labels = batch.labels.to(device)
+        self._frozen: Collection[str] = pipeline.withheld(roles_of(model))
+
+    def at(self, weights: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        if not self._pipeline.by_example:
+            return self._mean(weights, slice(None))
+        single = [self._mean(weights, slice(place, place + 1)) for place in range(len(self._labels))]
+        if self._randomness is None:
+            raise ValueError("defences of single pictures draw noise, and there is no source of randomness")
+        return self._pipeline.combine(single, randomness=self._randomness.of("step", step))
+
+    def _mean(self, weights: dict[str, Tensor], which: slice) -> dict[str, Tensor]:
+        leaves = {name: weight.clone().requires_grad_(name not in self._frozen) for name, weight in weights.items()}
+        learnt = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        mask = None if self._mask is None else self._mask[which]
+        with torch.enable_grad():
+            logits = functional_call(self._model, leaves, (self._images[which], mask))
+            loss = F.cross_entropy(logits, self._labels[which])
+            # A localisation regressor has no part in it.
+            found = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
+        return dict(zip(learnt, found, strict=True))

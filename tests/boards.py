@@ -12,8 +12,8 @@ from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.plan.experiment import Cell, PlannedCell
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
 
 PICTURES = tuple(f"p{index}" for index in range(8))
 ENVIRONMENT = {"versions": {"torch": "2"}, "revision": {"commit": "abc", "modified": False}, "hardware": {"cores": 2}}
@@ -55,23 +55,24 @@ class Row:
         return replace(self, cell=replace(self.cell, **changes))
 
 
-def cell(attack: str = "april", defence: str = "mjp", setting: str = "a", **changes: Any) -> Cell:
-    """A cell; undefended ones see the clean picture in setting a."""
+def cell(attack: str = "april", defence: object = "mjp", setting: str = "a", **changes: Any) -> Cell:
+    """A cell as a scenario with these defences has it in a setting; undefended pictures are shuffled in b and c."""
+    scenario = Scenario(model="deit", defences=defence).in_setting(Setting(setting), 0.27)
     values = {
         "model": "deit",
         "weights": "untrained",
-        "defence": defence,
-        "mask_ratio": 0.0 if defence == "none" and setting == "a" else 0.27,
+        "defences": scenario.defences,
+        "mask_ratio": scenario.pipeline.mask_ratio,
         "attack": attack,
         "role": "floor" if attack == "grey" else "attack",
         "setting": Setting(setting),
         "protocol": "float",
-        "threat": ThreatModel(),
+        "threat": scenario.threat,
     }
     return Cell(**(values | changes))
 
 
-def grey(defence: str = "mjp", setting: str = "a", **changes: Any) -> Row:
+def grey(defence: object = "mjp", setting: str = "a", **changes: Any) -> Row:
     """A guess at 12.5 dB on every picture."""
     return Row(cell("grey", defence, setting, **changes), [12.5] * len(PICTURES))
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import gradient
@@ -39,11 +40,17 @@ def threat() -> ThreatModel:
 @pytest.fixture(scope="session")
 def pictures() -> Selection:
     """Four bundled pictures at 64 x 64."""
-    return select_for(FederationConfig(clients=2, pictures_per_client=2, **SMALL))
+    return select_for(small_scenario(clients=2, pictures_per_client=2))
+
+
+def small_scenario(name: str = "deit_tiny", **values: object) -> Scenario:
+    """Of a model at 64 x 64."""
+    return Scenario.parse({"model": {"name": name, **SMALL}, **values})
 
 
 def small_model(name: str = "deit_tiny", defence: str = "none", seed: int = 0) -> VitClassifier:
-    return build_vit(ModelConfig.parse({"name": name, "defence": defence, "seed": seed, **SMALL}))
+    masked = defence == "mjp"
+    return build_vit(ModelConfig.parse({"name": name, "unknown_embedding": masked, "seed": seed, **SMALL}))
 
 
 @pytest.fixture(scope="session")

@@ -1,36 +1,44 @@
 """Small experiments that tests run in direct mode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.campaign.spec import Campaign
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import Experiment, Plan, PlannedTrial
+from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of, named
 from benchmarks.plan.planning import plan
 from benchmarks.running.engine import Engine, JobReport, Silent
 from benchmarks.running.retention import Keep
 from benchmarks.running.workers import Setup
 from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import FederatedUploads, Recorded, Recorder
-from fedmjp.config import FederationConfig
+from benchmarks.uploads.source import FederatedRun, RecordedUploads, Recorder
 from fedmjp.data.selection import select_for
+from fedmjp.exchange import Exchange
 from fedmjp.records import record_name
-from fedmjp.settings import Picture
+from fedmjp.scenario import Scenario
+from fedmjp.settings import Picture, Setting
 from server.uploads import UploadFolder
 
+MODELS = {"deit_tiny": "patch_embedding", "deit_tiny_april": "april"}
 
-def small_experiment(**federation: object) -> Experiment:
-    """DeiT-Ti at 64 x 64, with and without MJP, four pictures."""
-    values = {"clients": 2, "pictures_per_client": 2, "image_size": 64, "patch_size": 8, **federation}
-    return Experiment(
-        federation=FederationConfig(
-            models=("deit_tiny", "deit_tiny_april"), defences=("none", "mjp"), inputs=tuple(Picture), **values
-        ),
-        attacks={"deit_tiny": ("patch_embedding", "grey"), "deit_tiny_april": ("april", "grey")},
-    )
+
+def small_experiments(
+    *, models: Mapping[str, object] = MODELS, mask_ratio: float = 0.27, **scenario: object
+) -> list[Experiment]:
+    """DeiT-Ti at 64 x 64, with and without MJP, four pictures, three settings."""
+    found: list[Experiment] = []
+    for name, attack in models.items():
+        for defences in ("none", f"mjp:mask_ratio={mask_ratio}"):
+            values = {"clients": 2, "pictures_per_client": 2, **scenario}
+            model = {"name": name, "image_size": 64, "patch_size": 8, "seed": values.get("seed", 0)}
+            asked = Scenario.parse({"model": model, "defences": defences, **values})
+            attacks = tuple(AttackConfig.parse(named(each)) for each in (attack, "grey"))
+            found += experiments_of(asked, tuple(Setting), attacks, mask_ratio=mask_ratio)
+    return found
 
 
 ATTACKS = ("patch_embedding", {"name": "patch_embedding", "options": {"reading": "zeros"}}, "grey")
@@ -45,28 +53,21 @@ def small_campaign(
     attacks: Sequence[object] = ATTACKS,
     keep: Keep = "extremes",
 ) -> tuple[Plan, Setup]:
-    """DeiT-Ti with and without MJP, one part per seed and mask ratio, all on the same pictures."""
-    experiments = [
-        Experiment(
-            federation=FederationConfig(
-                models=("deit_tiny",),
-                defences=("none", "mjp"),
-                inputs=tuple(Picture),
-                clients=1,
-                pictures_per_client=pictures,
-                image_size=64,
-                patch_size=8,
-                seed=seed,
-                mask_ratio=mask_ratio,
-            ),
-            attacks={"deit_tiny": attacks},
-            metrics=("mse", "psnr"),
-        )
-        for seed in seeds
-        for mask_ratio in mask_ratios
-    ]
-    selection = select_for(experiments[0].federation)
-    batches = [selection.batches(experiment.federation) for experiment in experiments]
+    """DeiT-Ti with and without MJP in three settings, all on the same pictures."""
+    campaign = Campaign.parse(
+        {
+            "name": "small",
+            "data": {"pictures": pictures},
+            "grids": [{"models": ["deit_tiny"], "attacks": attacks, "mask_ratios": mask_ratios}],
+            "seeds": seeds,
+            "metrics": ("mse", "psnr"),
+            "image_size": 64,
+            "patch_size": 8,
+        }
+    )
+    experiments = campaign.experiments(device="cpu")
+    selection = select_for(experiments[0].scenario)
+    batches = [selection.batches(experiment.scenario) for experiment in experiments]
     output = OutputFolder(folder)
     output.prepare(fresh=False)
     setup = Setup(output, tuple(experiments), selection, keep=keep, threads=1)
@@ -110,40 +111,49 @@ class Told(Silent):
         self.reports.append(report)
 
 
-def planned_trials(experiment: Experiment) -> list[PlannedTrial]:
-    batches = select_for(experiment.federation).batches(experiment.federation)
-    return plan([experiment], [batches], uploads="federated").trials
+def planned(experiments: Sequence[Experiment]) -> Plan:
+    selection = select_for(experiments[0].scenario)
+    return plan(experiments, [selection.batches(each.scenario) for each in experiments], uploads="federated")
 
 
 def record_directly(
-    config: FederationConfig,
+    scenarios: Sequence[Scenario],
     folder: RunFolder,
     *,
     upload_tensors: Sequence[str] = (),
     on_round: Callable[[], None] = lambda: None,
 ) -> None:
     """Records what Flower would, without it: same uploads, a client's node is its number."""
-    whole = {"attacks": dict.fromkeys(config.models, ("grey",)), "settings": (), "federation": config}
-    source = DirectUploads(Experiment(**whole), select_for(config))
-    batches = [tuple(entry.name for entry in batch) for batch in source.selection.batches(config)]
-    for arm in config.arms:
-        kept = UploadFolder(folder.uploads / arm.label, frozenset(upload_tensors))
-        kept.keep_weights(source.model(arm, "").state_dict())
-        for version in config.inputs:
-            on_round()
-            for made in source.uploads(arm, version, batches).values():
-                assert isinstance(made, Recorded)
-                kept.keep(made.upload)
-                path = folder.evaluator / arm.label / record_name(made.upload.server_round, made.upload.node)
-                made.private.save(path)
+    for scenario in scenarios:
+        setting = Setting.A if scenario.gradient_of is Picture.CLEAN else Setting.B
+        experiment = Experiment.parse({"scenario": scenario, "attacks": ("grey",), "settings": (setting,)})
+        source = DirectUploads(experiment, select_for(scenario))
+        batches = [tuple(entry.name for entry in batch) for batch in source.selection.batches(scenario)]
+        kept = UploadFolder(folder.uploads / scenario.folder, frozenset(upload_tensors))
+        kept.keep_weights(source.model("").state_dict())
+        on_round()
+        for made in source.uploads(batches).values():
+            assert isinstance(made, Exchange)
+            kept.keep(made.upload)
+            path = folder.evaluator / scenario.folder / record_name(made.upload.server_round, made.upload.node)
+            made.private.save(path)
 
 
-def engine_of(experiment: Experiment, output: OutputFolder, record: Recorder = record_directly) -> Engine:
-    source = FederatedUploads(experiment, output.run, lambda: None, record)
-    return Engine(experiment, output, Store.at(output.database), Silent(), source)
+def run(plan: Plan, output: OutputFolder, record: Recorder = record_directly) -> None:
+    """What the quickstart does with a plan."""
+    store = Store.at(output.database)
+    keys = [trial.key for trial in plan.trials]
+    federated = FederatedRun(plan, output.run, lambda _rounds: None, lambda: None, record)
+    error = federated.prepare() if len(store.finished(keys)) < len(keys) else None
+    for part in plan.parts:
+        Engine(part.experiment, output, store, Silent(), RecordedUploads(part.experiment, output.run)).run(
+            part.trials, error
+        )
+    if len(store.finished(keys)) == len(keys):
+        federated.finish()
 
 
 def run_small(root: Path) -> None:
-    experiment, output = small_experiment(), OutputFolder(root)
+    output = OutputFolder(root)
     output.prepare(fresh=False)
-    engine_of(experiment, output).run(planned_trials(experiment))
+    run(planned(small_experiments()), output)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from benchmarks.leaderboard.entries import (
     Board,
@@ -17,6 +18,7 @@ from benchmarks.leaderboard.entries import (
     Statistics,
     Utility,
 )
+from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
@@ -26,6 +28,7 @@ ATTACKS = {"grey": 10.6, "patch_embedding": 19.0, "gradient_matching": 15.0, "or
 ROLES = {"grey": "floor", "oracle_april": "bound"}
 DEFENCES = {"none": 0.0, "jigsaw": -2.0, "mjp": -6.0}
 RATIOS = {"none": (0.0,), "jigsaw": (0.27,), "mjp": (0.1, 0.27, 0.5)}
+SETTINGS = {"none": (Setting.A,), "jigsaw": (Setting.B, Setting.C), "mjp": tuple(Setting)}
 NASTY = "<script>alert('x')</script> \"q\" & | \\ _a_ ü %$#{}~^ `c` <img src=x onerror=alert(1)>"
 METRICS = ("psnr", "mse", "ssim", "fft2d")
 ENVIRONMENT = {
@@ -84,7 +87,7 @@ def sample_board(*, pictures: int = 20, models: Sequence[str] = tuple(MODELS), e
         for defence, ratios in RATIOS.items()
         for ratio in ratios
         for attack in ATTACKS
-        for setting in Setting
+        for setting in SETTINGS[defence]
     ]
     entries += extra
     return Board(
@@ -118,12 +121,11 @@ def _cell(
     undefended = f"{threat.update}-{model}-none-0"
     return sample_entry(
         id=f"{threat.update}-{model}-{defence}-{ratio:g}-{attack}-{setting}",
-        floor=None if attack == "grey" else f"{undefended}-grey-{setting}",
+        floor=None if attack == "grey" else f"{threat.update}-{model}-{defence}-{ratio:g}-grey-{setting}",
         twin=None if attack == "grey" or defence == "none" else f"{undefended}-{attack}-a",
         model=model,
         weights="untrained" if top1 is None else "ab12cd34" * 8,
-        defence=defence,
-        mask_ratio=ratio,
+        defences=configured(defence, ratio, setting),
         attack=attack,
         role=ROLES.get(attack, "attack"),
         setting=setting,
@@ -139,6 +141,13 @@ def _cell(
     )
 
 
+def configured(defence: str, ratio: float, setting: Setting) -> object:
+    """What a plan makes of a defence in a setting: in a, nothing is shuffled."""
+    if defence == "none":
+        return ()
+    return {"name": defence, "mask_ratio": ratio, **({"shuffle": False} if setting is Setting.A else {})}
+
+
 def _judged(role: str, defence: str, setting: Setting, level: float, refused: bool) -> tuple[str, str]:
     if refused:
         return "refused", "needs a gradient, and the update is a weight delta"
@@ -151,12 +160,18 @@ def _judged(role: str, defence: str, setting: Setting, level: float, refused: bo
     return ("reduced" if defence == "mjp" else "leaks"), "recovered more than a guess"
 
 
-def sample_entry(*, values: np.ndarray, **given: Any) -> Entry:
-    """An entry from its leakage per picture; other metrics follow from it."""
+def sample_entry(*, values: np.ndarray, defences: object, threat: ThreatModel, **given: Any) -> Entry:
+    """An entry from its leakage per picture; other metrics follow from it, and what is told of its defences."""
     n = len(values)
+    pipeline = pipeline_of(_DEFENCES.validate_python(defences))
+    seen = pipeline.of_stage("examples", "update", "aggregate").configs
     metrics = {} if n == 0 else {name: _statistics(convert(values), name) for name, convert in _CONVERT.items()}
     exposed = int((values >= 20).sum())
     defaults: dict[str, Any] = {
+        "defences": pipeline.configs,
+        "defence": pipeline.label,
+        "mask_ratio": pipeline.mask_ratio,
+        "threat": threat.model_copy(update={"defences": seen}),
         "adapted": False,
         "protocol": "float",
         "n": n,
@@ -168,7 +183,7 @@ def sample_entry(*, values: np.ndarray, **given: Any) -> Entry:
         "leakage": {f"picture_{index:04d}": float(value) for index, value in enumerate(values)},
         "recognisable": _share(exposed, n) if n else None,
         "exposed": exposed,
-        "realised_ratio": given["mask_ratio"],
+        "realised_ratio": pipeline.mask_ratio,
         "over_floor": _difference(float(values.mean()) - ATTACKS["grey"], n) if n else None,
         "over_twin": None,
         "floor": None,
@@ -186,8 +201,7 @@ def nasty_entry() -> Entry:
         id="nasty '\"><script>",
         model=NASTY,
         weights="untrained",
-        defence="none",
-        mask_ratio=0.0,
+        defences="none",
         attack=NASTY,
         role="attack",
         setting=Setting.A,
@@ -234,7 +248,8 @@ def _standings(entries: Sequence[Entry]) -> list[Standing]:
     groups: dict[tuple[Any, ...], list[Entry]] = {}
     for one in entries:
         if one.role == "attack":
-            key = (one.threat.update, one.setting, one.model, one.weights, one.defence, one.mask_ratio)
+            version = one.setting.compared_with
+            key = (one.threat.update, version, one.setting, one.model, one.weights, one.defence, one.mask_ratio)
             groups.setdefault(key, []).append(one)
     best = {key: max(group, key=_leakage) for key, group in groups.items()}
     ranks: dict[tuple[Any, ...], int] = {}
@@ -255,8 +270,10 @@ def _standings(entries: Sequence[Entry]) -> list[Standing]:
 
 
 _SHARED = (
-    "origin", "threat", "setting", "protocol", "model", "weights", "defence", "mask_ratio", "verdict", "reason",
+    "origin", "threat", "setting", "protocol", "model", "weights", "defences", "defence", "mask_ratio", "verdict",
+    "reason",
 )  # fmt: skip
+_DEFENCES: TypeAdapter[Any] = TypeAdapter(Defences)
 
 
 def _leakage(entry: Entry) -> float:

@@ -11,11 +11,20 @@ from benchmarks.leaderboard.rechecking import AdmissionError
 from fedmjp.errors import BadInputError, ConfigError, OutputError
 from tests.boards import ENVIRONMENTS, Row, board, cell, grey, ledger_of, near
 
+KNOWN = {"model": "deit_tiny"}
+NOISED = ("mjp", "gaussian")
 ROWS = (
-    Row(cell("gradient_matching"), near(25)),
-    grey(),
-    Row(cell("gradient_matching", defence="none"), near(80)),
-    grey("none"),
+    Row(cell("gradient_matching", **KNOWN), near(25)),
+    grey(**KNOWN),
+    Row(cell("gradient_matching", defence="none", **KNOWN), near(80)),
+    grey("none", **KNOWN),
+)
+SEVERAL = (
+    Row(cell("gradient_matching", NOISED, "c", **KNOWN), near(25)),
+    grey(NOISED, "c", **KNOWN),
+    Row(cell("gradient_matching", "none", **KNOWN), near(80)),
+    Row(cell("gradient_matching", "mjp", "c", **KNOWN), near(30)),
+    Row(cell("gradient_matching", "gaussian", **KNOWN), near(60)),
 )
 
 
@@ -32,7 +41,7 @@ def submission(*rows: Row) -> dict:
     """A file of entries, as `fedmjp` itself would write them."""
     entries = [entry.model_dump(mode="json") for entry in board(*(rows or ROWS), name="theirs").entries]
     submitter = {"name": "A", "contact": "a@example.org", "link": "https://example.org"}
-    return {"schema_version": 1, "submitter": submitter, "entries": entries}
+    return {"schema_version": 2, "submitter": submitter, "entries": entries}
 
 
 def write(folder: Path, content: object) -> Path:
@@ -150,7 +159,7 @@ def test_two_entries_of_one_cell_are_refused(folder):
         (changed("entries.0.metrics.psnr.mean", float("nan")), "finite number"),
         (changed("entries.0.verdict", "private"), "entry 1: verdict = 'private': Input should be 'leaks'"),
         (changed("entries", []), "at least 1 item"),
-        (changed("schema_version", 2), "schema-version = 2"),
+        (changed("schema_version", 1), "schema-version = 1"),
     ],
 )
 def test_a_file_of_another_form_is_refused_in_one_line(folder, content, message):
@@ -212,3 +221,43 @@ def test_several_third_parties_may_submit_the_same_floor_and_twin(folder):
     other = submission()
     other["submitter"]["name"] = "B"
     assert {entry.submitter.name for entry in admit(write(folder, other), folder)} == {"B"}
+
+
+def test_what_each_defence_adds_is_computed_again(folder):
+    (found, *_) = admit(write(folder, submission(*SEVERAL)), folder)
+    assert {each.defence: round(each.difference.mean, 6) for each in found.marginal} == {"mjp": -35, "gaussian": -5}
+    assert [each.twin for each in found.marginal] == [entry.id for entry in submitted(folder)[4:2:-1]]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("entries.0.marginal.0.difference.mean", -1.0, "marginal of mjp mean is -1.0"),
+        ("entries.0.marginal", [], "marginal of mjp mean is None"),
+        ("entries.0.defence", "mjp", r"defence is 'mjp', but its defences make 'mjp \+ gaussian'"),
+        ("entries.0.threat.defences", [], r"names none on the uploads, but its defences make gaussian"),
+        ("entries.4.threat.defences", [], r"names none on the uploads, but its defences make gaussian"),
+        ("entries.0.setting", "a", "its defences shuffle the picture, which is not setting a"),
+        ("entries.4.setting", "c", "its defences do not shuffle the picture, which is not setting c"),
+        ("entries.0.mask_ratio", 0.1, "its mask ratio is 0.1, but that of its defences 0.27"),
+        ("entries.0.defences.1.name", "gausian", "gaussian"),
+    ],
+)
+def test_what_clients_did_is_told_one_way_only(folder, path, value, message):
+    with pytest.raises(BadInputError, match=message) as caught:
+        admit(write(folder, changed(path, value, submission(*SEVERAL))), folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gain_over_an_entry_that_is_not_there_is_refused(folder):
+    content = submission(*SEVERAL)
+    del content["entries"][4]
+    with pytest.raises(AdmissionError, match="marginal of mjp is given, but not the entry to compare with"):
+        admit(write(folder, content), folder)
+
+
+def test_nobody_can_claim_that_an_attack_knows_a_defence_on_a_model_that_is_not_known(folder):
+    content = submission(*(row.on(model="my_vit") for row in ROWS))
+    content["entries"][0] |= {"adapted": True}
+    with pytest.raises(AdmissionError, match="the model 'my_vit' is not known here"):
+        admit(write(folder, content), folder)

@@ -1,4 +1,4 @@
-"""The three sentences that a board says to somebody who deploys MJP."""
+"""The three sentences that a board says to somebody who deploys a defence."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.sample_board import sample_board, sample_entry
 
-NOISY = ThreatModel(uploads_per_picture=4, noise=0.01)
+NOISY = ("mjp", "gaussian")
 
 
 def entry_of(threat: ThreatModel, values: list[float], **changes: object) -> Entry:
     given = {
-        "id": threat.digest() + str(changes), "model": "deit_tiny", "weights": "untrained", "defence": "mjp",
-        "mask_ratio": 0.27, "attack": "mjp_intersection", "role": "attack", "setting": Setting.C, "verdict": "leaks",
+        "id": threat.digest() + str(changes), "model": "deit_tiny", "weights": "untrained", "defences": "mjp",
+        "attack": "mjp_intersection", "role": "attack", "setting": Setting.C, "verdict": "leaks",
         "reason": "", "adapted": True, "threat": threat, "values": np.array(values),
     }  # fmt: skip
     return sample_entry(**given | changes)
@@ -29,41 +29,43 @@ def entries() -> list[Entry]:
         entry_of(once, [17.0, 18.0, 19.0, 30.0]),
         entry_of(once, [9.0, 10.0, 11.0, 12.0], attack="patch_embedding", adapted=False),
         entry_of(four, [20.0, 90.0, 95.0, 100.0]),
-        entry_of(NOISY, [15.0, 15.5, 16.0, 16.5]),
+        entry_of(four, [15.0, 15.5, 16.0, 16.5], defences=NOISY),
         entry_of(four, [99.0] * 4, setting=Setting.B),
-        entry_of(four, [99.0] * 4, mask_ratio=0.5),
+        entry_of(four, [99.0] * 4, defences="mjp:mask_ratio=0.5"),
     ]
 
 
-def test_it_says_whom_mjp_stops_whom_not_and_what_else_was_measured(entries: list[Entry]) -> None:
+def test_it_says_whom_a_defence_stops_whom_not_and_what_else_was_measured(entries: list[Entry]) -> None:
     helps, fails, instead = advice(sample_board(models=[], extra=entries))
     assert "sees a picture once" in helps
     assert "18.5 dB in the median of 4 pictures" in helps
-    assert "do not know MJP recover 10.5 dB" in helps
+    assert "do not know mjp recover 10.5 dB" in helps
     assert "mask ratio 0.27 on deit_tiny" in fails
     assert "75 % after 4 uploads" in fails
-    assert "noise of 0.01 RMS added: 15.8 dB from 4 uploads (median of 4 pictures)" in instead
+    assert "besides mjp, each" in instead
+    assert "mjp + gaussian: 15.8 dB from 4 uploads (median of 4 pictures)" in instead
 
 
 def test_what_was_withstood_is_said_to_help() -> None:
     few = [entry_of(ThreatModel(uploads_per_picture=count), [12.0, 13.0, 14.0]) for count in (1, 4)]
     once, again = advice(sample_board(models=[], extra=few))
-    assert once.startswith("MJP helps against")
+    assert once.startswith("mjp helps against")
     assert "exactly" not in once
     assert again.startswith("It helps against")
     many = [entry_of(ThreatModel(uploads_per_picture=count), [52.0, 53.0, 54.0]) for count in (1, 4)]
     once, again = advice(sample_board(models=[], extra=many))
-    assert once.startswith("MJP does not help")
+    assert once.startswith("mjp does not help")
     assert "100 % of them exactly" in once
     assert again.startswith("It does not help")
 
 
 def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
-    guess = entry_of(NOISY, [16.0, 17.0, 18.0], role="floor", attack="grey", id="guess")
+    four = ThreatModel(uploads_per_picture=4)
+    guess = entry_of(four, [16.0, 17.0, 18.0], role="floor", attack="grey", id="guess", defences=NOISY)
     plain = [entry_of(ThreatModel(uploads_per_picture=count), [52.0, 53.0, 54.0]) for count in (1, 4)]
 
     def instead(values: list[float]) -> str:
-        protected = entry_of(NOISY, values, floor="guess")
+        protected = entry_of(four, values, floor="guess", defences=NOISY)
         return advice(sample_board(models=[], extra=[*plain, guess, protected]))[2]
 
     assert "the attack failed, which proves nothing" in instead([9.0, 10.0, 11.0])
@@ -73,7 +75,7 @@ def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
 def test_it_stands_at_the_top_of_the_page(entries: list[Entry]) -> None:
     board = sample_board(models=[], extra=entries)
     text = markdown_text(board)
-    assert text.index("MJP helps against") < text.index("## Threat model")
+    assert text.index("mjp helps against") < text.index("## Threat model")
 
 
 def test_without_several_uploads_nothing_is_said(entries: list[Entry]) -> None:

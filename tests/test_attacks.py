@@ -149,7 +149,7 @@ def test_a_batch_is_answered_with_a_mixture_and_says_so(undefended: VitClassifie
     [
         (ThreatModel(batch_size=2), "single picture"),
         (ThreatModel(update="delta", local_steps=5), "change over 5 steps"),
-        (ThreatModel(individual_updates=False), "each client's own update"),
+        (ThreatModel(defences="secure_sum:clients=2"), "each client's own update"),
     ],
 )
 def test_april_refuses_what_breaks_its_equation(

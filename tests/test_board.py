@@ -11,9 +11,14 @@ import pytest
 from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, entry_id
+from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.reported import reported_in
+from benchmarks.plan.experiment import AttackConfig, experiments_of
+from benchmarks.plan.planning import plan
 from fedmjp.errors import RecordError, UnknownNameError
 from fedmjp.provenance import _add_source
+from fedmjp.scenario import Scenario
+from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.boards import ABOUT, ENVIRONMENT, ENVIRONMENTS, PICTURES, Row, board, cell, entry, grey, ledger_of, near
 
@@ -87,6 +92,47 @@ def test_pairs_hold_the_pictures_that_both_have():
     assert found.over_twin.mean == pytest.approx(
         np.mean(np.array(near(12.6)) - near(80), where=[0, 0, 1, 1, 1, 1, 1, 0])
     )
+
+
+@pytest.mark.parametrize("setting", ["a", "b", "c"])
+def test_twins_are_undefended_or_lack_one_defence_of_several(setting):
+    levels = {("mjp", "gaussian"): 20.0, "mjp": 30.0, "gaussian": 50.0, "none": 80.0}
+    rows = [
+        Row(cell(defence=defence, setting=setting if "mjp" in defence else "a"), near(level))
+        for defence, level in levels.items()
+    ]
+    both, mjp, gaussian, none = board(*rows).entries
+    assert {each.twin for each in (both, mjp, gaussian)} == {none.id}
+    assert (none.twin, none.marginal, mjp.marginal) == (None, (), ())
+    assert [(each.defence, each.twin) for each in both.marginal] == [("mjp", gaussian.id), ("gaussian", mjp.id)]
+    assert [each.difference.mean for each in both.marginal] == pytest.approx([-30, -10])
+
+
+def test_a_gain_is_not_measured_against_another_setting_or_other_options():
+    both = Row(cell(defence=("mjp", "gaussian"), setting="c"), near(20))
+    others = [cell(defence="mjp", setting="b"), cell(defence="mjp:mask_ratio=0.5", setting="c")]
+    others += [
+        cell(defence="gaussian:noise=0.5"),
+        cell("other", defence="gaussian"),
+        cell(defence="jigsaw", setting="c"),
+    ]
+    assert entry(both, *(Row(other, near(30)) for other in others)).marginal == ()
+
+
+@pytest.mark.parametrize("defences", ["none", "jigsaw", "mjp", "gaussian", ("mjp", "gaussian"), ("jigsaw", "gaussian")])
+def test_every_twin_that_is_planned_is_found(defences):
+    scenario = Scenario(model={"name": "deit_tiny", "image_size": 64, "patch_size": 8}, defences=defences)
+    experiments = experiments_of(
+        scenario, tuple(Setting), [AttackConfig(name="patch_embedding"), AttackConfig(name="grey")], mask_ratio=0.27
+    )
+    cells = [each.cell for each in plan(experiments, [[]] * len(experiments), uploads="direct").cells]
+    pairs = Pairs(cells)
+    for each in cells:
+        if each.role == "attack" and each.defences:
+            twin, without = pairs.twin(each), pairs.without_each(each)
+            assert (twin.defences, twin.setting, twin.attack) == ((), "a", each.attack)
+            assert len(without) == (len(each.defences) if len(each.defences) > 1 else 0)
+            assert all(set(other.defences) < set(each.defences) for other in without.values())
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 
 def blocks(count: int = 2, defence: str = "none", name: str = "deit_tiny") -> VitClassifier:
-    model = build_vit(ModelConfig.parse({"name": name, "defence": defence, **SIZE}))
+    model = build_vit(ModelConfig.parse({"name": name, "unknown_embedding": defence == "mjp", **SIZE}))
     del model.backbone.blocks[count:]
     return model
 
@@ -428,7 +428,7 @@ def test_an_unknown_start_is_refused() -> None:
 
 def test_what_does_not_apply_is_refused(pictures: Tensor) -> None:
     model, threat = blocks(1), ThreatModel()
-    assert "not their sum" in str(GradientMatching().refusal(model, ThreatModel(individual_updates=False)))
+    assert "not the sum" in str(GradientMatching().refusal(model, ThreatModel(defences="secure_sum:clients=2")))
     unknown = GradientMatching({"tensors": "backbone.pos_embd"})
     assert "did you mean 'backbone.pos_embed'" in str(unknown.refusal(model, threat))
     nothing = GradientMatching({"tensors": names.UNKNOWN_EMBEDDING, "mask": "ignore"})

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks import leaderboard, report
+from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Utility
+from benchmarks.leaderboard.standings import standings
 from benchmarks.report import numbers
+from benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
 from benchmarks.report.findings import LINES, NAIVE, findings, strongest
 from benchmarks.report.gallery import Gallery, Shown
 from benchmarks.report.latex import escaped, latex_text
@@ -23,9 +27,10 @@ from benchmarks.report.page import page
 from benchmarks.report.plots import plots
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.reported import nearest_of_ours, reported_rows
-from benchmarks.report.rows import sections
+from benchmarks.report.rows import Row, Section, sections
 from benchmarks.report.svg import inline, standalone
 from benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
+from fedmjp.defences import DEFENCES
 from tests.sample_board import NASTY, THREATS, nasty_entry, sample_board, sample_entry
 
 
@@ -141,7 +146,7 @@ def test_refused_rows_say_why_and_empty_cells_have_a_reason(board: Board) -> Non
     refused = next(row for row in delta.cells if row.verdict == "refused")
     assert refused.values["reason"].text == "needs a gradient, and the update is a weight delta"
     for section in sections(board):
-        for row in (*section.standings, *section.cells):
+        for row in (*standings_of(section), *section.cells):
             named = {name: value for name, value in row.values.items() if name not in ("origin", "reason")}
             assert all(value.text or value.why for value in named.values())
             assert not any(value.text == "nan" for value in named.values())
@@ -154,28 +159,108 @@ def test_a_standing_shows_the_numbers_of_its_strongest_attack(board: Board) -> N
             for entry in board.entries
             if entry.role == "attack"
             and entry.metrics
-            and (entry.threat, entry.setting, entry.model, entry.defence, entry.mask_ratio)
-            == (standing.threat, standing.setting, standing.model, standing.defence, standing.mask_ratio)
+            and (entry.threat, entry.setting, entry.model, entry.defences)
+            == (standing.threat, standing.setting, standing.model, standing.defences)
         ]
         assert strongest(board, standing).metrics["psnr"].mean == max(rivals)
 
 
-def test_a_jigsaw_that_shuffles_nothing_stands_among_the_cells_only(board: Board) -> None:
-    section = sections(board)[0]
-    names = [
-        [(row.values["defence"].text, row.values["setting"].text) for row in rows]
-        for rows in (section.standings, section.cells)
-    ]
-    assert [("jigsaw", "a") in found for found in names] == [False, True]
-    assert all(("jigsaw", setting) in names[0] for setting in "bc")
-
-
-def test_undefended_models_with_shuffled_pictures_are_marked(board: Board) -> None:
+def test_rankings_are_of_what_is_compared_with_one_version_of_the_picture(board: Board) -> None:
     for section in sections(board):
-        for row in (*section.standings, *section.cells):
-            assert row.entry is not None
-            control = row.entry.defence == "none" and str(row.entry.setting) != "a"
-            assert (row.values["defence"].text == "none, shuffled") == control
+        clean, shuffled = section.rankings
+        assert "settings a and c" in clean.title
+        assert {row.values["setting"].text for row in clean.rows} == {"a", "c"}
+        assert {row.values["setting"].text for row in shuffled.rows} == {"b"}
+        assert {row.values["defence"].text for row in clean.rows} == {"none", "jigsaw", "mjp"}
+
+
+def noised_board() -> Board:
+    """One attack on two defences together, on each alone and on none; and on twice as many as there are colours."""
+    random = np.random.default_rng(0)
+    levels = {"none": 80.0, "mjp": 30.0, "gaussian": 50.0, "mjp + gaussian": 20.0}
+    levels |= {f"gaussian:noise={noise}": 40.0 for noise in range(1, 2 * len(COLOURS))}
+
+    def entry_of(label: str, **values: object) -> Entry:
+        return sample_entry(
+            id=label, model="deit_tiny", weights="untrained", defences=label.split(" + "), attack="april",
+            role="attack", setting="c" if "mjp" in label else "a", threat=THREATS[0], verdict="leaks", reason="",
+            values=random.normal(levels[label], 1, 8), twin=None if label == "none" else "none",
+            utility=Utility(top1=70.0, source="paper"), **values,
+        )  # fmt: skip
+
+    gains = [
+        Marginal(defence="mjp", twin="gaussian", difference=Difference(mean=-30, low=-31, high=-29, p_value=0.01, n=8)),
+        Marginal(defence="gaussian", twin="mjp", difference=None),
+    ]
+    entries = [entry_of("mjp + gaussian", marginal=tuple(gains))]
+    entries += [entry_of(label) for label in levels if label != "mjp + gaussian"]
+    board = sample_board(models=[], extra=entries)
+    return board.model_copy(update={"standings": tuple(standings(board.entries))})
+
+
+def test_readers_find_the_rows_that_a_row_is_held_against(tmp_path: Path) -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_text(noised_board()))))
+    by_id = {line["id"]: line for line in lines}
+    for line in lines:
+        if line["defence"] == "none":
+            assert line["twin"] == line["marginal"] == ""
+        else:
+            assert by_id[line["twin"]]["defence"] == "none"
+    assert lines[0]["defences"] == "mjp + gaussian"
+    gains = json.loads(lines[0]["marginal"])
+    assert [(gain["defence"], by_id[gain["twin"]]["defence"]) for gain in gains] == [
+        ("mjp", "gaussian"), ("gaussian", "mjp"),
+    ]  # fmt: skip
+    assert gains[0]["difference"]["mean"] == -30
+    publish(noised_board(), tmp_path, formats=FORMATS, pictures=None)
+    shown = (tmp_path / "leaderboard.html").read_text()
+    assert "-30.0 (-31.0 to -29.0), p = 0.01; entry without it: gaussian" in shown
+    assert "mjp -30.0" in (tmp_path / "leaderboard.md").read_text()
+
+
+def test_clients_that_degrade_updates_stand_in_the_section_of_their_server() -> None:
+    (section,) = sections(noised_board())
+    assert section.server == THREATS[0]
+    told = "Of gaussian it is told the standard deviation of the noise, relative to each tensor."
+    assert section.sentence.startswith(THREATS[0].sentence())
+    assert section.sentence.count(told) == 1
+    (ranking,) = section.rankings
+    assert len(ranking.rows) == len(noised_board().entries)
+    assert [row.values["rank"].text for row in ranking.rows[:2]] == ["1", "2"]
+    assert ranking.rows[0].values["defence"].text == "mjp + gaussian"
+
+
+def test_any_number_of_defences_is_drawn_each_in_its_own_style() -> None:
+    board = noised_board()
+    drawn = styles(board)
+    assert next(iter(drawn)) == "none"
+    assert set(drawn) == {entry.defence for entry in board.entries}
+    assert len({(style.colour, style.line) for style in drawn.values()}) == len(drawn) > 2 * len(COLOURS)
+    assert drawn["none"] == styles(sample_board())["none"]
+    assert [plot.name for plot in plots(board)] == ["threat-1-leakage-1", "threat-1-utility"]
+
+
+def test_colours_keep_a_contrast_of_three_on_white_and_on_near_black() -> None:
+    def luminance(colour: str) -> float:
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour)]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    dark = luminance("#16181d")
+    for colour in (UNDEFENDED_COLOUR, *COLOURS):
+        assert 1.05 / (luminance(colour) + 0.05) >= 3
+        assert (luminance(colour) + 0.05) / (dark + 0.05) >= 3
+
+
+def test_no_defence_is_compared_by_name_where_boards_are_made() -> None:
+    name = rf"""["']({"|".join(map(re.escape, DEFENCES))})["']"""
+    compared = re.compile(rf"(==|!=|\bin|\bis)\s*[(\[{{]*{name}|{name}\s*(==|!=|in\b|:)")
+    packages = (Path(str(module.__file__)).parent for module in (leaderboard, report))
+    for path in [path for package in packages for path in package.glob("*.py")]:
+        assert not compared.search(path.read_text()), path
+
+
+def standings_of(section: Section) -> list[Row]:
+    return [row for ranking in section.rankings for row in ranking.rows]
 
 
 def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board: Board) -> None:
@@ -190,7 +275,8 @@ def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board:
         twin, floor = entries[str(entry.twin)], entries[str(entry.floor)]
         shown = [f"{one.metrics['psnr'].mean:.1f}" for one in (entry, floor, twin)]
         assert f"strongest attack patch_embedding recovers {shown[0]} dB in {setting}" in line
-        assert f"(grey guess {shown[1]} dB, without defence {shown[2]} dB): {verdict_in(board, entry)}" in line
+        assert f"(grey guess {shown[1]} dB, without defence {shown[2]} dB): " in line, "once where all say the same"
+        assert re.search(rf"recovers {shown[0]} dB in {setting}[^;]*: {verdict_in(board, entry)}", line)
     assert line.endswith(NAIVE)
 
 
@@ -225,7 +311,7 @@ def test_many_findings_are_cut_and_counted() -> None:
 def test_verdicts_are_counted_in_a_sentence(board: Board) -> None:
     section = sections(board)[0]
     counted = [int(number) for number in re.findall(r"\d+", section.summary)]
-    assert counted[0] == sum(counted[1:]) == len(section.standings)
+    assert counted[0] == sum(counted[1:]) == len(standings_of(section))
 
 
 def test_reported_figures_stand_beside_ours_as_they_were_printed(board: Board) -> None:
@@ -251,7 +337,7 @@ def test_the_attack_of_breaching_is_nearest_to_a_paper_that_ran_it(board: Board)
 def test_markdown_tables_have_as_many_cells_as_headings(board: Board) -> None:
     text = markdown_text(board)
     tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
-    assert len(tables) == 5
+    assert len(tables) == 7
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
     assert "<script>" not in text
@@ -267,7 +353,7 @@ def test_latex_escapes_and_closes_what_it_opens(board: Board) -> None:
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") > 0
     for line in text.splitlines():
         if line.endswith(r"\\") and not line.startswith("%"):
-            assert len(re.findall(r"(?<!\\)&", line)) == 11
+            assert len(re.findall(r"(?<!\\)&", line)) == 12
     assert THREATS[0].sentence() in text
     assert "n = 3 to 20 pictures" in text
 
@@ -305,7 +391,8 @@ def test_a_terminal_gets_the_standings_of_a_large_board(board: Board) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "All cells" not in text
     assert f"All {len(board.entries)} cells are in the report." in text
-    assert text.count("Standings") == 2
+    assert text.count("Standings, compared with the picture") == 2
+    assert text.count("Standings, compared with the shuffled picture") == 2
 
 
 def test_plots_have_titles_their_own_ids_and_no_black(board: Board) -> None:
@@ -324,7 +411,7 @@ def test_plots_have_titles_their_own_ids_and_no_black(board: Board) -> None:
 
 def test_plots_without_numbers_are_left_out_with_a_reason(tmp_path: Path) -> None:
     one = sample_entry(
-        id="one", model="vit", weights="untrained", defence="none", mask_ratio=0.0, attack="grey", role="attack",
+        id="one", model="vit", weights="untrained", defences="none", attack="grey", role="attack",
         setting="a", threat=THREATS[0], verdict="leaks", reason="", values=np.array([20.0]),
     )  # fmt: skip
     board = sample_board(models=[], extra=[one])

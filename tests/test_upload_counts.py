@@ -16,16 +16,18 @@ RATIOS = (0.1, 0.5)
 
 def entry_of(count: int, ratio: float, values: list[float], **changes: object) -> Entry:
     given = {
-        "id": f"{count}-{ratio}", "model": "deit_tiny", "weights": "untrained", "defence": "mjp", "mask_ratio": ratio,
-        "attack": "mjp_intersection", "role": "attack", "setting": Setting.C, "verdict": "leaks", "reason": "",
-        "threat": ThreatModel(uploads_per_picture=count), "values": np.array(values),
+        "id": f"{count}-{ratio}", "model": "deit_tiny", "weights": "untrained",
+        "defences": f"mjp:mask_ratio={ratio}", "attack": "mjp_intersection", "role": "attack",
+        "setting": Setting.C, "verdict": "leaks", "reason": "", "threat": ThreatModel(uploads_per_picture=count),
+        "values": np.array(values),
     }  # fmt: skip
     return sample_entry(**given | changes)
 
 
 def board_of(entries: list[Entry]) -> Board:
     shared = (
-        "origin", "threat", "setting", "protocol", "model", "weights", "defence", "mask_ratio", "verdict", "reason",
+        "origin", "threat", "setting", "protocol", "model", "weights", "defences", "defence", "mask_ratio",
+        "verdict", "reason",
     )  # fmt: skip
     standings = tuple(
         Standing(
@@ -51,7 +53,8 @@ def test_a_line_per_ratio_shows_the_median_over_pictures(entries: list[Entry]) -
     for line in lines:
         assert list(line.get_xdata()) == list(COUNTS)
         assert list(line.get_ydata()) == [10.0 * count + 2 for count in COUNTS]
-    assert plot.threat is None
+    assert plot.server is None
+    assert "with mjp, against" in plot.caption
 
 
 def test_it_stands_before_the_plots_of_single_threat_models(entries: list[Entry]) -> None:
@@ -60,8 +63,18 @@ def test_it_stands_before_the_plots_of_single_threat_models(entries: list[Entry]
 
 def test_other_settings_and_undefended_models_are_left_out(entries: list[Entry]) -> None:
     others = [each.model_copy(update={"setting": Setting.B, "id": f"b{each.id}"}) for each in entries]
-    undefended = [each.model_copy(update={"defence": "none", "id": f"n{each.id}"}) for each in entries]
-    assert upload_counts(board_of([*others, *undefended])) == []
+    undefended = [each.model_copy(update={"defences": (), "defence": "none", "id": f"n{each.id}"}) for each in entries]
+    unshuffled = [entry_of(count, 0.5, [9.0] * 5, defences="mjp:shuffle=False", setting=Setting.A) for count in COUNTS]
+    assert upload_counts(board_of([*others, *undefended, *unshuffled])) == []
+
+
+def test_defences_that_shuffle_nothing_have_a_figure_of_their_own(entries: list[Entry]) -> None:
+    noised = [
+        entry_of(count, 0, [5.0 * count] * 5, defences="gaussian", setting=Setting.A, id=f"g{count}")
+        for count in COUNTS
+    ]
+    first, second = upload_counts(board_of([*entries, *noised]))
+    assert ("with mjp, against" in first.caption, "with gaussian, against" in second.caption) == (True, True)
 
 
 def test_two_numbers_of_uploads_make_no_line(entries: list[Entry]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.leaderboard.entries import Difference
 from benchmarks.leaderboard.standings import standings
 from benchmarks.leaderboard.verdicts import judge
+from fedmjp.threat import ThreatModel
 from tests.boards import NOISE, Row, board, cell, entry, grey, near
 
 TWIN = (Row(cell(defence="none"), near(80)), grey("none"))
@@ -147,6 +148,23 @@ def test_undefended(leakage, verdict):
     assert entry(Row(cell(defence="none"), near(leakage)), grey("none")).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("leakage", "twin", "adapted", "verdict"),
+    [
+        (80, 80, False, "leaks"),
+        (30, 80, False, "reduced"),
+        (12.6, 80, False, "naive attack failed"),
+        (12.6, 80, True, "withstood"),
+        (12.6, 12.6, True, "inconclusive"),
+        (12.6, None, True, "inconclusive"),
+    ],
+)
+def test_a_client_that_adds_noise_is_no_control_of_its_own(leakage, twin, adapted, verdict):
+    twins = [Row(cell(defence="none"), near(twin))] if twin else []
+    rows = (Row(cell(defence="gaussian"), near(leakage), adapted=adapted), grey("gaussian"), *twins, grey("none"))
+    assert entry(*rows).verdict == verdict
+
+
 def test_shuffling_alone_is_judged_like_a_defence():
     rows = (Row(cell(defence="none", setting="c"), near(12.6)), grey("none", "c"), *TWIN)
     assert entry(*rows).verdict == "naive attack failed"
@@ -238,10 +256,27 @@ def test_rank_one_leaks_least_and_equal_ones_share_a_rank():
     assert found[-1].verdict == "no leak seen"
 
 
-def test_ranks_are_per_setting_protocol_and_threat_model():
-    rows = [Row(cell(defence="none", **where), near(40)) for where in ({}, {"protocol": "8bit"}, {"setting": "b"})]
-    assert [each.rank for each in board(*rows, grey("none"), grey("none", "b")).standings].count(1) == 2
+def test_ranks_are_per_version_compared_with_protocol_and_server():
+    several = ThreatModel(uploads_per_picture=2)
+    apart = ({}, {"protocol": "8bit"}, {"setting": "b"}, {"threat": several})
+    rows = [Row(cell(defence="none", **where), near(40)) for where in apart]
+    guesses = grey("none"), grey("none", protocol="8bit"), grey("none", "b")
+    assert [each.rank for each in board(*rows, *guesses).standings] == [1, 1, 1, 1]
     assert standings(board(*rows).entries)[0].setting == "a"
+
+
+def test_defences_rank_beside_none_whether_they_shuffle_or_not():
+    levels = {("none", "a"): 80, ("gaussian", "a"): 50, ("mjp", "c"): 30, (("mjp", "gaussian"), "c"): 20}
+    rows = [Row(cell(defence=defence, setting=setting), near(level)) for (defence, setting), level in levels.items()]
+    shuffled = Row(cell(setting="b"), near(15))
+    found = board(*rows, shuffled, grey(), grey(setting="b")).standings
+    assert [(each.defence, each.setting, each.rank) for each in found] == [
+        ("mjp + gaussian", "c", 1),
+        ("mjp", "c", 2),
+        ("gaussian", "a", 3),
+        ("none", "a", 4),
+        ("mjp", "b", 1),
+    ]
 
 
 def test_the_strongest_attack_counts_not_the_mean_of_all():

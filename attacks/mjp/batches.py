@@ -36,7 +36,7 @@ from attacks.mjp.closing import close
 from attacks.mjp.facts import LinearFacts
 from attacks.mjp.linking import APART, Statement
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 
 # Share of the places at which two uploads must agree to share a picture. Masks of 0.5 for each picture leave a quarter.
 SHARED = 0.1
@@ -61,7 +61,7 @@ class Member:
     open: float
 
 
-def members(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -> list[Member]:
+def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> list[Member]:
     """The pictures of the first upload, by all uploads of its client.
 
     Args:
@@ -84,7 +84,7 @@ def members(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -
     return found
 
 
-def refusal(model: VitClassifier, pictures: int) -> str | None:
+def refusal(model: Entrance, pictures: int) -> str | None:
     """Why uploads of so many pictures cannot be told by whom they show, even without a mask; None if they can."""
     patches, values = model.grid**2, 3 * model.patch_size**2
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
@@ -182,7 +182,7 @@ def _common(facts: Sequence[LinearFacts], agreeing: Tensor, core: list[int]) -> 
     return Statement.of([facts[index] for index in core]), agreeing[core][:, core].all(dim=1).all(dim=0)
 
 
-def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: VitClassifier) -> Member:
+def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: Entrance) -> Member:
     """One picture: patch by patch from the uploads that agree on it.
 
     What these leave open of a patch is as all uploads of the picture have it, taken together: next to right

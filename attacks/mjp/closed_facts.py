@@ -6,12 +6,15 @@ from typing import ClassVar
 from attacks.base import Attack
 from attacks.mjp.facts import refusal, required_tensors
 from attacks.natural_patches import size_refusal
-from fedmjp.config import Defence
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.defences.base import Mark
+from fedmjp.models.entrance import Entrance
 from fedmjp.threat import ThreatModel
 
+MJP: frozenset[Mark] = frozenset({"masked", "shuffled"})
+HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "pruned", "scaled"}
 
-class ClosedFacts(Attack):
+
+class ClosedFacts(Attack[Entrance]):
     """An attack by ``attacks.mjp.facts`` and ``attacks.mjp.closing``, without a pass through the network."""
 
     requires: ClassVar[str] = (
@@ -19,21 +22,20 @@ class ClosedFacts(Attack):
         "an image size that the prior knows"
     )
     stack = 1
+    needs_network = False
 
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Entrance) -> Sequence[str]:
         """Gradients of patch, position and, of a defended model, unknown embedding."""
         return required_tensors(model)
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs each client's own uploads, enough dimensions, and statistics of such pictures."""
-        if not threat.individual_updates:
-            return "needs each client's own update: a sum over clients only shows the sum of their tokens"
-        return refusal(model) or size_refusal(model.image_size)
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
+        """Needs enough dimensions, a mask that can be read, and statistics of such pictures."""
+        return refusal(model, threat) or size_refusal(model.image_size)
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
-        """MJP."""
+    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
+        """What MJP does, a factor of the whole update, and what disturbs the equations like noise."""
         del threat
-        return frozenset({"mjp"})
+        return HANDLED if model.defended else HANDLED - MJP
 
     @property
     def uses_natural_patches(self) -> bool:

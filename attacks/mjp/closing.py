@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attacks.mjp.affine import AffinePatches
 from attacks.natural_pictures import NaturalPictures
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches, to_patches
 
 STEPS = 50
@@ -30,7 +30,7 @@ RIDGE = 1e-6
 VISIBLE = 1e-3
 
 
-def close(affine: AffinePatches, model: VitClassifier) -> Tensor:
+def close(affine: AffinePatches, model: Entrance) -> Tensor:
     """The picture of least energy.
 
     Args:
@@ -97,7 +97,7 @@ class _Torus:
     size: int
 
     @staticmethod
-    def of(prior: NaturalPictures, basis: Tensor, model: VitClassifier) -> "_Torus":
+    def of(prior: NaturalPictures, basis: Tensor, model: Entrance) -> "_Torus":
         reach = prior.reach(model.patch_size)
         size = model.grid + reach + 1
         system = basis.new_zeros(size, size, len(basis), len(basis))

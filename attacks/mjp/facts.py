@@ -35,8 +35,8 @@ Uploads are rounded, if nothing else. With noise of variance s^2 on every entry 
    seen. What is stated of masked patches has about s^2 / |Q^T d_t|^2, d_t taken to be as long as others'.
    Where noise drowns it, the mean under a prior of patches takes its place. A level is as blurred as the
    span that it comes from: where much of that leaks it is left out.
-9. *The mask under noise.* Rows of masked places then hold noise alone, of a variance that the protocol
-   states: their mean square is below that of the others by many of its standard deviations.
+9. *The mask under noise.* Rows of masked places then hold noise alone, of a variance that the server is told:
+   their mean square is below that of the others by many of its standard deviations (``attacks.mask``).
 """
 
 import math
@@ -47,14 +47,16 @@ from torch import Tensor
 
 from attacks.base import on_device
 from attacks.linear_systems import Gaussian, least_squares, posterior_mean
+from attacks.mask import mask_refusal, read_mask
 from attacks.natural_patches import NaturalPatches
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
-SILENT = 5  # standard deviations of the mean square of noise by which a row without a gradient may exceed its mean
+PLAIN = ThreatModel()
+BLURRED = frozenset({"noisy", "rounded", "pruned", "signs", "reshaped"})  # marks under which no fact is exact
 LEAKING = 1e-2  # share of a direction outside of the true span from which on levels do more harm than good
 
 
@@ -95,27 +97,24 @@ class _Span:
     noise: float
 
 
-def linear_facts(
-    upload: Upload, model: VitClassifier, *, noise: float = 0.0, prior: Gaussian | None = None
-) -> LinearFacts:
+def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -> LinearFacts:
     """Read the facts out of an upload of one picture, or what ``attacks.mjp.batches`` has in their place of several.
 
     Args:
         upload: Holds the gradients of patch, position and, of a defended model, unknown embedding.
         model: Gives sizes and device alone; its weights may have moved since.
-        noise: Standard deviation of what the protocol adds to tensors, relative to their root mean square.
-        prior: Of a patch in the network's input space, for uploads that are not clean.
+        threat: What was done to the upload; ``refusal`` must be None. Under noise and the like fact 4 is read with a
+            prior of patches.
 
     Raises:
-        AttackFailedError: If every patch is masked, or cannot be told from a masked one.
+        AttackFailedError: If every patch is masked, or it is in doubt which are.
     """
+    prior = NaturalPatches.for_model(model).normalised(model) if threat.marks & BLURRED else None
     patch_gradient = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
-    positions = on_device(upload, names.POSITION_EMBEDDING, model)[0]
-    tokens = positions[model.prefix_tokens :]
-    silence = noise**2 * positions.square().mean() * (1 + SILENT * (2 / tokens.shape[1]) ** 0.5)
-    mask = (tokens.square().mean(dim=1) <= silence) & model.defended
+    tokens = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :]
+    mask = read_mask(upload, model, threat)
     if mask.all():
-        raise AttackFailedError("every patch is masked in an upload, or drowned in noise: it states none of them")
+        raise AttackFailedError("every patch is masked in an upload: it states none of them")
     visible = tokens[~mask]
     outside = _complement(visible)
     span = _span(outside.mT @ patch_gradient, upload.num_examples * len(mask) - len(visible))
@@ -136,12 +135,6 @@ def linear_facts(
         leak=leak,
         variance=span.noise * variance,
     )
-
-
-def facts_under(threat: ThreatModel, upload: Upload, model: VitClassifier) -> LinearFacts:
-    """The facts of an upload that was degraded as the protocol has it, if it has anything of the kind."""
-    prior = NaturalPatches.for_model(model).normalised(model) if threat.degradation else None
-    return linear_facts(upload, model, noise=threat.noise, prior=prior)
 
 
 def _posterior(visible: Tensor, without_span: Tensor, span: _Span, prior: Gaussian) -> Tensor:
@@ -166,27 +159,27 @@ def _span(hidden: Tensor, unseen: int) -> _Span:
     return _Span(left[:rank].mT, singular[:rank], basis, max(beyond, torch.finfo(hidden.dtype).tiny))
 
 
-def _level(upload: Upload, model: VitClassifier, outside: Tensor, span: _Span) -> Tensor:
+def _level(upload: Upload, model: Entrance, outside: Tensor, span: _Span) -> Tensor:
     unknown = outside.mT @ on_device(upload, names.UNKNOWN_EMBEDDING, model)
     level: Tensor = span.basis.mT @ ((span.left.mT @ unknown) / span.singular)
     return level
 
 
-def required_tensors(model: VitClassifier) -> list[str]:
+def required_tensors(model: Entrance) -> list[str]:
     """Names of the tensors that ``linear_facts`` reads."""
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
     return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown]
 
 
-def refusal(model: VitClassifier) -> str | None:
-    """Why no facts can be read from this model's uploads of one picture; None if they can."""
+def refusal(model: Entrance, threat: ThreatModel) -> str | None:
+    """Say why no facts can be read from such uploads of one picture with this model; None if they can."""
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
     patches = model.grid**2
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     if patches > dimensions:
         return f"{patches} patches are more than the {dimensions} dimensions of a token: the equations do not suffice"
-    return None
+    return mask_refusal(model, threat)
 
 
 def _complement(visible: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ from attacks.mjp import batches
 from attacks.mjp.affine import of_one_upload, of_several_uploads
 from attacks.mjp.closed_facts import ClosedFacts
 from attacks.mjp.closing import close
-from attacks.mjp.facts import LinearFacts, facts_under
+from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
 from attacks.mjp.linking import linked
 from attacks.pictures import picture
+from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -33,7 +34,7 @@ class MjpIntersection(ClosedFacts):
     What they leave open is closed by a prior of natural pictures (``attacks.mjp.closing``). With one
     upload it is ``mjp_prior``.
 
-    Uploads that the protocol degrades are read with a prior of patches (facts 4 and 9), and what noise
+    Uploads that defences disturb are read with a prior of patches (facts 4 and 9), and what noise
     blurs of a span counts as open.
 
     Of *batches* each picture is found by the uploads that show it in other company (``attacks.mjp.batches``),
@@ -47,24 +48,30 @@ class MjpIntersection(ClosedFacts):
     exploits = "masks drawn anew for every upload hide other patches each time; what one mask hides the next shows"
     reads_others = True
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Of batches, needs uploads that can be told by whom they show, besides."""
         several = threat.batch_size > 1
-        return super().refusal(model, threat) or (batches.refusal(model, threat.batch_size) if several else None)
+        return super().requirement(model, threat) or (batches.refusal(model, threat.batch_size) if several else None)
 
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
+        """Of batches, not what disturbs the equations: which uploads share a picture is then unsure."""
+        handled = super().handles(model, threat)
+        return handled - BLURRED if threat.batch_size > 1 else handled
+
+    def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Batches need changing company, and masks that leave enough."""
         del model
         if threat.batch_size == 1:
             return None
         told = f"{self.name}: pictures that are always shown in the same company stay a mixture, as do all if masks "
         told += "make two uploads leave as much open as a patch has values"
-        return f"{told}; which uploads share a picture is unsure as they are degraded" if threat.degradation else told
+        unsure = "; which uploads share a picture is unsure as they are degraded"
+        return told + unsure if threat.marks & BLURRED else told
 
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Entrance,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
@@ -72,22 +79,22 @@ class MjpIntersection(ClosedFacts):
         del generators  # nothing is drawn
         found = []
         for upload in uploads:
-            facts = [facts_under(threat, upload, model), *_of_others(upload.others, model, threat)]
+            facts = [linear_facts(upload, model, threat), *_of_others(upload.others, model, threat)]
             several = upload.num_examples > 1
             found.append(_of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model))
         return found
 
 
-def _of_others(others: Sequence[Upload], model: VitClassifier, threat: ThreatModel) -> list[LinearFacts]:
+def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[LinearFacts]:
     """Of those that state anything: an upload with every patch masked does not."""
     found = []
     for each in others:
         with suppress(AttackFailedError):
-            found.append(facts_under(threat, each, model))
+            found.append(linear_facts(each, model, threat))
     return found
 
 
-def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier) -> Reconstruction:
+def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> Reconstruction:
     found = batches.members(facts, pictures, model)
     return Reconstruction(
         torch.cat([picture(each.patches, model) for each in found]),
@@ -99,7 +106,7 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: VitClassifier)
     )
 
 
-def _intersect(all_facts: Sequence[LinearFacts], model: VitClassifier) -> Reconstruction:
+def _intersect(all_facts: Sequence[LinearFacts], model: Entrance) -> Reconstruction:
     facts = [all_facts[index] for index in linked(all_facts)]
     affine = of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])
     left = torch.stack([(affine.known - affine.known @ each.basis.mT @ each.basis - each.known) for each in facts])

@@ -19,9 +19,11 @@ from attacks.labels import labels_of, mean_gradient
 from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
 from attacks.mjp import facts as linear
 from attacks.mjp.affine import AffinePatches, of_one_upload
-from attacks.mjp.facts import LinearFacts, facts_under
+from attacks.mjp.closed_facts import MJP
+from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.pictures import picture
-from fedmjp.config import Config, Defence
+from fedmjp.config import Config
+from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches, to_patches
@@ -75,10 +77,8 @@ class MjpMatching(Attack):
         """Of a defended model every parameter's gradient; of another what the facts need."""
         return _matched(model) if model.defended else linear.required_tensors(model)
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step of one client, and whatever its start needs."""
-        if not threat.individual_updates:
-            return "needs each client's own update, not their sum"
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs one step, and whatever its start needs."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"matches one gradient, not the sum of {threat.local_steps} steps"
         alien = unmatchable(model, _matched(model)) if model.defended else []
@@ -87,10 +87,10 @@ class MjpMatching(Attack):
         first = self._first().refusal(model, threat)
         return f"its start, {self.options.start}: {first}" if first else None
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
-        """MJP."""
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """What MJP does. The distance that it minimises counts noise and rounding for the picture's gradients."""
         del threat
-        return frozenset({"mjp"})
+        return MJP if model.defended else frozenset()
 
     @property
     def uses_natural_patches(self) -> bool:
@@ -110,7 +110,7 @@ class MjpMatching(Attack):
     ) -> list[Reconstruction]:
         made = []
         for upload, generator in zip(uploads, generators, strict=True):
-            facts = facts_under(threat, upload, model)
+            facts = linear_facts(upload, model, threat)
             found = picture(facts.known, model), dict[str, float]()
             if facts.mask.any():
                 own = torch_generator(generator.initial_seed(), "start")

@@ -8,10 +8,10 @@ from torch import Tensor
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.closed_facts import ClosedFacts
 from attacks.mjp.closing import close
-from attacks.mjp.facts import LinearFacts, facts_under
+from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.natural_pictures import NaturalPictures
 from attacks.pictures import picture
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
@@ -36,25 +36,25 @@ class MjpPrior(ClosedFacts):
     requires = f"one picture per upload; {ClosedFacts.requires}"
     exploits = "MJP leaves everything but a span of the masked patches exact, and hides no place: pictures are smooth"
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Needs uploads of one picture, besides."""
         if threat.batch_size != 1:
             return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
-        return super().refusal(model, threat)
+        return super().requirement(model, threat)
 
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Entrance,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         del generators
-        return [_close_one(facts_under(threat, upload, model), model) for upload in uploads]
+        return [_close_one(linear_facts(upload, model, threat), model) for upload in uploads]
 
 
-def _close_one(facts: LinearFacts, model: VitClassifier) -> Reconstruction:
+def _close_one(facts: LinearFacts, model: Entrance) -> Reconstruction:
     patches = close(of_one_upload(facts), model)
     return Reconstruction(
         picture(patches, model),
@@ -66,7 +66,7 @@ def _close_one(facts: LinearFacts, model: VitClassifier) -> Reconstruction:
     )
 
 
-def _energy(patches: Tensor, model: VitClassifier) -> float:
+def _energy(patches: Tensor, model: Entrance) -> float:
     """Of the picture under the prior; of the order of one per value for a usual picture."""
     prior = NaturalPictures.for_model(model)
     image = from_patches(patches[None].float(), model.image_size, model.patch_size)[0] - prior.mean[:, None, None]

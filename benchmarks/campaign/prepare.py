@@ -50,9 +50,9 @@ def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str)
     data = campaign.data
     selection = _selection(campaign)
     experiments = campaign.experiments(device=device)
-    for arm in {arm.label: arm for experiment in experiments for arm in experiment.arms if arm.weights}.values():
+    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
         build(arm)  # a checkpoint that does not fit is told before anything is run
-    batches = [selection.batches(experiment.federation) for experiment in experiments]
+    batches = [selection.batches(experiment.scenario) for experiment in experiments]
     planned = plan(experiments, batches, uploads="direct")
     about = {
         "name": campaign.name,
@@ -91,13 +91,10 @@ def published(campaign: Campaign) -> dict[str, Any]:
     return values
 
 
-def ledger_of(
-    experiment: Experiment, planned: Plan, *, title: str, uploads: str, command: str, notes: Sequence[str] = ()
-) -> Ledger:
-    """The ledger of a single experiment, such as the quickstart."""
-    config = experiment.model_dump(mode="json")
-    data = Path(experiment.federation.data).name
-    config["federation"]["data"] = data
+def ledger_of(experiments: Sequence[Experiment], planned: Plan, *, title: str, uploads: str, command: str) -> Ledger:
+    """The ledger of experiments on the same data that no campaign's file states, such as the quickstart."""
+    data = Path(experiments[0].scenario.data).name
+    config = {"experiments": [_published(experiment, data) for experiment in experiments]}
     about = {
         "name": title.lower().replace(" ", "-"),
         "title": title,
@@ -105,17 +102,23 @@ def ledger_of(
         "config": config,
         "config_sha256": _digest(config),
         "data": data,
-        "metrics": list(experiment.metrics),
+        "metrics": list(experiments[0].metrics),
         "uploads": uploads,
         "recognisable_at": RECOGNISABLE,
         "utility": {},
         "keep": "all",
         "reported": [],
         "skipped": [],
-        "notes": list(notes),
+        "notes": [],
         "command": command,
     }
     return Ledger.of(planned, about)
+
+
+def _published(experiment: Experiment, data: str) -> dict[str, Any]:
+    values = experiment.model_dump(mode="json")
+    values["scenario"]["data"] = data
+    return values
 
 
 def _digest(config: Mapping[str, Any]) -> str:

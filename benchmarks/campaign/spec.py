@@ -1,6 +1,8 @@
 """A campaign: one question put to many cells, as one file states it."""
 
-from collections.abc import Callable, Iterable, Mapping
+import difflib
+import itertools
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -8,30 +10,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
-from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, named
-from fedmjp.config import (
-    MAX_SEED,
-    Checkpoint,
-    Config,
-    Defence,
-    FederationConfig,
-    MaskRatio,
-    ModelConfig,
-    Precision,
-    UpdateKind,
-)
-from fedmjp.errors import UnknownNameError
+from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, experiments_of, named
+from fedmjp.config import MAX_SEED, Checkpoint, Config, MaskRatio
+from fedmjp.defences.pipeline import NONE, DefenceConfig, Defences, pipeline_of, with_mask_ratio
+from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
-
-
-def _listed(value: object) -> object:
-    return (value,) if isinstance(value, int) else value
-
-
-Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
 def _known(look_up: Callable[[str], object], name: str) -> None:
@@ -68,39 +55,69 @@ class DataConfig(Config):
         return self.name or Path(self.source).name
 
 
-class Threat(Config):
-    """What a server sees and knows; each combination of what is listed makes a threat model."""
+# What a grid may say of the server's view, in the scenario's words; a list makes several threat models.
+THREAT = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
 
-    update: UpdateKind = "gradient"
-    batch_size: Counts = (1,)
-    local_steps: Counts = (1,)
-    local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False)
-    labels_known: bool = False
-    uploads_per_picture: Counts = (1,)
-    precision: Precision = "float32"
-    noise: float = Field(0.0, ge=0, allow_inf_nan=False)
-    kept: float = Field(1.0, gt=0, le=1)
+
+def _pipelines(value: object) -> object:
+    """Each entry is a pipeline: a defence, or a list of several in order."""
+    return (value,) if isinstance(value, str | Mapping) else value
 
 
 class Grid(Config):
     """Every combination of what it lists. Attacks that do not apply to a model make refused rows.
 
-    ``pictures`` lets attacks that take long have the first pictures of the campaign only.
+    ``threats`` are values of scenarios (``THREAT``), of which those that are lists make several. ``mask_ratios`` are
+    those of defences that shuffle and do not state their own. ``pictures`` lets attacks that take long have the first
+    pictures of the campaign only.
     """
 
     models: tuple[str, ...] = Field(min_length=1)
-    defences: tuple[Defence, ...] = Field(("none", "mjp"), min_length=1)
+    defences: Annotated[tuple[Defences, ...], BeforeValidator(_pipelines)] = Field(
+        ((), (DefenceConfig(name="mjp"),)), min_length=1
+    )
     attacks: tuple[Annotated[AttackConfig, BeforeValidator(named)], ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(tuple(Setting), min_length=1)
     mask_ratios: tuple[MaskRatio, ...] = Field((0.27,), min_length=1)
-    threats: tuple[Threat, ...] = Field((Threat(),), min_length=1)
+    threats: tuple[Mapping[str, Any], ...] = Field(({},), min_length=1)
     pictures: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
-    def _models_are_known(self) -> Self:
+    def _can_be_run(self) -> Self:
         for name in self.models:
             _known(architecture, name)
+        for threat in self.threats:
+            for key in threat:
+                if key not in THREAT:
+                    near = difflib.get_close_matches(str(key), THREAT, n=1)
+                    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(THREAT)}"
+                    raise ValueError(f"threats: unknown key {key!r}, {hint}")
+        for views, defences in itertools.product(self.views, self.defences):
+            _scenario({"defences": defences, **views})
         return self
+
+    @property
+    def views(self) -> list[dict[str, Any]]:
+        """Each threat model as values of a scenario."""
+        found = []
+        for threat in self.threats:
+            lists = [value if isinstance(value, list | tuple) else [value] for value in threat.values()]
+            found += [dict(zip(threat, values, strict=True)) for values in itertools.product(*lists)]
+        return found
+
+
+def _scenario(values: Mapping[str, Any]) -> Scenario:
+    """A scenario whose contradictions a campaign's file can tell with their place.
+
+    Raises:
+        ValueError: If there are any.
+    """
+    try:
+        together = pipeline_of(values["defences"]).clients
+        size = values.get("batch_size", 1)
+        return Scenario.parse({"clients": together, "pictures_per_client": size, **values})
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 class Budget(Config):
@@ -157,80 +174,62 @@ class Campaign(Config):
             raise ValueError(f"metrics must hold {LEAKAGE}, by which leakage is judged; got {', '.join(self.metrics)}")
         unknown = set(self.weights) | set(self.accuracy)
         for grid in self.grids:
-            unknown -= {*grid.models, *(f"{model}-{defence}" for model in grid.models for defence in grid.defences)}
+            labels = {NONE, *(pipeline_of(each).label for each in grid.defences), "jigsaw"}
+            labels |= {config.name for each in grid.defences for config in each}
+            unknown -= {*grid.models, *(f"{model}-{label}" for model in grid.models for label in labels)}
         if unknown:
             raise ValueError(f"weights or accuracy of {', '.join(sorted(unknown))}, which no grid attacks")
         return self
 
     def experiments(self, *, device: Literal["cpu", "cuda"]) -> list[Experiment]:
-        """One experiment per grid, seed, threat model and mask ratio.
+        """What the grids ask for, each with the twins that it is held against; nothing twice.
 
         Raises:
             ConfigError: If a combination cannot be run, with its own reason.
         """
-        return [
-            self._experiment(grid, seed, threat, mask_ratio, device)
-            for grid in self.grids
-            for seed in self.seeds
-            for threat in _single(grid.threats)
-            for mask_ratio in grid.mask_ratios
-        ]
+        found: dict[str, Experiment] = {}
+        for grid in self.grids:
+            asked = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
+            for seed, view, mask_ratio, model, defences in asked:
+                scenario = self._asked(grid, model, with_mask_ratio(defences, mask_ratio), {**view, "seed": seed})
+                scenario = scenario.model_copy(update={"device": device})
+                for each in experiments_of(
+                    scenario,
+                    grid.settings,
+                    grid.attacks,
+                    mask_ratio=mask_ratio,
+                    metrics=self.metrics,
+                    protocol=self.protocol,
+                ):
+                    own = self._with_weights(each)
+                    found.setdefault(own.digest(), own)
+        return list(found.values())
 
-    def _experiment(
-        self, grid: Grid, seed: int, threat: Threat, mask_ratio: float, device: Literal["cpu", "cuda"]
-    ) -> Experiment:
-        federation = FederationConfig.parse(
-            {
-                "models": grid.models,
-                "defences": grid.defences,
-                "mask_ratio": mask_ratio,
-                "image_size": self.image_size,
-                "patch_size": self.patch_size,
-                "classes": self.classes,
-                "data": self.data.source,
-                "clients": 1,
-                "pictures_per_client": min(grid.pictures or self.data.count, self.data.count),
-                "batch_size": threat.batch_size[0],
-                "inputs": tuple(dict.fromkeys(setting.gradient_of for setting in grid.settings)),
-                "update": threat.update,
-                "local_steps": threat.local_steps[0],
-                "local_learning_rate": threat.local_learning_rate,
-                "uploads_per_picture": threat.uploads_per_picture[0],
-                "precision": threat.precision,
-                "noise": threat.noise,
-                "kept": threat.kept,
-                "seed": seed,
-                "device": device,
-            }
-        )
-        return Experiment.parse(
-            {
-                "federation": federation,
-                "attacks": dict.fromkeys(grid.models, grid.attacks),
-                "settings": grid.settings,
-                "metrics": self.metrics,
-                "protocol": self.protocol,
-                "labels_known": threat.labels_known,
-                "checkpoints": {arm.label: self._checkpoint(arm) for arm in federation.arms if self._path(arm)},
-            }
+    def _asked(self, grid: Grid, model: str, defences: Defences, view: Mapping[str, Any]) -> Scenario:
+        together = pipeline_of(defences).clients
+        pictures = min(grid.pictures or self.data.count, self.data.count)
+        if pictures % together:
+            raise ConfigError(f"{pictures} pictures are no whole shares of {together} clients whose updates are summed")
+        sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
+        shares = {"clients": together, "pictures_per_client": pictures // together}
+        return Scenario.parse(
+            {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **shares, **view}
         )
 
-    def _path(self, arm: ModelConfig) -> str | None:
-        return self.weights.get(arm.label, self.weights.get(arm.name))
+    def _with_weights(self, experiment: Experiment) -> Experiment:
+        scenario = experiment.scenario
+        path = self._path(scenario)
+        if path is None:
+            return experiment
+        model = scenario.model.model_copy(update={"weights": _checkpoint_of(path)})
+        return experiment.model_copy(update={"scenario": scenario.model_copy(update={"model": model})})
 
-    def _checkpoint(self, arm: ModelConfig) -> Checkpoint:
-        return _checkpoint_of(str(self._path(arm)))
+    def _path(self, scenario: Scenario) -> str | None:
+        """Of the model with its defences, with the first of them alone, or of the model."""
+        names = [scenario.label, *(f"{scenario.model.name}-{config.name}" for config in scenario.defences[:1])]
+        if not scenario.defences:
+            names.append(f"{scenario.model.name}-{NONE}")
+        return next((self.weights[name] for name in (*names, scenario.model.name) if name in self.weights), None)
 
 
 _checkpoint_of = lru_cache(maxsize=32)(Checkpoint.of)
-
-
-def _single(threats: Iterable[Threat]) -> list[Threat]:
-    """One threat model per batch size, number of steps and number of uploads."""
-    return [
-        threat.model_copy(update={"batch_size": (size,), "local_steps": (steps,), "uploads_per_picture": (uploads,)})
-        for threat in threats
-        for size in threat.batch_size
-        for steps in threat.local_steps
-        for uploads in threat.uploads_per_picture
-    ]

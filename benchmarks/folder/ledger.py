@@ -25,7 +25,7 @@ ABOUT_KEYS = (
     "name", "title", "question", "config", "config_sha256", "data", "metrics", "uploads", "recognisable_at", "utility",
     "keep", "reported", "skipped", "notes", "command",
 )  # fmt: skip
-_CELLS = TypeAdapter(tuple[PlannedCell, ...])
+CELLS = TypeAdapter(tuple[PlannedCell, ...])
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Ledger:
     def save(self, folder: Path) -> None:
         """Write into a folder of results."""
         write_text(folder / TRIALS, self.trials.to_csv(index=False))
-        write_json(folder / ABOUT, {**self.about, "cells": _CELLS.dump_python(self.cells, mode="json")})
+        write_json(folder / ABOUT, {**self.about, "cells": CELLS.dump_python(self.cells, mode="json")})
 
     @classmethod
     def load(cls, folder: Path) -> "Ledger":
@@ -78,7 +78,7 @@ class Ledger:
         """
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            cells = _CELLS.validate_python(about.pop("cells"))
+            cells = CELLS.validate_python(about.pop("cells"))
             trials = pd.read_csv(folder / TRIALS, dtype={"key": str, "picture": str, "picture_sha256": str})
             if set(COLUMNS) - set(trials) or set(ABOUT_KEYS) - set(about):
                 raise OutputError(f"the plan in {folder} is of another version of fedmjp; run it again with --fresh")

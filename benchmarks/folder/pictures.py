@@ -1,6 +1,7 @@
 """Pictures on disk: originals and reconstructions as PNG, for figures and for people."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -10,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.plan.experiment import Cell, PlannedTrial
+from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import OutputError
 from fedmjp.settings import Picture
 
@@ -46,10 +48,12 @@ def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
 def picture_folder(cell: Cell) -> str:
     """Name of the folder of a cell's reconstructions; settings b and c share uploads, so they share it.
 
-    Labels of attacks hold anything that options may hold, hence the digest.
+    Options of attacks and defences hold anything, hence the digest.
     """
-    digest = hashlib.sha256(cell.attack.encode()).hexdigest()[:8]
-    return f"{cell.model}-{cell.defence}-{cell.attack.split()[0]}-{digest}-{cell.setting.gradient_of}"
+    configured = [cell.attack, *(config.text for config in cell.defences)]
+    digest = hashlib.sha256(json.dumps(configured).encode()).hexdigest()[:8]
+    names = "+".join(config.name for config in cell.defences) or NONE
+    return f"{cell.model}-{names}-{cell.attack.split()[0]}-{digest}-{cell.setting.gradient_of}"
 
 
 @dataclass(frozen=True)

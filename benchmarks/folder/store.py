@@ -180,6 +180,11 @@ class Store:
         return cls(URL.create("sqlite", database=str(path)))
 
     @classmethod
+    def in_memory(cls) -> Self:
+        """An empty database that is gone when it is closed, for trials that are read from elsewhere."""
+        return cls(URL.create("sqlite"))
+
+    @classmethod
     def open(cls, url: str) -> Self:
         """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``.
 

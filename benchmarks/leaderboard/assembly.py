@@ -11,6 +11,7 @@ from benchmarks.leaderboard.entries import (
     Cost,
     Difference,
     Entry,
+    Marginal,
     Provenance,
     Share,
     Statistics,
@@ -18,7 +19,7 @@ from benchmarks.leaderboard.entries import (
     entry_id,
 )
 from benchmarks.leaderboard.observations import Observation, used
-from benchmarks.leaderboard.pairing import floor_of, twin_of
+from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.statistics import Floats, Interval, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
 from benchmarks.plan.experiment import Cell
@@ -38,9 +39,10 @@ class _Cells:
             cell: entry_id(cell, about["name"], observation.pictures_sha256, "reproduced")
             for cell, observation in self.by_cell.items()
         }
-        floors = [cell for cell in cells if cell.role == "floor"]
-        self.floors = {cell: floor_of(cell, floors) for cell in cells}
-        self.twins = {cell: twin_of(cell, cells) for cell in cells}
+        pairs = Pairs(cells)
+        self.floors = {cell: pairs.floor(cell) for cell in cells}
+        self.twins = {cell: pairs.twin(cell) for cell in cells}
+        self.without = {cell: pairs.without_each(cell) for cell in cells}
         self.samples = {
             (cell, name): values
             for cell, observation in self.by_cell.items()
@@ -56,6 +58,8 @@ class _Cells:
         samples = {name: column.dropna().to_numpy() for name, column in observation.pictures.items()}
         samples["over_floor"] = self.differences(cell, self.floors[cell]).to_numpy()
         samples["over_twin"] = self.differences(cell, self.twins[cell]).to_numpy()
+        for label, twin in self.without[cell].items():
+            samples[_without(label)] = self.differences(cell, twin).to_numpy()
         return {str(name): values for name, values in samples.items()}
 
     def differences(self, cell: Cell, other: Cell | None) -> "pd.Series[float]":
@@ -77,10 +81,22 @@ class _Cells:
         )
 
     def difference(self, cell: Cell, name: str) -> Difference | None:
-        """``over_floor`` or ``over_twin``."""
+        """``over_floor``, ``over_twin``, or what a defence adds; none without pictures that both have."""
         if (cell, name) not in self.samples:
             return None
         return difference(self.samples[cell, name], self.intervals[cell, name])
+
+    def marginal(self, cell: Cell) -> tuple[Marginal, ...]:
+        """What each of several defences adds."""
+        return tuple(
+            Marginal(defence=label, twin=self.ids[twin], difference=self.difference(cell, _without(label)))
+            for label, twin in self.without[cell].items()
+        )
+
+
+def _without(label: str) -> str:
+    """How samples name the difference from the twin without a defence."""
+    return f"without {label}"
 
 
 def entries_of(
@@ -107,6 +123,7 @@ def _entry(observation: Observation, cells: _Cells, environments: Environments) 
     return Entry(
         **{name: getattr(cell, name) for name in Cell.__dataclass_fields__},
         id=cells.ids[cell],
+        defence=cell.defence,
         adapted=planned.adapted,
         verdict="incomplete",
         reason="not judged yet",
@@ -125,6 +142,7 @@ def _entry(observation: Observation, cells: _Cells, environments: Environments) 
         over_twin=cells.difference(cell, "over_twin"),
         floor=cells.ids.get(cells.floors[cell]),
         twin=cells.ids.get(cells.twins[cell]),
+        marginal=cells.marginal(cell),
         utility=_utility(cell, about["utility"]),
         cost=Cost(attack_seconds=_mean(finished["attack_seconds"]), upload_bytes=planned.upload_bytes),
         caveat=planned.caveat,
@@ -144,8 +162,10 @@ def exposed(leakage: "pd.Series[float]", over_floor: "pd.Series[float]", thresho
 
 
 def _utility(cell: Cell, known: Mapping[str, Mapping[str, Any]]) -> Utility | None:
-    found = known.get(f"{cell.model}-{cell.defence}") or known.get(cell.model)
-    return Utility.parse(found) if found else None
+    """Of the model with its defences, with the first of them alone, or of the model: as its weights are named."""
+    names = [cell.defence, *(config.name for config in cell.defences[:1])]
+    labels = [*(f"{cell.model}-{name}" for name in names), cell.model]
+    return next((Utility.parse(known[label]) for label in labels if label in known), None)
 
 
 def _provenance(observation: Observation, about: Mapping[str, Any], environments: Environments) -> Provenance:

@@ -10,17 +10,18 @@ import json
 import textwrap
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from attacks.base import Role
 from benchmarks.plan.experiment import Cell
-from fedmjp.config import Config, Defence
+from fedmjp.config import Config
+from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 LEAKAGE = "psnr"
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
@@ -112,6 +113,18 @@ class Difference(Record):
     n: int = Field(ge=1)
 
 
+class Marginal(Record):
+    """What one defence of several adds: leakage of the cell minus that of its twin without this defence.
+
+    ``defence`` is its label, ``twin`` the id of the entry without it; ``difference`` is none where one of the two has
+    no scores yet.
+    """
+
+    defence: str
+    twin: str
+    difference: Difference | None
+
+
 class Share(Record):
     """Share of pictures with a 95 % Wilson interval."""
 
@@ -168,23 +181,25 @@ class Submitter(Record):
 class Entry(Record):
     """One cell: what was attacked how, under which threat model, what came of it, and whence.
 
-    ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the
-    gradient. ``adapted`` says whether the attack takes the defence into account. ``weights`` is
-    "untrained" or the SHA-256 of the checkpoint. ``n`` counts pictures with a score, ``trials`` and
-    ``failures`` are finished and failed ones, ``missing`` those not run yet, ``left_out`` pictures that
-    the attack's own prior was made of. ``leakage`` holds PSNR per picture. ``over_floor`` compares
-    with the grey guess, ``over_twin`` with the undefended twin: the same model, attack, pictures, seeds
-    and threat model without a defence, in setting a. ``exposed`` counts pictures that are recognisable
-    and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
+    ``defences`` are as configured and in order, ``defence`` is their label. ``mask_ratio`` is the share of patches
+    that were to be shuffled or masked in what went into the gradient. ``adapted`` says whether the attack takes the
+    defences into account. ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``n`` counts pictures with a
+    score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run yet, ``left_out``
+    pictures that the attack's own prior was made of. ``leakage`` holds PSNR per picture. ``over_floor`` compares with
+    the grey guess, ``over_twin`` with the undefended twin: the same model, attack, pictures, seeds and server where
+    clients defend nothing, in setting a. ``marginal`` compares with the twins that lack one of several defences.
+    ``exposed`` counts pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin``
+    are ids of entries.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     origin: Origin = "reproduced"
     submitter: Submitter | None = None
     id: str
     model: str
     weights: str
-    defence: Defence
+    defences: Defences
+    defence: str
     mask_ratio: float = Field(ge=0, le=1)
     attack: str
     role: Role
@@ -209,10 +224,27 @@ class Entry(Record):
     over_twin: Difference | None
     floor: str | None
     twin: str | None
+    marginal: tuple[Marginal, ...] = ()
     utility: Utility | None
     cost: Cost
     caveat: str | None = None
     provenance: Provenance
+
+    @model_validator(mode="after")
+    def _labelled_as_configured(self) -> Self:
+        if self.defence != self.pipeline.label:
+            raise ValueError(f"defence is {self.defence!r}, but its defences make {self.pipeline.label!r}")
+        return self
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The defences themselves, in order."""
+        return pipeline_of(self.defences)
+
+    @property
+    def server(self) -> ThreatModel:
+        """What the server would see of clients without defences: cells of one server are shown together."""
+        return self.threat.undefended
 
     @property
     def cell(self) -> Cell:
@@ -223,22 +255,24 @@ class Entry(Record):
 def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) -> str:
     """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
     fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
-    named = fields | {"threat": cell.threat.digest(), "campaign": campaign, "pictures": pictures_sha256}
+    configured = {"threat": cell.threat.digest(), "defences": [config.text for config in cell.defences]}
+    named = fields | configured | {"campaign": campaign, "pictures": pictures_sha256}
     return hashlib.sha256(json.dumps(named | {"origin": origin}, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Submission(Record):
     """A file of entries by a third party: cells, and the floors and twins that they are held against."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     submitter: Submitter
     entries: tuple[Entry, ...] = Field(min_length=1)
 
 
 class Standing(Record):
-    """A model with its defence under one threat model and setting, judged by the strongest attack.
+    """A model with its defences before one server and in one setting, judged by the strongest attack.
 
-    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused).
+    ``rank`` 1 leaks least, among all that one server sees and that is compared with the same version of the picture:
+    settings a and c rank together, b apart. None where the verdict forbids ranking (inconclusive, incomplete, refused).
     ``attacks`` counts those that ran; ``adapted`` whether one of them takes the defence into account.
     What a third party submitted is judged but never ranked.
     """
@@ -250,13 +284,19 @@ class Standing(Record):
     protocol: Protocol
     model: str
     weights: str
-    defence: Defence
+    defences: Defences
+    defence: str
     mask_ratio: float
     strongest: str
     attacks: int
     adapted: bool
     verdict: Verdict
     reason: str
+
+    @property
+    def server(self) -> ThreatModel:
+        """What the server would see of clients without defences."""
+        return self.threat.undefended
 
 
 class Reported(Record):
@@ -281,7 +321,7 @@ class Board(Record):
     ``standings`` and ``entries`` come in the order in which they are shown. ``about`` is the manifest.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     name: str
     title: str
     question: str

@@ -10,8 +10,8 @@ SETTINGS = (
     "Settings: (a) gradient of x, compared with x; (b) gradient of x~, compared with x~; (c) gradient of x~, compared "
     "with x."
 )
-MASKED = "A model defended by MJP in (a) masks the position embeddings of x without shuffling it."
-CONTROL = "An undefended model in (b) and (c) sees shuffled pictures: that is the control that shuffles only."
+MASKED = "In (a) nothing is shuffled: of {defences} only the rest is done to the patches that would be."
+CONTROL = "{defences} shuffles and does nothing else: the control of what shuffling alone achieves."
 APRIL = "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs."
 BOUND = "Rows marked bound were given more than any server sees. They limit what attacks can reach and are not ranked."
 STATISTICS = (
@@ -35,6 +35,7 @@ def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence
     return [
         SETTINGS,
         *_on_cells(ours),
+        *_on_shuffling(ours),
         *_on_defences(ours),
         *_on_weights(ours),
         *_once(_sentence(entry.caveat) for entry in ours if entry.caveat),
@@ -50,17 +51,23 @@ def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence
 
 def _on_cells(entries: Sequence[Entry]) -> list[str]:
     applies = {
-        MASKED: any(entry.defence == "mjp" and entry.setting == "a" for entry in entries),
-        CONTROL: any(entry.defence == "none" and entry.setting != "a" for entry in entries),
         APRIL: any(entry.model.endswith("_april") for entry in entries),
         BOUND: any(entry.role == "bound" for entry in entries),
     }
     return [note for note, true in applies.items() if true]
 
 
+def _on_shuffling(entries: Sequence[Entry]) -> list[str]:
+    held_back = {entry.defence for entry in entries if entry.mask_ratio and not entry.pipeline.shuffles}
+    alone = {entry.defence for entry in entries if entry.pipeline.marks == {"shuffled"}}
+    named = {MASKED: _listed(held_back) if held_back else "", CONTROL: _listed(alone) if alone else ""}
+    return [note.format(defences=defences) for note, defences in named.items() if defences]
+
+
 def _on_defences(entries: Sequence[Entry]) -> list[str]:
     ran = [entry for entry in entries if entry.role == "attack" and entry.verdict != "refused"]
-    defences = {entry.defence for entry in ran} - {"none"} - {entry.defence for entry in ran if entry.adapted}
+    defended = {entry.defence for entry in ran if entry.defences}
+    defences = defended - {entry.defence for entry in ran if entry.adapted}
     return [NAIVE.format(defences=_listed(defences, "or"))] if defences else []
 
 

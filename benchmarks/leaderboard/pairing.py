@@ -1,50 +1,80 @@
-"""Which cells a cell is held against: the guess, and the same attack on the undefended model."""
+"""Which cells a cell is held against: the guess, and the same attack where clients do less to defend themselves."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.plan.experiment import Cell
+from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Picture, Setting
 
-_UPLOAD = ("model", "weights", "defence", "mask_ratio", "setting", "threat")
-_SAME_ATTACK = ("model", "attack", "protocol", "threat")
+_UPLOAD = ("model", "weights", "defences", "mask_ratio", "setting", "threat")
 
 
 def is_control(cell: Cell) -> bool:
-    """Whether nothing protects the pictures: no defence, and nothing shuffled."""
-    return cell.defence == "none" and cell.setting is Setting.A
+    """Whether its clients do nothing to defend themselves."""
+    return not cell.defences
 
 
-def floor_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """The guess at the same pictures; none for a guess itself.
+class Pairs:
+    """What each of some cells is held against among the others.
 
-    A guess uses nothing of the upload, so one serves all models, defences and threat models. It has to
-    be held against the same version of the pictures. The one whose cell is most alike is taken.
+    A defended model may have a checkpoint of its own. Its twin is then the cell of the model's name, if there is
+    exactly one.
+
+    Args:
+        cells: All of a board, or of a submission.
     """
-    if cell.role == "floor":
-        return None
-    floors = [other for other in cells if other.role == "floor" and _same_target(cell, other)]
-    return max(floors, key=lambda other: sum(getattr(cell, f) == getattr(other, f) for f in _UPLOAD), default=None)
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._floors = [cell for cell in cells if cell.role == "floor"]
+        self._alike: defaultdict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+        for cell in cells:
+            self._alike[_key(cell, cell.defences)].append(cell)
+
+    def floor(self, cell: Cell) -> Cell | None:
+        """The guess at the same pictures; none for a guess itself.
+
+        A guess uses nothing of the upload, so one serves all models, defences and threat models. It has to
+        be held against the same version of the pictures. The one whose cell is most alike is taken.
+        """
+        if cell.role == "floor":
+            return None
+        floors = [other for other in self._floors if _same_target(cell, other)]
+        return max(floors, key=lambda other: sum(getattr(cell, f) == getattr(other, f) for f in _UPLOAD), default=None)
+
+    def twin(self, cell: Cell) -> Cell | None:
+        """The same attack on the same uploads where clients do nothing to defend themselves, in setting a."""
+        return None if is_control(cell) else self._with(cell, ())
+
+    def without_each(self, cell: Cell) -> dict[str, Cell]:
+        """Of several defences, the same cell without one of them, by that one's label; those that are there."""
+        if len(cell.defences) < 2:
+            return {}
+        found = {
+            config.label: self._with(cell, tuple(other for other in cell.defences if other is not config))
+            for config in cell.defences
+        }
+        return {label: twin for label, twin in found.items() if twin is not None}
+
+    def _with(self, cell: Cell, defences: Defences) -> Cell | None:
+        twins = self._alike[_key(cell, defences)]
+        same = [other for other in twins if other.weights == cell.weights]
+        found = same or twins
+        return found[0] if len(found) == 1 else None
 
 
-def twin_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """The same attack on the undefended model in setting a.
-
-    A defended model may have a checkpoint of its own. The twin is then the undefended cell of the
-    model's name, if there is exactly one.
-    """
-    if cell.role == "floor" or is_control(cell):
-        return None
-    twins = [other for other in cells if is_control(other) and _alike(cell, other, _SAME_ATTACK)]
-    same = [other for other in twins if other.weights == cell.weights]
-    found = same or twins
-    return found[0] if len(found) == 1 else None
+def _key(cell: Cell, defences: Defences) -> tuple[Any, ...]:
+    """What the same cell with only some of its defences agrees in, weights aside."""
+    done = tuple(config for config in cell.threat.defences if config in defences)
+    threat = cell.threat.model_copy(update={"defences": done})
+    # Where what is left does not shuffle, the picture itself goes into the network, and is what is compared with.
+    shuffled = pipeline_of(defences).shuffles
+    setting = cell.setting if shuffled or defences == cell.defences else Setting.A
+    return cell.model, cell.attack, cell.protocol, threat, defences, setting
 
 
 def _same_target(cell: Cell, other: Cell) -> bool:
     versions = {each.setting.compared_with for each in (cell, other)}
     shuffled_alike = versions == {Picture.CLEAN} or cell.mask_ratio == other.mask_ratio
     return len(versions) == 1 and shuffled_alike and cell.protocol == other.protocol
-
-
-def _alike(cell: Cell, other: Cell, fields: Sequence[str]) -> bool:
-    return all(getattr(cell, field) == getattr(other, field) for field in fields)

@@ -1,6 +1,7 @@
 """Entries computed again from their own data: figures from leakage per picture, verdicts from the rules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -11,17 +12,22 @@ from benchmarks.leaderboard.entries import (
     RECOGNISABLE,
     Difference,
     Entry,
+    Marginal,
     Record,
     Statistics,
     Submission,
     entry_id,
 )
-from benchmarks.leaderboard.pairing import floor_of, twin_of
+from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.statistics import Floats, difference, intervals, statistics
 from benchmarks.leaderboard.verdicts import judge
 from benchmarks.plan.experiment import AttackConfig, Cell
+from fedmjp.config import ModelConfig
+from fedmjp.defences.pipeline import NONE, Defences
 from fedmjp.errors import BadInputError, UnknownNameError
 from fedmjp.metrics import metric
+from fedmjp.models.build import blueprint
+from fedmjp.settings import Picture
 
 EXACT = 1e-6
 MONTE_CARLO = 0.2  # standard errors of the mean by which two bootstrap intervals may differ
@@ -37,7 +43,7 @@ def checked(submission: Submission) -> Submission:
     Raises:
         AdmissionError: If figures do not follow from the leakage per picture, a verdict does not follow
             from the rules, or the manifest is not complete.
-        BadInputError: If there is no such metric or option.
+        BadInputError: If there is no such metric, defence or option.
     """
     claimed = {entry.cell: entry for entry in submission.entries}
     if len(claimed) < len(submission.entries):
@@ -51,18 +57,27 @@ def checked(submission: Submission) -> Submission:
         )
         for cell, entry in claimed.items()
     }
-    pairs = {cell: (_entry_of(floor_of, cell, claimed), _entry_of(twin_of, cell, claimed)) for cell in claimed}
+    for entry in submission.entries:
+        _check_manifest(entry)
+        _check_defences(entry)
+        _check_attack(entry)
+    cells = Pairs(list(claimed))
+    pairs = {cell: (_entry_of(cells.floor(cell), claimed), _entry_of(cells.twin(cell), claimed)) for cell in claimed}
     figured = {}
     for cell, entry in claimed.items():
-        _check_manifest(entry)
-        _check_attack(entry)
         floor, twin = pairs[cell]
+        without = {label: claimed[other] for label, other in cells.without_each(cell).items()}
         own = {
             "origin": "submitted",
             "submitter": submission.submitter,
             "id": ids[cell],
             "floor": floor and ids[floor.cell],
             "twin": twin and ids[twin.cell],
+            "marginal": tuple(
+                Marginal(defence=label, twin=ids[without[label].cell], difference=added)
+                for label, added in _marginal(entry, without).items()
+                if label in without
+            ),
         }
         figured[cell] = _figured(entry, floor, twin).model_copy(update=own)
     entries = tuple(
@@ -71,11 +86,8 @@ def checked(submission: Submission) -> Submission:
     return submission.model_copy(update={"entries": entries})
 
 
-def _entry_of(
-    pair: Callable[[Cell, Sequence[Cell]], Cell | None], cell: Cell, entries: Mapping[Cell, Entry]
-) -> Entry | None:
-    other = pair(cell, list(entries))
-    return entries[other] if other else None
+def _entry_of(cell: Cell | None, entries: Mapping[Cell, Entry]) -> Entry | None:
+    return entries[cell] if cell else None
 
 
 def _check_manifest(entry: Entry) -> None:
@@ -90,10 +102,32 @@ def _check_manifest(entry: Entry) -> None:
         raise AdmissionError(f"{_named(entry)}: its provenance lacks {', '.join(missing or ['an environment'])}")
 
 
+def _check_defences(entry: Entry) -> None:
+    """What the clients did must not be told one way to pair cells, and another to show them."""
+    pipeline = entry.pipeline
+    seen = pipeline.of_stage("examples", "update", "aggregate").configs
+    if entry.threat.defences != seen:
+        raise AdmissionError(
+            f"{_named(entry)}: its threat model names {_texts(entry.threat.defences)} on the uploads, but its defences "
+            f"make {_texts(seen)}"
+        )
+    if pipeline.shuffles is not (entry.setting.gradient_of is Picture.SHUFFLED):
+        done = "shuffle" if pipeline.shuffles else "do not shuffle"
+        raise AdmissionError(f"{_named(entry)}: its defences {done} the picture, which is not setting {entry.setting}")
+    if entry.mask_ratio != pipeline.mask_ratio:
+        raise AdmissionError(
+            f"{_named(entry)}: its mask ratio is {entry.mask_ratio:g}, but that of its defences {pipeline.mask_ratio:g}"
+        )
+
+
+def _texts(defences: Defences) -> str:
+    return " + ".join(config.text for config in defences) or NONE
+
+
 def _check_attack(entry: Entry) -> None:
     """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
     try:
-        attack = AttackConfig.of_label(entry.attack).made()
+        tried = AttackConfig.of_label(entry.attack)
     except UnknownNameError:
         if entry.role == "attack" and not entry.adapted:
             return
@@ -103,10 +137,28 @@ def _check_attack(entry: Entry) -> None:
                 "defence into account; set adapted to false"
             ) from None
         raise AdmissionError(f"{_named(entry)}: {entry.attack!r} is no {entry.role} that is known here") from None
-    if attack.role != entry.role:
-        raise AdmissionError(f"{_named(entry)}: its role is {attack.role}, not {entry.role}")
-    if entry.adapted and entry.defence not in attack.adapted_to(entry.threat):
+    role = tried.made().role
+    if role != entry.role:
+        raise AdmissionError(f"{_named(entry)}: its role is {role}, not {entry.role}")
+    if entry.adapted and not _takes_into_account(tried, entry):
         raise AdmissionError(f"{_named(entry)}: {entry.attack} does not take the defence {entry.defence} into account")
+
+
+def _takes_into_account(tried: AttackConfig, entry: Entry) -> bool:
+    """As a plan of ours would say it of a model of that name."""
+    if not entry.defences:
+        return False
+    try:
+        model = _blueprint(entry.pipeline.change_model(ModelConfig(name=entry.model)))
+    except UnknownNameError:
+        raise AdmissionError(
+            f"{_named(entry)}: the model {entry.model!r} is not known here, so that nobody can see whether "
+            f"{entry.attack} takes the defence into account; set adapted to false"
+        ) from None
+    return tried.adapted(entry.pipeline, model, entry.threat)
+
+
+_blueprint = lru_cache(maxsize=16)(blueprint)
 
 
 def _figured(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
@@ -122,8 +174,8 @@ def _figured(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
     over_floor, over_twin = _over(leakage, floor), _over(leakage, twin)
     share = recognisable(leakage, RECOGNISABLE)
     found = {
-        "over_floor": _difference(entry, "over_floor", over_floor),
-        "over_twin": _difference(entry, "over_twin", over_twin),
+        "over_floor": _difference(entry, "over_floor", entry.over_floor, over_floor),
+        "over_twin": _difference(entry, "over_twin", entry.over_twin, over_twin),
         "recognisable": share,
         "exposed": exposed(leakage, over_floor, RECOGNISABLE),
         "metrics": {**entry.metrics, **_leakage(entry, np.asarray(leakage, dtype=np.float64))},
@@ -139,6 +191,16 @@ def _over(leakage: "pd.Series[float]", other: Entry | None) -> "pd.Series[float]
     return (leakage - pd.Series(other.leakage if other else {}, dtype=float)).dropna()
 
 
+def _marginal(entry: Entry, without: Mapping[str, Entry]) -> dict[str, Difference | None]:
+    """What each defence adds, by its label; claims have to agree."""
+    leakage = pd.Series(entry.leakage, dtype=float)
+    claimed = {each.defence: each.difference for each in entry.marginal}
+    return {
+        label: _difference(entry, f"marginal of {label}", claimed.get(label), _over(leakage, without.get(label)))
+        for label in {**claimed, **without}
+    }
+
+
 def _leakage(entry: Entry, values: Floats) -> dict[str, Statistics]:
     if not len(values):
         return {}
@@ -150,9 +212,8 @@ def _leakage(entry: Entry, values: Floats) -> dict[str, Statistics]:
     return {LEAKAGE: found}
 
 
-def _difference(entry: Entry, name: str, over: "pd.Series[float]") -> Difference | None:
+def _difference(entry: Entry, name: str, claimed: Difference | None, over: "pd.Series[float]") -> Difference | None:
     values = np.asarray(over, dtype=np.float64)
-    claimed = getattr(entry, name)
     found = difference(values, intervals([values])[0]) if len(values) else None
     if found is None and claimed is not None:
         raise AdmissionError(f"{_named(entry)}: {name.replace('_', ' ')} is given, but not the entry to compare with")

@@ -1,4 +1,8 @@
-"""Who leaks how much: each defended model judged by the strongest attack on it.
+"""Who leaks how much: each model with its defences judged by the strongest attack on it.
+
+Ranked together is what one server would see without defences, and what is compared with the same version of the
+picture: settings a and c with the picture itself, b with the shuffled one. So a defence that shuffles (c) stands beside
+one that does not (a), and beside none.
 
 Standings are made of what was reproduced here. What a third party submitted is judged by the same rules,
 flagged and never ranked.
@@ -9,7 +13,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.leaderboard.entries import LEAKAGE, Entry, Standing
 from benchmarks.leaderboard.verdicts import LEAKING, Judgement
-from fedmjp.settings import Setting
 
 RANKED = (*sorted(LEAKING), "withstood")
 
@@ -20,10 +23,10 @@ class _Judged(NamedTuple):
 
 
 def standings(entries: Iterable[Entry]) -> list[Standing]:
-    """By threat model, setting and protocol: ranked ones, the least leaking first, then the others."""
+    """By server, version compared with and protocol: ranked ones, the least leaking first, then the others."""
     groups: dict[Any, list[Entry]] = {}
     for entry in entries:
-        if entry.role == "attack" and not _shuffles_nothing(entry):
+        if entry.role == "attack":
             groups.setdefault(_group(entry), []).append(entry)
     tables: dict[Any, list[_Judged]] = {}
     for group in groups.values():
@@ -31,20 +34,15 @@ def standings(entries: Iterable[Entry]) -> list[Standing]:
     return [standing for table in sorted(tables) for standing in _ranked(tables[table])]
 
 
-def _shuffles_nothing(entry: Entry) -> bool:
-    """A jigsaw on a clean picture is no defence: the undefended model has that row."""
-    return entry.defence == "jigsaw" and entry.setting is Setting.A
-
-
 def _group(entry: Entry) -> tuple[Any, ...]:
     """What is judged together: the attacks on one defended model, by one source."""
     source = (entry.origin, entry.submitter and entry.submitter.name, entry.provenance.campaign)
-    return (*_table(entry), entry.model, entry.weights, entry.defence, entry.mask_ratio, *source)
+    return (*_table(entry), entry.setting, entry.model, entry.weights, entry.defences, *source)
 
 
 def _table(entry: Entry) -> tuple[str, str, str]:
     """What is ranked together."""
-    return entry.threat.sentence(), str(entry.setting), entry.protocol
+    return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol
 
 
 def _ranked(judged: Sequence[_Judged]) -> list[Standing]:
@@ -80,7 +78,7 @@ def _judged(group: Sequence[Entry]) -> _Judged:
     return _Judged(standing, _leakage(strongest) if measured else None)
 
 
-_SHARED = ("origin", "threat", "setting", "protocol", "model", "weights", "defence", "mask_ratio")
+_SHARED = ("origin", "threat", "setting", "protocol", "model", "weights", "defences", "defence", "mask_ratio")
 
 
 def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) -> Judgement:

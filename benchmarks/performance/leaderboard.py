@@ -26,15 +26,14 @@ from benchmarks.leaderboard.reported import reported_in
 from benchmarks.plan.experiment import Cell, PlannedCell
 from benchmarks.report.publish import FORMATS, publish
 from fedmjp import provenance
-from fedmjp.config import Defence
 from fedmjp.running import run_function
+from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
 
 MODELS = 10
 ATTACKS = ("grey", "naive", "strong", "adapted", "weak")
-ARMS: tuple[tuple[Defence, Setting], ...] = tuple(itertools.product(("none", "mjp"), (Setting.A, Setting.C)))
+ARMS = tuple(itertools.product((Scenario(defences=()), Scenario(defences="mjp")), (Setting.A, Setting.C)))
 CELLS = MODELS * len(ATTACKS) * len(ARMS)
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
 MASK_RATIO = 0.27
@@ -77,27 +76,28 @@ def _timed(seconds: dict[str, float], name: str, work: Callable[[], T]) -> T:
 
 
 def synthetic_ledger(pictures: int) -> Ledger:
-    """The plan: every attack on every model, with and without defence, in settings a and c."""
+    """The plan: every attack on every model, with and without MJP, in settings a and c, as scenarios are planned."""
+    arms = [(scenario.in_setting(setting, MASK_RATIO), setting) for scenario, setting in ARMS]
     cells = tuple(
         PlannedCell(
             Cell(
                 model=f"model{model}",
                 weights="untrained",
-                defence=defence,
-                mask_ratio=0.0 if (defence, setting) == ("none", Setting.A) else MASK_RATIO,
+                defences=scenario.defences,
+                mask_ratio=scenario.pipeline.mask_ratio,
                 attack=attack,
                 role="floor" if attack == "grey" else "attack",
                 setting=setting,
                 protocol="float",
-                threat=ThreatModel(),
+                threat=scenario.threat,
             ),
             refusal=None,
             left_out=0,
-            adapted=attack == "adapted" and defence == "mjp",
+            adapted=attack == "adapted" and "masked" in scenario.pipeline.marks,
             caveat=None,
             upload_bytes=88_000_000,
         )
-        for model, attack, (defence, setting) in itertools.product(range(MODELS), ATTACKS, ARMS)
+        for model, attack, (scenario, setting) in itertools.product(range(MODELS), ATTACKS, arms)
     )
     rows = pd.DataFrame(
         [
@@ -148,7 +148,7 @@ def synthetic_trials(ledger: Ledger, environment: Mapping[str, Any]) -> list[Tri
 def _level(cell: Cell) -> float:
     if cell.role == "floor" or cell.attack == "weak":
         return 12.5
-    if cell.defence == "none" and cell.setting is Setting.A:
+    if not cell.defences:
         return 40.0
     return 12.7 if cell.attack == "naive" else 18.0
 

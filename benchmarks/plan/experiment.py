@@ -1,21 +1,23 @@
 """An experiment's configuration, and the cells and trials that it consists of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from attacks import ATTACKS
 from attacks.base import Attack, Role
 from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal
-from fedmjp.config import Checkpoint, Config, Defence, FederationConfig, ModelConfig
+from fedmjp.config import Config, ModelConfig
 from fedmjp.data.pictures import PictureEntry
+from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
-from fedmjp.threat import PROTOCOL, ThreatModel
+from fedmjp.threat import ThreatModel
 
 SMALLEST = 11  # pixels per side of SSIM's window
 Keep = Literal["extremes", "all", "none"]  # which pictures of a cell stay on disk
@@ -40,6 +42,9 @@ class AttackConfig(Config):
         except BadInputError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
         return self
+
+    def __hash__(self) -> int:
+        return hash(self.label)
 
     @property
     def label(self) -> str:
@@ -74,6 +79,10 @@ class AttackConfig(Config):
         """Which requirement of it or its stage fails; None if both apply."""
         return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
+    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel) -> bool:
+        """Whether it takes these defences into account in this scenario."""
+        return self.made().adapted(pipeline, model, threat)
+
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""
         said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]
@@ -86,71 +95,116 @@ def named(value: object) -> object:
 
 
 class Experiment(Config):
-    """A federation, what attacks it, and how the result is scored.
+    """A scenario, what attacks it, and how the result is scored.
 
-    ``attacks`` gives the attacks per model name, each by name or with options: the closed form of
-    APRIL, for one, applies to a modified architecture only. ``checkpoints`` gives the weights per arm
-    (``deit_small-mjp``); arms without one start from weights drawn from the seed.
+    ``attacks`` are given by name or with options. ``settings`` are those that compare reconstructions of the
+    scenario's uploads.
     """
 
-    federation: FederationConfig
-    attacks: Mapping[str, tuple[Annotated[AttackConfig, BeforeValidator(named)], ...]]
-    settings: tuple[Setting, ...] = tuple(Setting)
+    scenario: Scenario
+    attacks: tuple[Annotated[AttackConfig, BeforeValidator(named)], ...] = Field(min_length=1)
+    settings: tuple[Setting, ...] = Field(min_length=1)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
-    labels_known: bool = False
-    checkpoints: Mapping[str, Checkpoint] = {}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        without = [model for model in self.federation.models if not self.attacks.get(model)]
-        if without:
-            raise ValueError(f"attacks names none for {', '.join(without)}")
-        for name, values in (("settings", self.settings), ("metrics", self.metrics)):
+        labels = tuple(attack.label for attack in self.attacks)
+        for name, values in (("settings", self.settings), ("metrics", self.metrics), ("attacks", labels)):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must each be named once, got {', '.join(values)}")
-        for attacks in self.attacks.values():
-            labels = [attack.label for attack in attacks]
-            if len(set(labels)) < len(labels):
-                raise ValueError(f"attacks must each be named once, got {', '.join(labels)}")
-        if self.federation.image_size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
-            raise ValueError(f"image-size {self.federation.image_size} is less than SSIM's window of {SMALLEST}")
-        missing = [str(s) for s in self.settings if s.gradient_of not in self.federation.inputs]
-        if missing:
-            raise ValueError(f"settings {', '.join(missing)} need gradients that federation.inputs leaves out")
+        size = self.scenario.model.image_size
+        if size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
+            raise ValueError(f"image-size {size} is less than SSIM's window of {SMALLEST}")
+        other = [str(each) for each in self.settings if each.gradient_of is not self.scenario.gradient_of]
+        if other:
+            shown = self.scenario.gradient_of
+            raise ValueError(f"settings {', '.join(other)} do not fit uploads of the {shown} picture")
         return self
 
     @property
-    def arms(self) -> list[ModelConfig]:
-        """What is attacked, with the weights that it has."""
-        return [arm.model_copy(update={"weights": self.checkpoints.get(arm.label)}) for arm in self.federation.arms]
+    def arm(self) -> ModelConfig:
+        """The network that is attacked."""
+        return self.scenario.network
 
     @property
     def threat(self) -> ThreatModel:
-        """What the server sees of this federation, and knows."""
-        shared = ("update", "batch_size", "local_steps", "local_learning_rate", *PROTOCOL)
-        return ThreatModel(labels_known=self.labels_known, **{name: getattr(self.federation, name) for name in shared})
+        """What the server sees, and knows."""
+        return self.scenario.threat
+
+
+def experiments_of(
+    scenario: Scenario,
+    settings: Sequence[Setting],
+    attacks: Sequence[AttackConfig],
+    *,
+    mask_ratio: float,
+    metrics: Sequence[str] = Experiment.model_fields["metrics"].default,
+    protocol: Protocol = "float",
+) -> list[Experiment]:
+    """The experiments that answer what a scenario leaks in some settings, with those that it is held against.
+
+    Each version of the pictures is a scenario of its own. Every defended one is followed by its twins: the same
+    without any defence, and of several defences the same without each of them.
+
+    Args:
+        scenario: With the defences in question.
+        settings: To compare in.
+        attacks: To run; twins are attacked by those that are no references.
+        mask_ratio: Of the jigsaw that settings b and c need where no defence shuffles.
+        metrics: Names.
+        protocol: Float or 8-bit.
+
+    Raises:
+        ConfigError: If values contradict each other.
+    """
+    shared = {"metrics": tuple(metrics), "protocol": protocol}
+    ranked = tuple(each for each in attacks if each.made().role == "attack")
+    found: dict[tuple[str, ...], Experiment] = {}
+
+    def add(asked: Scenario, compared: Sequence[Setting], tried: Sequence[AttackConfig]) -> None:
+        key = (asked.digest(), *(each.label for each in tried))
+        known = found[key].settings if key in found else ()
+        values = {"scenario": asked, "attacks": tuple(tried), "settings": tuple(dict.fromkeys([*known, *compared]))}
+        found[key] = Experiment.parse({**values, **shared})
+
+    for version in dict.fromkeys(setting.gradient_of for setting in settings):
+        own = [setting for setting in settings if setting.gradient_of is version]
+        asked = scenario.in_setting(own[0], mask_ratio)
+        add(asked, own, attacks)
+        for twin in asked.twins if ranked else ():
+            add(twin, own if twin.gradient_of is version else (Setting.A,), ranked)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
 class Cell:
     """What one row of the leaderboard stands for.
 
-    ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the
-    gradient: 0 where a model without the unknown embedding sees the clean picture (setting a).
+    ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the gradient.
     ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options
     included; ``role`` says whether it is an attack, a floor or a bound.
     """
 
     model: str
     weights: str
-    defence: Defence
+    defences: Defences
     mask_ratio: float
     attack: str
     role: Role
     setting: Setting
     protocol: Protocol
     threat: ThreatModel
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The defences themselves, in order."""
+        return pipeline_of(self.defences)
+
+    @property
+    def defence(self) -> str:
+        """The pipeline's label."""
+        return self.pipeline.label
 
 
 @dataclass(frozen=True)

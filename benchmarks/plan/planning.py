@@ -69,7 +69,8 @@ class _Group:
             cell=self.cell,
             refusal=self.refusal,
             left_out=left_out,
-            adapted=self.cell.defence in self.attack.adapted_to(self.cell.threat),
+            adapted=bool(self.cell.defences)
+            and self.attack.adapted(self.cell.pipeline, _blueprint(self.arm), self.cell.threat),
             caveat=None if self.refusal else self.tried.caveat(_blueprint(self.arm), self.cell.threat),
             upload_bytes=_upload_bytes(self.arm),
         )
@@ -95,7 +96,7 @@ class _Group:
             key=hashlib.sha256(json.dumps([determined, *pictures], sort_keys=True).encode()).hexdigest(),
             stem=_stem(self.experiment, self.cell, self.arm, entry, batch),
             cell=self.cell,
-            seed=self.experiment.federation.seed,
+            seed=self.experiment.scenario.seed,
             arm=self.arm,
             attack=self.tried,
             picture=entry,
@@ -106,22 +107,17 @@ class _Group:
 def _groups(experiment: Experiment, origin: Mapping[str, str]) -> list[_Group]:
     shared = {**_shared(experiment), **origin}
     return [
-        _group(experiment, shared, arm, tried, setting)
-        for arm in experiment.arms
-        for tried in experiment.attacks[arm.name]
-        for setting in experiment.settings
+        _group(experiment, shared, tried, setting) for tried in experiment.attacks for setting in experiment.settings
     ]
 
 
-def _group(
-    experiment: Experiment, shared: Mapping[str, Any], arm: ModelConfig, tried: AttackConfig, setting: Setting
-) -> _Group:
-    attack = tried.made()
+def _group(experiment: Experiment, shared: Mapping[str, Any], tried: AttackConfig, setting: Setting) -> _Group:
+    attack, arm, scenario = tried.made(), experiment.arm, experiment.scenario
     cell = Cell(
         model=arm.name,
         weights=arm.weights.sha256 if arm.weights else "untrained",
-        defence=arm.defence,
-        mask_ratio=_mask_ratio(experiment, arm, setting),
+        defences=scenario.defences,
+        mask_ratio=scenario.pipeline.mask_ratio,
         attack=tried.label,
         role=attack.role,
         setting=setting,
@@ -140,7 +136,8 @@ _upload_bytes = lru_cache(maxsize=64)(upload_bytes)
 
 def _cell_record(cell: Cell) -> dict[str, Any]:
     fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
-    return fields | {"setting": str(cell.setting), "threat": cell.threat.digest()}
+    defences = [config.model_dump(mode="json") for config in cell.defences]
+    return fields | {"setting": str(cell.setting), "threat": cell.threat.digest(), "defences": defences}
 
 
 @lru_cache
@@ -150,21 +147,16 @@ def _code(attack: str) -> str:
     return "" if module.partition(".")[0] in provenance.CODE else provenance.package_digest(module)
 
 
-def _mask_ratio(experiment: Experiment, arm: ModelConfig, setting: Setting) -> float:
-    sees_clean_only = arm.defence != "mjp" and setting is Setting.A
-    return 0.0 if sees_clean_only else experiment.federation.mask_ratio
-
-
 def _shared(experiment: Experiment) -> dict[str, Any]:
     """What determines every trial of the experiment alike."""
-    federation, versions = experiment.federation, provenance.versions()
+    scenario, versions = experiment.scenario, provenance.versions()
     return {
         # Weights for LPIPS that arrive later make new trials, not stale ones.
         "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
-        "seed": federation.seed,
+        "seed": scenario.seed,
         # Once the weights move, who takes part and in which order matters too.
-        "federation": federation.digest() if federation.server_learning_rate else None,
-        "device": federation.device,
+        "federation": scenario.digest() if scenario.server_learning_rate else None,
+        "device": scenario.device,
         "versions": {name: versions[name] for name in DECISIVE},
     }
 
@@ -172,10 +164,9 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
 def _stem(
     experiment: Experiment, cell: Cell, arm: ModelConfig, entry: PictureEntry, batch: tuple[PictureEntry, ...]
 ) -> str:
-    federation = experiment.federation
     mates = " ".join(f"{mate.name} {mate.label} {mate.sha256}" for mate in batch)
     network = f"{arm.image_size} {arm.patch_size} {arm.classes} {cell.weights}"  # arms share the originals
-    apart = f"{mates} {federation.seed} {federation.mask_ratio} {network} {entry.name} {cell.threat.digest()}"
+    apart = f"{mates} {experiment.scenario.seed} {cell.mask_ratio} {network} {entry.name} {cell.threat.digest()}"
     # The end of a name tells most; a file name must not be longer than file systems take.
     readable = entry.name.replace("/", "_")[-READABLE:]
     return f"{readable}-{hashlib.sha256(apart.encode()).hexdigest()[:12]}"

@@ -1,85 +1,95 @@
-"""What attacks that know MJP say to somebody who deploys it: whom it stops, whom not, and what else to do."""
+"""What attacks that know a defence say to somebody who deploys it: whom it stops, whom not, and what else to do."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.report import numbers
-from fedmjp.settings import Setting
+from benchmarks.report.findings import deployed
 from fedmjp.threat import ThreatModel
 
 EXACT = 40.0  # dB: the error's root mean square is a hundredth of the range
 BROKEN = 0.5  # share of pictures recovered exactly from which on nobody would rely on a defence
-PAPERS_RATIO = 0.27  # of MJP's evaluation of privacy
+USUAL_RATIO = 0.27  # of shuffled patches where privacy is evaluated: Ren et al., CVPR 2023, section 5.4
+SYSTEM = ("model", "weights", "protocol")
 
 
 def advice(board: Board) -> list[str]:
-    """Three sentences about MJP, out of the board's figures; none without attacks that know it on several uploads.
+    """Three sentences about a defence, out of the board's figures.
 
-    They speak of setting c (the clean picture in true order) on the first such model, at the mask ratio
-    nearest to the paper's.
+    They speak of one defence that the board shows before a server that sees several uploads of a picture: the shortest
+    pipeline, of several the first. They speak of the first such model, at the usual mask ratio or the one nearest to
+    it. There are none without attacks that know the defence.
     """
-    plain = [entry for entry in _on_mjp(board) if _is_plain(entry.threat)]
-    if len({_uploads(entry) for entry in plain}) < 2:
+    known = [entry for entry in board.entries if _is_evidence(entry)]
+    counts: defaultdict[str, set[int]] = defaultdict(set)
+    for entry in filter(_is_plain, known):
+        counts[entry.defence].add(_uploads(entry))
+    several = [entry for entry in known if _is_plain(entry) and len(counts[entry.defence]) > 1]
+    if not several:
         return []
-    system, weights, protocol = plain[0].model, plain[0].weights, plain[0].protocol
-    ratio = min({entry.mask_ratio for entry in plain}, key=lambda found: abs(found - PAPERS_RATIO))
-    own = [
-        entry
-        for entry in _on_mjp(board)
-        if (entry.model, entry.weights, entry.protocol, entry.mask_ratio) == (system, weights, protocol, ratio)
-    ]
-    strongest = _strongest_by_threat(own)
-    by_count = {threat.uploads_per_picture: entry for threat, entry in strongest.items() if _is_plain(threat)}
-    where = f"mask ratio {ratio:g} on {system} ({numbers.weights(weights)})"
-    protected = [entry for threat, entry in strongest.items() if not _is_plain(threat)]
+    subject = min(several, key=lambda entry: len(entry.defences)).defence
+    plain = [entry for entry in several if entry.defence == subject]
+    ratio = min({entry.mask_ratio for entry in plain}, key=lambda found: abs(found - USUAL_RATIO))
+    system = _system(plain[0])
+    own = [entry for entry in known if _system(entry) == system and entry.mask_ratio in (0.0, ratio)]
+    strongest = _strongest(entry for entry in own if entry.defence == subject and entry.mask_ratio == ratio)
+    by_count = {_uploads(entry): entry for entry in strongest if _is_plain(entry)}
+    where = (f"at mask ratio {ratio:g} " if ratio else "") + f"on {system[0]} ({numbers.weights(system[1])})"
+    others = [entry for entry in _strongest(own) if entry.defence != subject]
+    others += [entry for entry in strongest if not _is_plain(entry)]
     return [
         _once(board, by_count, where),
         _again(board, by_count, where),
-        *([_instead(board, protected)] if protected else []),
+        *([_instead(board, subject, others)] if others else []),
     ]
 
 
-def _once(board: Board, by_count: dict[int, Entry], where: str) -> str:
+def _once(board: Board, by_count: Mapping[int, Entry], where: str) -> str:
     fewest = by_count[min(by_count)]
-    naive = _strongest_by_threat(
+    naive = _strongest(
         each
         for each in board.entries
         if not each.adapted and each.role == "attack" and each.leakage and _same_cell(each, fewest)
     )
-    known = f"; attacks that do not know MJP recover {_middle(next(iter(naive.values())))}" if naive else ""
+    blind = f"; attacks that do not know {fewest.defence} recover {_middle(naive[0])}" if naive else ""
     exact = f", {_exact(fewest)} of them exactly" if _exact_share(fewest) else ""
-    stops = _median(fewest) < board.recognisable_at and _exact_share(fewest) < BROKEN
     return (
-        f"MJP {'helps' if stops else 'does not help'} against a server that sees a picture {_times(min(by_count))}: "
-        f"at {where} the strongest attack "
-        f"({fewest.attack}) recovers {_middle(fewest)}{_references(board, fewest)}{exact}{known}."
+        f"{fewest.defence} {_verb(board, fewest)} against a server that sees a picture {_times(min(by_count))}: "
+        f"{where} the strongest attack ({fewest.attack}) recovers {_middle(fewest)}{_references(board, fewest)}{exact}"
+        f"{blind}."
     )
 
 
-def _again(board: Board, by_count: dict[int, Entry], where: str) -> str:
+def _again(board: Board, by_count: Mapping[int, Entry], where: str) -> str:
     said = [f"{_exact(entry)} after {count}" for count, entry in sorted(by_count.items()) if count > 1]
     most = by_count[max(by_count)]
-    stops = _median(most) < board.recognisable_at and _exact_share(most) < BROKEN
+    masks = " under other masks" if most.mask_ratio else ""
     return (
-        f"It {'helps' if stops else 'does not help'} against a server that sees the picture again under other masks: "
-        f"at {where} {most.attack} "
+        f"It {_verb(board, most)} against a server that sees the picture again{masks}: {where} {most.attack} "
         f"recovers exactly ({EXACT:g} dB or more, in true order) this share of the pictures: {_listed(said)} uploads"
         f"{_cost(most)}."
     )
 
 
-def _instead(board: Board, protected: Sequence[Entry]) -> str:
+def _verb(board: Board, entry: Entry) -> str:
+    """Whether a defence stops its strongest attack."""
+    stops = _median(entry) < board.recognisable_at and _exact_share(entry) < BROKEN
+    return "helps" if stops else "does not help"
+
+
+def _instead(board: Board, subject: str, others: Sequence[Entry]) -> str:
     grouped: defaultdict[str, list[Entry]] = defaultdict(list)
-    for entry in sorted(protected, key=lambda each: (_uploads(each), each.n)):
-        grouped[_protection(entry.threat)].append(entry)
+    for entry in sorted(others, key=lambda each: (_uploads(each), each.n)):
+        grouped[_protection(entry, subject)].append(entry)
     ascending = sorted(grouped.items(), key=lambda item: max(map(_median, item[1])))
     said = [f"{name}: {_by_uploads(board, entries)}" for name, entries in ascending]
-    guess = _floor(board, protected[0])
+    guess = _floor(board, others[0])
     against = f" (grey guess {guess})" if guess else ""
-    return f"What was measured besides MJP, each with the strongest attack that applies{against}: {'; '.join(said)}."
+    opening = f"What was measured besides {subject}, each with the strongest attack that applies"
+    return f"{opening}{against}: {'; '.join(said)}."
 
 
 def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
@@ -99,35 +109,33 @@ def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
     return f"{_listed(found)} (median of {_listed([str(count) for count in counts])} pictures{failed})"
 
 
-def _on_mjp(board: Board) -> list[Entry]:
-    return [
-        entry
-        for entry in board.entries
-        if entry.defence == "mjp"
-        and entry.setting is Setting.C
-        and entry.role == "attack"
-        and entry.adapted
-        and entry.leakage
-        and entry.origin == "reproduced"
-    ]
+def _is_evidence(entry: Entry) -> bool:
+    """An attack of ours that knows the defences, on what somebody would deploy."""
+    known = entry.role == "attack" and entry.adapted and entry.origin == "reproduced"
+    return known and bool(entry.leakage) and deployed(entry)
 
 
-def _is_plain(threat: ThreatModel) -> bool:
-    """Whether uploads are clean gradients of single pictures."""
-    return threat == ThreatModel(uploads_per_picture=threat.uploads_per_picture)
+def _is_plain(entry: Entry) -> bool:
+    """Whether uploads are gradients of single pictures, whatever was done to them."""
+    return entry.server == ThreatModel(uploads_per_picture=_uploads(entry))
 
 
-def _strongest_by_threat(entries: Iterable[Entry]) -> dict[ThreatModel, Entry]:
-    found: dict[ThreatModel, Entry] = {}
+def _system(entry: Entry) -> tuple[str, ...]:
+    return tuple(getattr(entry, field) for field in SYSTEM)
+
+
+def _strongest(entries: Iterable[Entry]) -> list[Entry]:
+    """The one that recovers most of each defence before each server."""
+    found: dict[tuple[object, ...], Entry] = {}
     for entry in entries:
-        known = found.get(entry.threat)
+        known = found.get((entry.defences, entry.threat))
         if known is None or _median(entry) > _median(known):
-            found[entry.threat] = entry
-    return found
+            found[entry.defences, entry.threat] = entry
+    return list(found.values())
 
 
 def _same_cell(one: Entry, other: Entry) -> bool:
-    fields = ("model", "weights", "defence", "mask_ratio", "setting", "protocol", "threat", "origin")
+    fields = (*SYSTEM, "defences", "setting", "threat", "origin")
     return all(getattr(one, field) == getattr(other, field) for field in fields)
 
 
@@ -164,7 +172,7 @@ def _references(board: Board, entry: Entry) -> str:
     guess, twin = _floor(board, entry), next((each for each in board.entries if each.id == entry.twin), None)
     parts = [f"grey guess {guess}"] if guess else []
     if twin is not None and twin.leakage:
-        parts.append(f"without MJP {numbers.score(_median(twin), LEAKAGE)} dB")
+        parts.append(f"without {entry.defence} {numbers.score(_median(twin), LEAKAGE)} dB")
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -177,13 +185,16 @@ def _floor(board: Board, entry: Entry) -> str:
     return f"{numbers.score(_median(found), LEAKAGE)} dB" if found is not None and found.leakage else ""
 
 
-def _protection(threat: ThreatModel) -> str:
-    """How a threat model differs from clean gradients of single pictures."""
-    parts = [f"batches of {threat.batch_size}"] if threat.batch_size > 1 else []
-    if threat.update == "delta":
-        parts.append(f"weight deltas of {threat.local_steps} steps")
-    if threat.degradation:
-        parts.append(threat.degradation)
+def _protection(entry: Entry, subject: str) -> str:
+    """How a cell differs from the subject on gradients of single pictures."""
+    server = entry.server
+    parts = [entry.defence] if entry.defence != subject else []
+    if server.batch_size > 1:
+        parts.append(f"batches of {server.batch_size}")
+    if server.update == "delta":
+        parts.append(f"weight deltas of {server.local_steps} {'step' if server.local_steps == 1 else 'steps'}")
+    if server.labels_known:
+        parts.append("labels told")
     return ", ".join(parts)
 
 

@@ -11,10 +11,10 @@ from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.report.drawing import (
     CEILING_NOTE,
     DASHED,
-    DEFENCE_COLOURS,
     DOTTED,
     REFERENCE,
     Plot,
+    Style,
     by_model,
     capped,
     defence_handles,
@@ -26,8 +26,8 @@ from benchmarks.report.drawing import (
     name_of,
     plain,
     reference_handles,
+    styles,
 )
-from benchmarks.report.findings import repeats_undefended
 from fedmjp.threat import ThreatModel
 
 ATTACKS = 3  # per defended model: the strongest
@@ -45,20 +45,18 @@ class _Label(NamedTuple):
     attack: str | None
 
 
-def distributions(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
+def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     """One figure per model, one row per attack and defence, one column per setting."""
     caption = (
         f"Every dot is a picture, the bar is the median. Of many pictures {DOTS} evenly spread ones are drawn, of many "
         f"attacks the {ATTACKS} strongest on each defence. The dotted line is the grey guess, the grey mark the median "
         f"of an attacker who was given more than any server sees. {CEILING_NOTE}"
     )
-    scored = [
-        entry for entry in board.entries if entry.threat == threat and entry.leakage and not repeats_undefended(entry)
-    ]
+    scored = [entry for entry in board.entries if entry.server == server and entry.leakage]
     return [
         Plot(
             f"{prefix}-leakage-{place}",
-            threat,
+            server,
             f"Leakage per picture, {name_of(entries[0])}",
             f"Leakage per picture of {name_of(entries[0])}. {caption}",
             _figure(board, entries),
@@ -69,7 +67,8 @@ def distributions(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
 
 
 def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
-    labels = _labels(entries)
+    drawn = styles(board)
+    labels = _labels(entries, list(drawn))
     attacks = [entry for entry in entries if entry.role == "attack" and _label(entry) in labels]
     bounds = [entry for entry in entries if entry.role == "bound"]
     guesses = floors(entries)
@@ -79,7 +78,7 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
     for setting, axes in columns.items():
         for entry in attacks:
             if entry.setting == setting:
-                _dots(axes, labels.index(_label(entry)), entry)
+                _dots(axes, labels.index(_label(entry)), entry, drawn[entry.defence])
         for entry in bounds:
             if entry.setting == setting:
                 _bound(axes, entry, labels)
@@ -103,7 +102,7 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
     legend(
         figure,
         [
-            *defence_handles(attacks),
+            *defence_handles(board, attacks),
             *(bound if bounds else []),
             *reference_handles(board, with_floor=bool(guesses)),
         ],
@@ -118,11 +117,10 @@ def _label(entry: Entry) -> _Label:
 def _text(label: _Label) -> str:
     if label.attack is not None:
         return plain(label.attack)
-    shuffled = ", shuffled" if label.defence == "none" and label.mask_ratio else ""
-    return f"{defence_name(label.defence)}{shuffled}" + (f", {label.mask_ratio:g}" if label.mask_ratio else "")
+    return plain(defence_name(label.defence)) + (f", {label.mask_ratio:g}" if label.mask_ratio else "")
 
 
-def _labels(entries: Sequence[Entry]) -> list[_Label]:
+def _labels(entries: Sequence[Entry], defences: Sequence[str]) -> list[_Label]:
     """Rows grouped by defence and ratio under a heading, the strongest attack of each group first."""
     peaks: dict[_Label, float] = {}
     for entry in entries:
@@ -131,8 +129,7 @@ def _labels(entries: Sequence[Entry]) -> list[_Label]:
             peaks[label] = max(peaks.get(label, 0.0), entry.metrics[LEAKAGE].mean)
     groups: dict[tuple[int, float], list[_Label]] = {}
     for label in sorted(peaks, key=lambda label: -peaks[label]):
-        place = list(DEFENCE_COLOURS).index(label.defence)
-        groups.setdefault((place, label.mask_ratio), []).append(label)
+        groups.setdefault((defences.index(label.defence), label.mask_ratio), []).append(label)
     return [label for group in sorted(groups) for label in _group(groups[group])]
 
 
@@ -140,7 +137,7 @@ def _group(labels: Sequence[_Label]) -> list[_Label]:
     return [labels[0]._replace(attack=None), *labels[:ATTACKS]]
 
 
-def _dots(axes: Axes, place: int, entry: Entry) -> None:
+def _dots(axes: Axes, place: int, entry: Entry, style: Style) -> None:
     """Strokes without length under round caps, as one line, which is one element of the picture."""
     ordered = sorted(map(capped, entry.leakage.values()))
     steps = max(1, min(DOTS, len(ordered)) - 1)
@@ -148,10 +145,9 @@ def _dots(axes: Axes, place: int, entry: Entry) -> None:
     heights = [place + SPREAD * ((k * GOLDEN) % 1 - 0.5) for k in range(len(shown))]
     across = [x for value in shown for x in (value, value, float("nan"))]
     upwards = [y for height in heights for y in (height, height, float("nan"))]
-    colour = DEFENCE_COLOURS[entry.defence]
-    axes.plot(across, upwards, color=colour, linewidth=3.2, alpha=0.6, solid_capstyle="round")
+    axes.plot(across, upwards, color=style.colour, linewidth=3.2, alpha=0.6, solid_capstyle="round")
     median = capped(entry.metrics[LEAKAGE].median)
-    axes.plot([median, median], [place - 0.38, place + 0.38], color=colour, linewidth=2.2, solid_capstyle="butt")
+    axes.plot([median, median], [place - 0.38, place + 0.38], color=style.colour, linewidth=2.2, solid_capstyle="butt")
 
 
 def _bound(axes: Axes, entry: Entry, labels: Sequence[_Label]) -> None:

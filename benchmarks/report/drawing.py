@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,11 +10,17 @@ from matplotlib.lines import Line2D
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.report import numbers
-from benchmarks.report.findings import repeats_undefended, strongest
+from benchmarks.report.findings import strongest
+from fedmjp.defences.pipeline import NONE
 from fedmjp.threat import ThreatModel
 
-# Okabe and Ito's colours that keep a contrast of 3:1 on white and on near black.
-DEFENCE_COLOURS = {"none": "#d55e00", "jigsaw": "#009e73", "mjp": "#0072b2"}
+# Okabe and Ito's colours, two of them darkened: all keep a contrast of 3:1 on white and on near black.
+UNDEFENDED_COLOUR = "#d55e00"
+COLOURS = ("#009e73", "#0072b2", "#cc79a7", "#8c7000", "#3e9bd0")
+Line = Literal["-", "--", "-.", ":"]
+LINES: tuple[Line, ...] = get_args(Line)  # for the second five defences, and so on
+UNDEFENDED_MARKER = "o"
+MARKERS = "sD^vPX*"
 REFERENCE = "#808080"
 CEILING = 60.0  # dB: above it a picture is recovered exactly, whatever the number
 SPARSE = 30  # dB from which a narrow axis has a tick every 20
@@ -48,19 +54,37 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, its file name, the threat model (None for several), a title, and what it shows in words."""
+    """A figure, its file name, the server's view (None for several), a title, and what it shows in words."""
 
     name: str
-    threat: ThreatModel | None
+    server: ThreatModel | None
     title: str
     caption: str
     figure: Figure
 
 
-def judging(board: Board, threat: ThreatModel) -> list[Entry]:
-    """The strongest attack on each defended model, per setting; those with a score."""
-    found = [strongest(board, standing) for standing in board.standings if standing.threat == threat]
-    return [entry for entry in found if entry.leakage and not repeats_undefended(entry)]
+class Style(NamedTuple):
+    """How a defence is drawn throughout a board: in greyscale, too, lines and markers tell them apart."""
+
+    colour: str
+    line: Line
+    marker: str
+
+
+def styles(board: Board) -> dict[str, Style]:
+    """Of every defence by its label, in the order in which they first appear; no defence comes first."""
+    labels = dict.fromkeys(entry.defence for entry in board.entries if entry.defences)
+    found = {NONE: Style(UNDEFENDED_COLOUR, LINES[0], UNDEFENDED_MARKER)}
+    for place, label in enumerate(labels):
+        rounds, colour = divmod(place, len(COLOURS))
+        found[label] = Style(COLOURS[colour], LINES[rounds % len(LINES)], MARKERS[place % len(MARKERS)])
+    return found
+
+
+def judging(board: Board, server: ThreatModel) -> list[Entry]:
+    """The strongest attack on each model with its defences, per setting; those with a score."""
+    found = [strongest(board, standing) for standing in board.standings if standing.server == server]
+    return [entry for entry in found if entry.leakage]
 
 
 def by_model(entries: Iterable[Entry]) -> list[list[Entry]]:
@@ -83,7 +107,7 @@ def floors(entries: Sequence[Entry]) -> dict[str, float]:
 
 def defence_name(name: str) -> str:
     """What a legend says."""
-    return "no defence" if name == "none" else name
+    return "no defence" if name == NONE else name
 
 
 def plain(text: str) -> str:
@@ -123,13 +147,13 @@ def leakage_scale(axes: Axes, values: Iterable[float], axis: str) -> None:
         axes.set(yticks=ticks, yticklabels=labels, ylim=(low - margin, high + margin))
 
 
-def defence_handles(entries: Sequence[Entry]) -> list[Line2D]:
+def defence_handles(board: Board, entries: Sequence[Entry]) -> list[Line2D]:
     """What the colours of the entries mean."""
     present = {entry.defence for entry in entries}
     return [
-        Line2D([], [], color=colour, linewidth=4, label=defence_name(name))
-        for name, colour in DEFENCE_COLOURS.items()
-        if name in present
+        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=4, label=plain(defence_name(label)))
+        for label, style in styles(board).items()
+        if label in present
     ]
 
 

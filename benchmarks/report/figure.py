@@ -31,9 +31,8 @@ class _Row:
 def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder, path: Path) -> None:
     """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
 
-    Only the first pictures are shown. Undefended models are shown in setting a, defended ones in b
-    and c, which share one upload, unless only others were run. Under each reconstruction stands its
-    PSNR per setting.
+    Only the first pictures are shown. Defences that shuffle are shown in settings b and c, which share one
+    upload, unless only a was run. Under each reconstruction stands its PSNR per setting.
     """
     one_each = {plan.picture.name: plan for plan in planned}
     names = list(one_each)[:COLUMNS]
@@ -59,11 +58,11 @@ def _reconstruction_rows(
     planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder
 ) -> list[_Row]:
     finished = {trial.key: trial for trial in trials if trial.status == "ok"}
-    present = {plan.cell.setting for plan in planned}
+    shuffled = {_system(plan.cell) for plan in planned if plan.cell.pipeline.shuffles}
     rows: dict[str, _Row] = {}
     for plan in planned:
         cell = plan.cell
-        if cell.role == "floor" or plan.key not in finished or not _is_shown(cell, present):
+        if cell.role == "floor" or plan.key not in finished or not _is_shown(cell, shuffled):
             continue
         name = plan.picture.name
         row = rows.setdefault(_label(cell), _Row(_label(cell), {}, {}))
@@ -74,13 +73,17 @@ def _reconstruction_rows(
     return list(rows.values())
 
 
-def _is_shown(cell: Cell, present: AbstractSet[Setting]) -> bool:
-    usual = {Setting.A} if cell.defence == "none" else {Setting.B, Setting.C}
-    return cell.setting in (usual & present or present)
+def _is_shown(cell: Cell, shuffled: AbstractSet[tuple[str, str]]) -> bool:
+    return cell.pipeline.shuffles or _system(cell) not in shuffled
+
+
+def _system(cell: Cell) -> tuple[str, str]:
+    return cell.model, cell.defence
 
 
 def _label(cell: Cell) -> str:
-    defence = "no defence" if cell.defence == "none" else f"{cell.defence.upper()}, mask ratio {cell.mask_ratio:g}"
+    defence = cell.defence if cell.defences else "no defence"
+    defence += f", mask ratio {cell.mask_ratio:g}" if cell.mask_ratio else ""
     settings = "a" if cell.setting is Setting.A else "b | c"
     attack = textwrap.fill(cell.attack, LABEL_LETTERS)
     return f"{attack}\n{cell.model}\n{defence}\nPSNR (dB) in {settings}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing, Verdict
 from benchmarks.report import numbers
-from fedmjp.settings import Setting
+from fedmjp.settings import Picture
 
 LINES = 6
 # From what a reader has to know first.
@@ -17,7 +17,7 @@ def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
     entries = {entry.id: entry for entry in board.entries}
     judged: dict[tuple[object, ...], list[tuple[Standing, Entry]]] = {}
     for standing in standings:
-        if standing.defence != "none":
+        if standing.defences:
             system = (standing.model, standing.weights, standing.defence, standing.mask_ratio)
             key = (*system, standing.protocol, standing.origin)
             judged.setdefault(key, []).append((standing, strongest(board, standing)))
@@ -27,9 +27,14 @@ def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
     return lines + ([f"and {more} more below"] if more else [])
 
 
-def repeats_undefended(one: Standing | Entry) -> bool:
-    """Whether it is a jigsaw that shuffles nothing, which is the undefended model again."""
-    return one.defence == "jigsaw" and one.setting is Setting.A
+def deployed(entry: Entry) -> bool:
+    """Whether it shows what somebody who deploys its defences wants to know.
+
+    That is the picture itself, not its shuffled version, under defences that shuffle where they are made to.
+    """
+    pipeline = entry.pipeline
+    as_made = pipeline.shuffles or not pipeline.mask_ratio
+    return bool(entry.defences) and as_made and entry.setting.compared_with is Picture.CLEAN
 
 
 def strongest(board: Board, standing: Standing) -> Entry:
@@ -40,7 +45,7 @@ def strongest(board: Board, standing: Standing) -> Entry:
 def _judges(entry: Entry, standing: Standing) -> bool:
     return entry.attack == standing.strongest and all(
         getattr(entry, key) == getattr(standing, key)
-        for key in ("threat", "origin", "setting", "protocol", "model", "weights", "defence", "mask_ratio")
+        for key in ("threat", "origin", "setting", "protocol", "model", "weights", "defences")
     )
 
 
@@ -68,7 +73,8 @@ def _line(found: Sequence[tuple[Standing, Entry]], entries: Mapping[str, Entry])
 def _system(standing: Standing) -> str:
     weights = "" if standing.weights == "untrained" else f" ({numbers.weights(standing.weights)})"
     origin = "" if standing.origin == "reproduced" else f", {standing.origin}"
-    return f"{standing.defence} at mask ratio {standing.mask_ratio:g} on {standing.model}{weights}{origin}"
+    ratio = f" at mask ratio {standing.mask_ratio:g}" if standing.mask_ratio else ""
+    return f"{standing.defence}{ratio} on {standing.model}{weights}{origin}"
 
 
 def _clause(standing: Standing, entry: Entry, references: str) -> tuple[str, str]:

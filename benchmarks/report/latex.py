@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import Board
 from benchmarks.report.legend import LEAKAGE_HEADING
-from benchmarks.report.rows import TEXT, Row, Section, sections
+from benchmarks.report.rows import TEXT, Ranking, Row, Section, sections
 from benchmarks.report.tables import filled
 
 COLUMNS = (
-    "rank", "model", "weights", "defence", "mask ratio", "verdict", "strongest attack", "n", LEAKAGE_HEADING, "worst",
-    "against no defence, dB", "top-1 %",
+    "rank", "model", "weights", "defence", "mask ratio", "setting", "verdict", "strongest attack", "n",
+    LEAKAGE_HEADING, "worst", "against no defence, dB", "top-1 %",
 )  # fmt: skip
 _SPECIAL = str.maketrans(
     {
@@ -26,21 +26,18 @@ _SPECIAL = str.maketrans(
 
 
 def latex_text(board: Board) -> str:
-    """One table per threat model and setting."""
-    tables = [
-        _table(section, setting, [row for row in section.standings if row.values["setting"].text == setting])
-        for section in sections(board)
-        for setting in dict.fromkeys(row.values["setting"].text for row in section.standings)
-    ]
+    """One table per server and version of the picture that is compared with."""
+    tables = [_table(section, ranking) for section in sections(board) for ranking in section.rankings]
     return "\n".join(["% \\usepackage[T1]{fontenc}", "% \\usepackage{booktabs,graphicx}", *tables])
 
 
-def _table(section: Section, setting: str, rows: Sequence[Row]) -> str:
+def _table(section: Section, ranking: Ranking) -> str:
+    rows = ranking.rows
     shown = filled(rows)
     columns = [name for name in COLUMNS if name in shown]
     alignment = "".join("l" if name in TEXT else "r" for name in columns)
     body = [_line([row.values[name].text for name in columns]) for row in rows]
-    caption = f"Setting {setting}, {_counts(rows)}. {section.threat.sentence()}"
+    caption = f"{ranking.title.capitalize()}, {_counts(rows)}. {section.sentence}"
     return "\n".join(
         [
             r"\begin{table}",

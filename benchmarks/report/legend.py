@@ -1,14 +1,21 @@
 """What columns, metrics and verdicts are called, and what they mean."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Verdict
+from fedmjp.defences.pipeline import Pipeline
 from fedmjp.metrics import METRICS
+from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 
 HEADINGS = {"psnr": "PSNR", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
 LEAKAGE_HEADING = "leakage, PSNR dB"
 AGAINST_HEADING = "against no defence, dB"
+ADDED_HEADING = "each defence adds, dB"
+COMPARED = {
+    Picture.CLEAN: "compared with the picture (settings a and c)",
+    Picture.SHUFFLED: "compared with the shuffled picture (setting b)",
+}
 
 VERDICTS: dict[Verdict, str] = {
     "leaks": "recovered more than a guess; if defended, no less than without the defence",
@@ -35,11 +42,31 @@ def columns(board: Board) -> list[tuple[str, str]]:
                 "picture, compared with the picture"
             ),
         ),
-        ("none, shuffled", "no defence, but shuffled pictures in the gradient: what shuffling alone does"),
+        (
+            "rank",
+            (
+                "1 leaks least, among all that one server would see of clients without defences and that is compared "
+                "with the same version of the picture: settings a and c together, b apart"
+            ),
+        ),
+        (
+            "defence",
+            (
+                "what clients do, in that order; options only where they differ from the default. One that shuffles "
+                "does so in b and c; in a it does the rest of what it does"
+            ),
+        ),
         (LEAKAGE_HEADING, "mean over pictures and its 95 % interval; higher reveals more"),
         (
             AGAINST_HEADING,
             "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of Wilcoxon's test",
+        ),
+        (
+            ADDED_HEADING,
+            (
+                "where there are several defences: leakage minus that of the same without this one, per picture; less "
+                "than 0 is what it protects beyond the others"
+            ),
         ),
         ("over grey, dB", "the same against a grey picture, which uses nothing of the upload"),
         ("p95, worst", "leakage of the picture at 95 %, and of the most revealing trial"),
@@ -55,16 +82,20 @@ def columns(board: Board) -> list[tuple[str, str]]:
 
 
 def threat_title(threat: ThreatModel) -> str:
-    """A threat model in a few words, for a heading: ``gradient of 1 picture, labels not told``."""
+    """What a server sees of undefended clients, for a heading: ``gradient of 1 picture, labels not told``."""
     kind = "gradient"
     if threat.update == "delta":
         kind = f"weight delta after {threat.local_steps} {'step' if threat.local_steps == 1 else 'steps'}"
-    summed = "" if threat.individual_updates else "sum of the clients' updates, each a "
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
     repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
-    degraded = f", {threat.degradation}" if threat.degradation else ""
     told = f"labels {'told' if threat.labels_known else 'not told'}"
-    return f"{summed}{kind} of {pictures}{repeated}{degraded}, {told}"
+    return f"{kind} of {pictures}{repeated}, {told}"
+
+
+def told_of(pipelines: Iterable[Pipeline]) -> str:
+    """What the server is told of each defence, a sentence for each; each once."""
+    told = {defence.name: defence.told for pipeline in pipelines for defence in pipeline.made}
+    return " ".join(f"Of {name} it is told {what}." for name, what in told.items())
 
 
 def heading(name: str) -> str:

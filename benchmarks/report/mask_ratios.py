@@ -9,10 +9,10 @@ from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.report.drawing import (
     CEILING_NOTE,
     DASHED,
-    DEFENCE_COLOURS,
     DOTTED,
     LEAKAGE_LABEL,
     Plot,
+    Style,
     by_model,
     capped,
     defence_handles,
@@ -24,30 +24,29 @@ from benchmarks.report.drawing import (
     legend,
     name_of,
     reference_handles,
+    styles,
 )
 from fedmjp.threat import ThreatModel
 
 HEIGHT_INCHES = 3.2
 DODGE = 0.012  # between defences at one ratio, of the axis
-MARKERS = {"none": "o", "jigsaw": "s", "mjp": "D"}
 
 
-def mask_ratios(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
+def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     """One figure per model of which some setting saw two ratios or more."""
     caption = (
         "against the share of patches that are shuffled or masked: the strongest attack on each defence, mean and 95 % "
-        "interval. Where there is no defence, pictures are only shuffled. The dotted line is the grey guess. "
-        f"{CEILING_NOTE}"
+        f"interval. The dotted line is the grey guess. {CEILING_NOTE}"
     )
     return [
         Plot(
             f"{prefix}-mask-ratio-{place}",
-            threat,
+            server,
             f"Leakage against mask ratio, {name_of(entries[0])}",
             f"Leakage of {name_of(entries[0])} {caption}",
-            _figure(board, threat, entries),
+            _figure(board, server, entries),
         )
-        for place, entries in enumerate(by_model(judging(board, threat)), start=1)
+        for place, entries in enumerate(by_model(judging(board, server)), start=1)
         if _has_ratios(entries)
     ]
 
@@ -59,29 +58,31 @@ def _has_ratios(entries: Sequence[Entry]) -> bool:
     )
 
 
-def _figure(board: Board, threat: ThreatModel, entries: Sequence[Entry]) -> Figure:
-    references = [e for e in board.entries if e.threat == threat and e.leakage and e.model == entries[0].model]
+def _figure(board: Board, server: ThreatModel, entries: Sequence[Entry]) -> Figure:
+    references = [e for e in board.entries if e.server == server and e.leakage and e.model == entries[0].model]
     guesses = floors([entry for entry in references if entry.protocol == entries[0].protocol])
     figure, columns = facets(entries, HEIGHT_INCHES)
     ends = [end for entry in entries for end in interval_of(entry)]
+    present = {entry.defence for entry in entries}
+    drawn = {defence: style for defence, style in styles(board).items() if defence in present}
     for setting, axes in columns.items():
-        for place, defence in enumerate(DEFENCE_COLOURS):
+        for place, (defence, style) in enumerate(drawn.items()):
             line = [entry for entry in entries if entry.setting == setting and entry.defence == defence]
-            _line(axes, sorted(line, key=lambda entry: entry.mask_ratio), DODGE * (place - 1))
+            shift = DODGE * (place - (len(drawn) - 1) / 2)
+            _line(axes, sorted(line, key=lambda entry: entry.mask_ratio), style, shift)
         axes.axhline(board.recognisable_at, **DASHED)
         if setting in guesses:
             axes.axhline(guesses[setting], **DOTTED)
         leakage_scale(axes, [*ends, *guesses.values(), board.recognisable_at], "y")
         axes.set_xlabel("mask ratio")
     next(iter(columns.values())).set_ylabel(LEAKAGE_LABEL)
-    legend(figure, [*defence_handles(entries), *reference_handles(board, with_floor=bool(guesses))])
+    legend(figure, [*defence_handles(board, entries), *reference_handles(board, with_floor=bool(guesses))])
     return figure
 
 
-def _line(axes: Axes, entries: Sequence[Entry], shift: float) -> None:
+def _line(axes: Axes, entries: Sequence[Entry], style: Style, shift: float) -> None:
     if not entries:
         return
-    defence = entries[0].defence
     means = [capped(entry.metrics[LEAKAGE].mean) for entry in entries]
     ends = [interval_of(entry) for entry in entries]
     errors = [
@@ -92,8 +93,9 @@ def _line(axes: Axes, entries: Sequence[Entry], shift: float) -> None:
         [entry.mask_ratio + shift for entry in entries],
         means,
         errors,
-        color=DEFENCE_COLOURS[defence],
-        marker=MARKERS[defence],
+        color=style.colour,
+        linestyle=style.line,
+        marker=style.marker,
         markersize=4.5,
         linewidth=1.4,
         elinewidth=1.2,

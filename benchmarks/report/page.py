@@ -13,13 +13,13 @@ from itables import options as itables_options
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
-from benchmarks.leaderboard.entries import Board, Entry, Standing
+from benchmarks.leaderboard.entries import Board, Entry, Marginal, Standing
 from benchmarks.report import numbers
 from benchmarks.report.advice import advice
 from benchmarks.report.drawing import Plot
 from benchmarks.report.findings import strongest
 from benchmarks.report.gallery import Gallery
-from benchmarks.report.legend import HEADINGS, LEAKAGE_HEADING, VERDICTS, columns, definitions
+from benchmarks.report.legend import HEADINGS, LEAKAGE_HEADING, VERDICTS, columns, definitions, told_of
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import FILTERED, TEXT, Row, sections
 from benchmarks.report.svg import inline
@@ -178,7 +178,10 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     provenance = entry.provenance
     found = [
         ("Caveat", entry.caveat),
+        ("Threat model", " ".join(filter(None, [entry.server.sentence(), told_of([entry.pipeline])]))),
+        ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
         ("Against no defence, dB", numbers.difference(entry.over_twin) if entry.over_twin else ""),
+        *((f"Adds, {each.defence}, dB", _added(each)) for each in entry.marginal),
         ("Over grey, dB", numbers.difference(entry.over_floor) if entry.over_floor else ""),
         ("Weights", entry.weights if entry.weights == "untrained" else f"checkpoint {entry.weights}"),
         ("Accuracy", f"top-1 {entry.utility.top1:g} %, {entry.utility.source}" if entry.utility else ""),
@@ -194,10 +197,18 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
         ("SHA-256 of the pictures", provenance.pictures_sha256),
         ("SHA-256 of the weights", ", ".join(provenance.weights_sha256)),
         ("SHA-256 of the configuration", provenance.config_sha256),
+        ("Entry", entry.id),
+        ("Entry without defence", entry.twin),
+        ("Entry of the guess", entry.floor),
         ("Seeds", ", ".join(map(str, provenance.seeds))),
         ("Run", f"{provenance.first} to {provenance.last}" if provenance.first else "not run"),
     ]
     return [(term, text) for term, text in found if text]
+
+
+def _added(marginal: Marginal) -> str:
+    found = numbers.difference(marginal.difference) if marginal.difference else "not measured"
+    return f"{found}; entry without it: {marginal.twin}"
 
 
 def _trials(entry: Entry) -> str:

@@ -6,6 +6,7 @@ from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
 from benchmarks.report import numbers
 from benchmarks.report.legend import heading
 from benchmarks.report.rows import Row, Value, metric, number
+from fedmjp.defences.pipeline import NONE
 from fedmjp.settings import Setting
 
 BREACHING = "april_min_norm"  # computes what breaching's analytic attack does
@@ -47,11 +48,16 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
         entry
         for entry in board.entries
         if (entry.model, entry.setting) == (row.compares_with, row.setting)
-        and entry.defence == row.defence.casefold()
+        and _called(entry) == row.defence.casefold()
         and entry.role == "attack"
         and LEAKAGE in entry.metrics
     ]
     return max(candidates, key=lambda entry: _nearness(entry, row), default=None)
+
+
+def _called(entry: Entry) -> str:
+    """The defence as papers call it: to them a shuffled picture alone is an evaluation setting, not a defence."""
+    return NONE if entry.pipeline.marks == {"shuffled"} else entry.defence
 
 
 def _nearness(entry: Entry, row: Reported) -> tuple[bool, float, float]:
@@ -61,7 +67,7 @@ def _nearness(entry: Entry, row: Reported) -> tuple[bool, float, float]:
 
 
 def _named(entry: Entry) -> str:
-    defence = entry.defence if entry.defence == "none" else f"{entry.defence} at mask ratio {entry.mask_ratio:g}"
+    defence = entry.defence + (f" at mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
     return f"{entry.model}, {defence}, {entry.attack}, {numbers.weights(entry.weights)}, n = {entry.n}"
 
 

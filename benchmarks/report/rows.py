@@ -6,13 +6,20 @@ from dataclasses import dataclass
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing, Verdict
 from benchmarks.report import numbers
-from benchmarks.report.findings import findings, repeats_undefended, strongest
-from benchmarks.report.legend import AGAINST_HEADING, HEADINGS, LEAKAGE_HEADING, threat_title
-from fedmjp.settings import Setting
+from benchmarks.report.findings import findings, strongest
+from benchmarks.report.legend import (
+    ADDED_HEADING,
+    AGAINST_HEADING,
+    COMPARED,
+    HEADINGS,
+    LEAKAGE_HEADING,
+    threat_title,
+    told_of,
+)
 from fedmjp.threat import ThreatModel
 
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
-TEXT = (*FILTERED, "origin", "source", "row", "differs", "nearest of ours")
+TEXT = (*FILTERED, ADDED_HEADING, "origin", "source", "row", "differs", "nearest of ours")
 NO_INTERVAL = "no interval below two pictures"
 
 _COUNTED: dict[Verdict, tuple[str, str]] = {
@@ -56,45 +63,67 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Section:
-    """What one threat model has to show: ``findings`` are sentences, ``summary`` counts the standings."""
+class Ranking:
+    """Standings that are ranked together; ``title`` says what they are compared with."""
 
-    threat: ThreatModel
     title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one server has to show, whatever clients do to defend themselves.
+
+    ``server`` is its view of clients without defences; ``sentence`` adds what it is told of the defences here.
+    ``findings`` are sentences, ``summary`` counts the standings.
+    """
+
+    server: ThreatModel
+    title: str
+    sentence: str
     findings: tuple[str, ...]
     summary: str
-    standings: tuple[Row, ...]
+    rankings: tuple[Ranking, ...]
     cells: tuple[Row, ...]
 
 
 def sections(board: Board) -> list[Section]:
-    """One per threat model, in the order of the entries."""
-    return [_section(board, threat, place) for place, threat in enumerate(threats(board), start=1)]
+    """One per server, in the order of the entries."""
+    return [_section(board, server, place) for place, server in enumerate(servers(board), start=1)]
 
 
-def _section(board: Board, threat: ThreatModel, place: int) -> Section:
-    shown = [one for one in board.standings if one.threat == threat and not repeats_undefended(one)]
+def _section(board: Board, server: ThreatModel, place: int) -> Section:
+    shown = [one for one in board.standings if one.server == server]
+    entries = [entry for entry in board.entries if entry.server == server]
     return Section(
-        threat,
-        f"Threat model {place}: {threat_title(threat)}",
+        server,
+        f"Threat model {place}: {threat_title(server)}",
+        " ".join(filter(None, [server.sentence(), told_of(entry.pipeline for entry in entries)])),
         tuple(findings(board, shown)),
         summary(shown),
-        tuple(_standing_row(board, standing) for standing in shown),
-        tuple(_cell_row(board, entry) for entry in board.entries if entry.threat == threat),
+        _rankings(board, shown),
+        tuple(_cell_row(board, entry) for entry in entries),
     )
 
 
-def threats(board: Board) -> list[ThreatModel]:
-    """The threat models, in the order of the entries."""
-    found: list[ThreatModel] = []
-    for entry in board.entries:
-        if entry.threat not in found:
-            found.append(entry.threat)
-    return found
+def _rankings(board: Board, standings: Sequence[Standing]) -> tuple[Ranking, ...]:
+    together: dict[str, list[Standing]] = {}
+    several = len({standing.protocol for standing in standings}) > 1
+    for standing in standings:
+        scored = f", scored as {standing.protocol}" if several else ""
+        together.setdefault(f"{COMPARED[standing.setting.compared_with]}{scored}", []).append(standing)
+    return tuple(
+        Ranking(title, tuple(_standing_row(board, standing) for standing in group)) for title, group in together.items()
+    )
+
+
+def servers(board: Board) -> list[ThreatModel]:
+    """The threat models without defences, in the order of the entries."""
+    return list(dict.fromkeys(entry.server for entry in board.entries))
 
 
 def summary(standings: Sequence[Standing]) -> str:
-    """The verdicts of one threat model in one sentence."""
+    """The verdicts before one server in one sentence."""
     counts = Counter(standing.verdict for standing in standings)
     if not counts:
         return "No model was judged under this threat model."
@@ -121,6 +150,7 @@ def _standing_row(board: Board, standing: Standing) -> Row:
         **_defence(standing),
         **_leakage(entry),
         AGAINST_HEADING: _difference(entry, "twin"),
+        ADDED_HEADING: _added(entry),
         "strongest attack": Value(standing.strongest),
         **_circumstances(entry),
         "reason": Value(standing.reason),
@@ -136,6 +166,7 @@ def _cell_row(board: Board, entry: Entry) -> Row:
         **_defence(entry),
         **_leakage(entry),
         AGAINST_HEADING: _difference(entry, "twin"),
+        ADDED_HEADING: _added(entry),
         "over grey, dB": _difference(entry, "floor"),
         **_circumstances(entry),
         **{HEADINGS.get(name, name): metric(entry, name) for name in others},
@@ -149,10 +180,8 @@ def _model(row: Standing | Entry) -> dict[str, Value]:
 
 
 def _defence(row: Standing | Entry) -> dict[str, Value]:
-    """An undefended model whose pictures were shuffled shows what shuffling does without the defence's training."""
-    control = row.defence == "none" and row.setting is not Setting.A
     return {
-        "defence": Value("none, shuffled" if control else row.defence),
+        "defence": Value(row.defence),
         "mask ratio": Value(f"{row.mask_ratio:g}", row.mask_ratio),
         "setting": Value(str(row.setting)),
         "verdict": Value(row.verdict),
@@ -216,9 +245,16 @@ def _difference(entry: Entry, of: str) -> Value:
             interval=numbers.difference_interval(found),
             test=numbers.p_value(found.p_value),
         )
-    if of == "twin" and entry.defence == "none":
+    if of == "twin" and not entry.defences:
         return Value("", None, "not defended")
     return Value("", None, f"nothing to compare with: no scored {'undefended twin' if of == 'twin' else 'grey guess'}")
+
+
+def _added(entry: Entry) -> Value:
+    if len(entry.defences) < 2:
+        return Value("", why="there are not several defences")
+    found = [f"{each.defence} {each.difference.mean:+.1f}" for each in entry.marginal if each.difference]
+    return Value("; ".join(found), why="" if found else "nothing to compare with: no scored twin without one of them")
 
 
 def _no_score(entry: Entry) -> str:

@@ -31,7 +31,7 @@ def inline(plot: Plot, content: str) -> str:
     element = element.replace("#000000", "currentColor")
     # Text without a fill of its own is black, which the page's colour has to replace.
     root = f'<svg role="img" aria-labelledby="{plot.name}-title" fill="currentColor" '
-    said = plot.caption if plot.threat is None else f"{plot.caption} {plot.threat.sentence()}"
+    said = plot.caption if plot.server is None else f"{plot.caption} {plot.server.sentence()}"
     title = f'<title id="{plot.name}-title">{escape(said)}</title>'
     start = element.index(">") + 1
     return root + element[len("<svg ") : start] + title + element[start:]

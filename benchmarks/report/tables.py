@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,19 +16,24 @@ from tabulate import tabulate
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics
 from benchmarks.report.advice import advice
-from benchmarks.report.legend import VERDICTS, columns
+from benchmarks.report.legend import ADDED_HEADING, VERDICTS, columns
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
+from fedmjp.defences.pipeline import NONE, Defences
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
     "protocol", "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "SSIM",
-    "worst", "recognisable", "failed", "weights", "against no defence, dB", "strongest attack", "mask ratio",
+    "worst", "recognisable", "failed", "weights", ADDED_HEADING, "against no defence, dB", "strongest attack",
+    "mask ratio",
 )  # fmt: skip
 PRINTED = 40  # entries up to which a terminal gets all cells
 NAMED = 4  # columns that are named as left out
 GAP = 2  # between columns of a terminal table
+FLATTENED = (
+    "defences", "marginal", "threat", "metrics", "leakage", "submitter", "utility", "cost", "provenance", "errors",
+)  # fmt: skip
 NESTED: dict[str, type[Config]] = {"over_floor": Difference, "over_twin": Difference, "recognisable": Share}
 
 
@@ -43,10 +49,11 @@ def csv_text(board: Board) -> str:
 
 def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
     """Flat names: ``psnr_mean``, ``over_twin_p_value``, ``threat_batch_size``."""
-    nested = {"threat", "metrics", "leakage", "submitter", "utility", "cost", "provenance", "errors", *NESTED}
-    line: dict[str, Any] = entry.model_dump(mode="json", exclude=nested)
+    line: dict[str, Any] = entry.model_dump(mode="json", exclude={*FLATTENED, *NESTED})
     line["errors"] = "; ".join(entry.errors)
-    line |= _prefixed("threat", entry.threat.model_dump(mode="json"))
+    line["defences"] = _configured(entry.defences)
+    line["marginal"] = json.dumps([each.model_dump() for each in entry.marginal]) if entry.marginal else None
+    line |= _prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"}))
     for name in metrics:
         line |= _fields(name, Statistics, entry.metrics.get(name))
     for name, kind in NESTED.items():
@@ -61,6 +68,11 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
     return line | _prefixed("provenance", provenance)
 
 
+def _configured(defences: Defences) -> str:
+    """As the command line takes them."""
+    return " + ".join(config.text for config in defences) or NONE
+
+
 def _fields(name: str, kind: type[Config], value: Config | None) -> dict[str, Any]:
     return _prefixed(name, value.model_dump() if value else dict.fromkeys(kind.model_fields))
 
@@ -70,16 +82,15 @@ def _prefixed(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown_text(board: Board) -> str:
-    """Standings and cells per threat model, reported figures, notes."""
+    """Standings and cells per server, reported figures, notes."""
     parts = [f"# {_escaped(board.title)}", _escaped(board.question), *map(_escaped, advice(board))]
     for section in sections(board):
         parts += [
             f"## {_escaped(section.title)}",
-            _escaped(section.threat.sentence()),
+            _escaped(section.sentence),
             *(["\n".join(f"- {_escaped(line)}" for line in section.findings)] if section.findings else []),
             _escaped(section.summary),
-            "### Standings",
-            _markdown(section.standings),
+            *(part for each in section.rankings for part in (f"### Standings, {each.title}", _markdown(each.rows))),
             "### All cells",
             _markdown(section.cells),
         ]
@@ -122,7 +133,7 @@ def filled(rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(board: Board, console: Console) -> None:
-    """Standings per threat model, and the cells of a small board.
+    """Standings per server, and the cells of a small board.
 
     A terminal that is too narrow gets fewer columns, and is told.
     """
@@ -131,15 +142,13 @@ def print_table(board: Board, console: Console) -> None:
     for sentence in advice(board):
         console.print(f"{sentence}\n", markup=False, highlight=False)
     for section in sections(board):
-        lines = [f"{section.title}.", section.threat.sentence(), *section.findings, section.summary, ""]
+        lines = [f"{section.title}.", section.sentence, *section.findings, section.summary, ""]
         console.print("\n".join(lines), markup=False, highlight=False)
-        tables: dict[str, tuple[Sequence[Row], Sequence[str]]] = {
-            "Standings, rank 1 leaks least": (section.standings, ("setting",))
-        }
+        for ranking in section.rankings:
+            title = f"Standings, {ranking.title}, rank 1 leaks least"
+            left_out |= dict.fromkeys(_print(title, ranking.rows, (), console))
         if whole:
-            tables["All cells"] = (section.cells, ("model", "defence", "mask ratio"))
-        for title, (rows, grouped) in tables.items():
-            left_out |= dict.fromkeys(_print(title, rows, grouped, console))
+            left_out |= dict.fromkeys(_print("All cells", section.cells, ("model", "defence", "mask ratio"), console))
     if not whole:
         console.print(f"All {len(board.entries)} cells are in the report.", highlight=False)
     if left_out:

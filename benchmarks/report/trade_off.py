@@ -7,9 +7,9 @@ from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.report.drawing import (
     CEILING_NOTE,
     DASHED,
-    DEFENCE_COLOURS,
     LEAKAGE_LABEL,
     Plot,
+    Style,
     capped,
     defence_handles,
     facets,
@@ -19,6 +19,7 @@ from benchmarks.report.drawing import (
     legend,
     plain,
     reference_handles,
+    styles,
 )
 from fedmjp.threat import ThreatModel
 
@@ -26,18 +27,19 @@ HEIGHT_INCHES = 3.3
 MARKERS = "osD^vPX*"
 
 
-def trade_off(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
+def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     """One figure of all models whose accuracy is known."""
-    judged = [entry for entry in judging(board, threat) if entry.utility]
+    judged = [entry for entry in judging(board, server) if entry.utility]
     if not judged:
         return []
+    drawn = styles(board)
     models = list(dict.fromkeys(entry.model for entry in judged))
     figure, columns = facets(judged, HEIGHT_INCHES)
     ends = [end for entry in judged for end in interval_of(entry)]
     for setting, axes in columns.items():
         for entry in judged:
             if entry.setting == setting and entry.utility:
-                _point(axes, entry.utility.top1, entry, _marker(models.index(entry.model)))
+                _point(axes, entry.utility.top1, entry, drawn[entry.defence], _marker(models.index(entry.model)))
         axes.axhline(board.recognisable_at, **DASHED)
         axes.margins(x=0.12)
         leakage_scale(axes, [*ends, board.recognisable_at], "y")
@@ -47,21 +49,21 @@ def trade_off(board: Board, threat: ThreatModel, prefix: str) -> list[Plot]:
         Line2D([], [], color="black", linestyle="", marker=_marker(place), fillstyle="none", label=plain(model))
         for place, model in enumerate(models)
     ]
-    legend(figure, [*defence_handles(judged), *reference_handles(board, with_floor=False), *shapes])
+    legend(figure, [*defence_handles(board, judged), *reference_handles(board, with_floor=False), *shapes])
     caption = (
         "Leakage of the strongest attack (mean and 95 % interval) against top-1 accuracy; low and right is best. A "
         f"larger marker is a higher mask ratio. {CEILING_NOTE}"
     )
-    return [Plot(f"{prefix}-utility", threat, "Leakage against accuracy", caption, figure)]
+    return [Plot(f"{prefix}-utility", server, "Leakage against accuracy", caption, figure)]
 
 
 def _marker(place: int) -> str:
     return MARKERS[place % len(MARKERS)]
 
 
-def _point(axes: Axes, top1: float, entry: Entry, marker: str) -> None:
-    colour = DEFENCE_COLOURS[entry.defence]
+def _point(axes: Axes, top1: float, entry: Entry, style: Style, marker: str) -> None:
+    colour = style.colour
     size = 4.5 + 8 * entry.mask_ratio
     mean = capped(entry.metrics[LEAKAGE].mean)
-    axes.plot([top1, top1], interval_of(entry), color=colour, linewidth=1)
+    axes.plot([top1, top1], interval_of(entry), color=colour, linestyle=style.line, linewidth=1)
     axes.plot([top1], [mean], marker, color=colour, markersize=size, fillstyle="none", markeredgewidth=1.3)

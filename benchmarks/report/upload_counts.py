@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -24,9 +25,8 @@ from benchmarks.report.drawing import (
     name_of,
     reference_handles,
 )
-from benchmarks.report.rows import threats
-from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
+from benchmarks.report.findings import deployed
+from fedmjp.settings import Picture
 
 HEIGHT_INCHES = 3.6
 WIDTH_INCHES = 6.0
@@ -37,33 +37,25 @@ FEWEST = 3  # numbers of uploads that make a line
 
 
 def upload_counts(board: Board) -> list[Plot]:
-    """One figure per model with MJP that was attacked with three numbers of uploads or more, in setting c."""
-    found: dict[ThreatModel, list[Entry]] = {}
-    for threat in threats(board):
-        alike = threat.model_copy(update={"uploads_per_picture": 1})
-        found.setdefault(alike, []).extend(entry for entry in _on_mjp(board) if entry.threat == threat)
-    groups = [(threat, _one_attack(entries)) for threat, several in found.items() for entries in by_model(several)]
+    """One figure per model with its defences that was attacked with three numbers of uploads or more."""
+    found: dict[tuple[Any, ...], list[Entry]] = {}
+    for entry in board.entries:
+        if deployed(entry) and (entry.role, entry.origin) == ("attack", "reproduced") and entry.leakage:
+            once = entry.server.model_copy(update={"uploads_per_picture": 1})
+            found.setdefault((once, entry.defence), []).append(entry)
+    groups = [_one_attack(entries) for several in found.values() for entries in by_model(several)]
     return [
         Plot(
             f"uploads-per-picture-{place}",
             None,
-            f"Leakage against uploads per picture, {name_of(entries[0])}",
-            f"What {entries[0].attack} recovers of the clean picture (setting c) on {name_of(entries[0])} with MJP, "
-            "against the number of uploads of it that the server has seen, each under a mask of its own: median over "
-            f"pictures, and the middle half of them as a band. The dotted line is the grey guess. {CEILING_NOTE}",
+            f"Leakage against uploads per picture, {name_of(entries[0])}, {entries[0].defence}",
+            f"What {entries[0].attack} recovers of the picture itself on {name_of(entries[0])} with "
+            f"{entries[0].defence}, against the number of uploads of it that the server has seen, each with masks and "
+            "noise of its own: median over pictures, and the middle half of them as a band. The dotted line is the "
+            f"grey guess. {CEILING_NOTE}",
             _figure(board, entries),
         )
-        for place, (_, entries) in enumerate(_varied(groups), start=1)
-    ]
-
-
-def _on_mjp(board: Board) -> list[Entry]:
-    """Attacks of ours on MJP in setting c, with a score."""
-    return [
-        entry
-        for entry in board.entries
-        if (entry.defence, entry.setting, entry.role, entry.origin) == ("mjp", Setting.C, "attack", "reproduced")
-        and entry.leakage
+        for place, entries in enumerate(filter(_varied, groups), start=1)
     ]
 
 
@@ -80,8 +72,8 @@ def _one_attack(entries: Sequence[Entry]) -> list[Entry]:
     return max(by_attack.values(), key=reach)
 
 
-def _varied(groups: Sequence[tuple[ThreatModel, list[Entry]]]) -> list[tuple[ThreatModel, list[Entry]]]:
-    return [group for group in groups if len({_uploads(entry) for entry in group[1]}) >= FEWEST]
+def _varied(entries: Sequence[Entry]) -> bool:
+    return len({_uploads(entry) for entry in entries}) >= FEWEST
 
 
 def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
@@ -94,10 +86,15 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
         own = sorted((each for each in entries if each.mask_ratio == ratio), key=_uploads)
         _line(axes, own, colour, marker)
         style = {"color": colour, "marker": marker, "markersize": 4.5}
-        lines.append(Line2D([], [], **style, label=f"mask ratio {ratio:g}"))
+        label = f"mask ratio {ratio:g}" if ratio else entries[0].defence
+        lines.append(Line2D([], [], **style, label=label))
     same = (entries[0].model, entries[0].weights)
     guesses = floors(
-        [e for e in board.entries if (e.model, e.weights) == same and e.setting is Setting.C and e.leakage]
+        [
+            each
+            for each in board.entries
+            if (each.model, each.weights) == same and each.setting.compared_with is Picture.CLEAN and each.leakage
+        ]
     )
     for guess in guesses.values():
         axes.axhline(guess, **DOTTED)

@@ -19,10 +19,11 @@ from benchmarks.folder.store import Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Cell, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
 from benchmarks.uploads.direct import one_upload
-from benchmarks.uploads.source import Batch, Recorded, UploadSource, described
+from benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.errors import RecordError
+from fedmjp.exchange import Exchange
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction
 from fedmjp.settings import Picture, Setting
@@ -73,7 +74,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Job:
-    """What is missing of the trials of one arm and version on a few uploads of a plan's part.
+    """What is missing of the trials on a few uploads of a plan's part.
 
     Jobs of equal ``uploads`` attack uploads of the same pictures: more of them or fewer.
     """
@@ -86,11 +87,6 @@ class Job:
     def arm(self) -> ModelConfig:
         """Which the uploads are of."""
         return self.trials[0].arm
-
-    @property
-    def gradient_of(self) -> Picture:
-        """The version of the pictures that went into the uploads."""
-        return self.trials[0].cell.setting.gradient_of
 
 
 @dataclass(frozen=True)
@@ -132,19 +128,17 @@ class Engine:
     source: UploadSource
     save_pictures: bool = True
 
-    def run(self, planned: _Trials) -> None:
+    def run(self, planned: _Trials, source_error: str | None = None) -> None:
         """Run the trials of this experiment that are not finished; failed ones are tried again.
 
         Every trial ends as a row: "ok", or "failed" with its error.
+
+        Args:
+            planned: Of this experiment.
+            source_error: Why uploads that the source does not have could not be recorded.
         """
-        finished = self._finished(planned)
-        if len(finished) < len(planned):
-            error = self.source.prepare(planned, self.progress.federation)
-            self.progress.attacks(len(planned) - len(finished))
-            for job in _jobs(0, planned, finished):
-                self.work(job, error)
-        if len(self._finished(planned)) == len(planned):
-            self.source.finish()
+        for job in _jobs(0, planned, self._finished(planned)):
+            self.work(job, source_error)
 
     def work(self, job: Job, source_error: str | None = None) -> JobReport:
         """Work a job off, except for trials that another run on the same database has finished since.
@@ -162,7 +156,7 @@ class Engine:
         started = time.perf_counter()
         finished = self._finished(job.trials)
         self.progress.trials(len(finished))
-        self._work_off(job, [trial for trial in job.trials if trial.key not in finished], source_error)
+        self._work_off([trial for trial in job.trials if trial.key not in finished], source_error)
         return self._report(job, started)
 
     def give_up(self, job: Job, error: str) -> JobReport:
@@ -182,12 +176,11 @@ class Engine:
     def _finished(self, trials: _Trials) -> set[str]:
         return self.store.finished([trial.key for trial in trials])
 
-    def _work_off(self, job: Job, trials: _Trials, source_error: str | None) -> None:
+    def _work_off(self, trials: _Trials, source_error: str | None) -> None:
         """Attack by attack."""
-        arm, gradient_of = job.arm, job.gradient_of
         batches = list(dict.fromkeys(trial.batch for trial in trials))
-        found = self.source.uploads(arm, gradient_of, batches)
-        recorded = {batch: each for batch, each in found.items() if isinstance(each, Recorded)}
+        found = self.source.uploads(batches)
+        recorded = {batch: each for batch, each in found.items() if isinstance(each, Exchange)}
         reasons = {batch: source_error or each for batch, each in found.items() if isinstance(each, str)}
         if reasons:
             self.source.stale()
@@ -195,12 +188,10 @@ class Engine:
         for own in _by_attack([trial for trial in trials if trial.batch in recorded]):
             for stack in _in_chunks(list(own), ATTACKS.get(_attack(own).name).stack):
                 held = {batch: recorded[batch] for batch in stack}
-                made = self._reconstruct_each(arm, _attack(own), held)
+                made = self._reconstruct_each(_attack(own), held)
                 self._put([row for batch in stack for row in self._rows(own[batch], recorded[batch], made[batch])])
 
-    def _reconstruct_each(
-        self, arm: ModelConfig, attack: AttackConfig, held: Mapping[Batch, Recorded]
-    ) -> dict[Batch, _Attacked | str]:
+    def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
         """Per upload the reconstruction, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload
@@ -210,25 +201,23 @@ class Engine:
         for weights in dict.fromkeys(each.upload.weights for each in held.values()):
             stack = {batch: each for batch, each in held.items() if each.upload.weights == weights}
             try:
-                made |= self._reconstruct(arm, attack, stack)
+                made |= self._reconstruct(attack, stack)
             except Exception as error:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
                 if len(stack) == 1:
                     made |= dict.fromkeys(stack, described(error))
                     continue
                 for batch, each in stack.items():
-                    made |= self._reconstruct_each(arm, attack, {batch: each})
+                    made |= self._reconstruct_each(attack, {batch: each})
         return made
 
-    def _reconstruct(
-        self, arm: ModelConfig, attack: AttackConfig, stack: Mapping[Batch, Recorded]
-    ) -> dict[Batch, _Attacked]:
+    def _reconstruct(self, attack: AttackConfig, stack: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
         if attack.made().uses_natural_patches:
             _refuse_known([each.private for each in stack.values()])
         weights = next(iter(stack.values())).upload.weights
-        model = self.source.model(arm, weights)
-        adversary = Adversary(model, self.experiment.threat, self.experiment.federation.seed)
-        uploads = [each.for_attack(labels_known=self.experiment.labels_known) for each in stack.values()]
+        model = self.source.model(weights)
+        adversary = Adversary(model, self.experiment.threat, self.experiment.scenario.seed)
+        uploads = [each.upload for each in stack.values()]
         started = time.perf_counter()
         reconstructions = adversary.reconstruct(
             attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
@@ -236,7 +225,7 @@ class Engine:
         seconds = (time.perf_counter() - started) / sum(len(batch) for batch in stack)
         return {batch: _Attacked(each, seconds) for batch, each in zip(stack, reconstructions, strict=True)}
 
-    def _rows(self, trials: _Trials, recorded: Recorded, made: _Attacked | str) -> list[Trial]:
+    def _rows(self, trials: _Trials, recorded: Exchange, made: _Attacked | str) -> list[Trial]:
         """Trials that share an upload and a reconstruction, scored in their settings."""
         if isinstance(made, str):
             return [self._failed(trial, made) for trial in trials]
@@ -251,7 +240,7 @@ class Engine:
         self._save_pictures(trials, recorded.private, made.reconstruction)
         return rows
 
-    def _score(self, recorded: Recorded, made: _Attacked, setting: Setting) -> dict[str, Tensor | None]:
+    def _score(self, recorded: Exchange, made: _Attacked, setting: Setting) -> dict[str, Tensor | None]:
         experiment = self.experiment
         return evaluator.score(
             made.reconstruction,
@@ -262,7 +251,7 @@ class Engine:
         )
 
     def _scored(
-        self, trial: PlannedTrial, recorded: Recorded, made: _Attacked, values: Mapping[str, Tensor | None]
+        self, trial: PlannedTrial, recorded: Exchange, made: _Attacked, values: Mapping[str, Tensor | None]
     ) -> Trial:
         place = trial.batch.index(trial.picture.name)
         if recorded.private.sha256(place) != trial.picture.sha256:
@@ -310,7 +299,7 @@ class Engine:
             protocol=cell.protocol,
             picture=trial.picture.name,
             picture_sha256=trial.picture.sha256,
-            seed=self.experiment.federation.seed,
+            seed=self.experiment.scenario.seed,
             scores={},
             diagnostics={},
             environment=_environment(),
@@ -341,7 +330,7 @@ def jobs(plan: Plan, store: Store) -> list[Job]:
     finished = store.finished([trial.key for trial in plan.trials])
     found = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
     places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in found))}
-    shared = [one_upload(part.experiment.federation) for part in plan.parts]
+    shared = [one_upload(part.experiment.scenario) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
     grouped = [
         replace(job, uploads=uploads.setdefault((_uploads_of(job), shared[job.part]), len(uploads))) for job in found
@@ -350,7 +339,7 @@ def jobs(plan: Plan, store: Store) -> list[Job]:
 
 
 def _uploads_of(job: Job) -> Hashable:
-    return job.arm, job.gradient_of, job.trials[0].batch
+    return job.trials[0].batch
 
 
 def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
@@ -361,19 +350,17 @@ def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Jo
 
 
 def _chunks(planned: _Trials) -> Iterator[list[PlannedTrial]]:
-    """Trials of the same arm and version, a few uploads at a time, in the order of the plan.
+    """Trials on a few uploads at a time, in the order of the plan.
 
     Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
     is the same whenever a run is interrupted.
     """
-    groups: defaultdict[tuple[ModelConfig, Picture], defaultdict[Batch, list[PlannedTrial]]]
-    groups = defaultdict(lambda: defaultdict(list))
+    by_batch: defaultdict[Batch, list[PlannedTrial]] = defaultdict(list)
     for trial in planned:
-        groups[trial.arm, trial.cell.setting.gradient_of][trial.batch].append(trial)
-    for by_batch in groups.values():
-        optimises = any(ATTACKS.get(trial.attack.name).optimises for own in by_batch.values() for trial in own)
-        for chunk in _in_chunks(list(by_batch.values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
-            yield [trial for own in chunk for trial in own]
+        by_batch[trial.batch].append(trial)
+    optimises = any(ATTACKS.get(trial.attack.name).optimises for trial in planned)
+    for chunk in _in_chunks(list(by_batch.values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
+        yield [trial for own in chunk for trial in own]
 
 
 def _by_attack(trials: _Trials) -> list[dict[Batch, list[PlannedTrial]]]:

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,13 @@ from benchmarks.campaign.prepare import Prepared
 from benchmarks.folder.pictures import save_png
 from benchmarks.plan.experiment import AttackConfig, Experiment, PlannedTrial
 from benchmarks.running import evaluator
-from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory
-from benchmarks.uploads.source import Batch, Recorded
-from fedmjp.config import ModelConfig
+from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory, one_upload
+from benchmarks.uploads.source import Batch
 from fedmjp.data.selection import Selection
 from fedmjp.errors import FedmjpError
+from fedmjp.exchange import Exchange
 from fedmjp.records import Reconstruction
-from fedmjp.settings import Picture
+from fedmjp.scenario import Scenario
 
 PROBED = 4  # uploads per kind; a run works on more at a time, a little faster
 PATIENCE = 5.0  # seconds after which an attack that iterates is stopped and extrapolated
@@ -80,21 +80,19 @@ class _Pace:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Trials of one model and defence under one threat model."""
+    """Trials of one scenario."""
 
     experiment: Experiment
-    arm: ModelConfig
     trials: list[PlannedTrial]
 
     @property
-    def version(self) -> Picture:
-        return self.trials[0].cell.setting.gradient_of
+    def label(self) -> str:
+        return self.experiment.scenario.label
 
     @property
     def shared(self) -> Hashable:
         """What kinds agree in whose uploads are the same, but for their number."""
-        threat = self.experiment.threat.model_copy(update={"uploads_per_picture": 1})
-        return self.arm.label, self.trials[0].cell.weights, threat.digest()
+        return one_upload(self.experiment.scenario)
 
     @property
     def attacks(self) -> list[AttackConfig]:
@@ -102,20 +100,12 @@ class _Kind:
 
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
-        own = {
-            (trial.cell.setting.gradient_of, trial.stem)
-            for trial in self.trials
-            if tried is None or trial.attack == tried
-        }
-        return len(own) // self.experiment.federation.batch_size
+        own = {trial.stem for trial in self.trials if tried is None or trial.attack == tried}
+        return len(own) // self.experiment.threat.pictures
 
     def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
         """Some of the pictures behind them."""
-        found = (
-            trial.batch
-            for trial in self.trials
-            if trial.cell.setting.gradient_of is self.version and (tried is None or trial.attack == tried)
-        )
+        found = (trial.batch for trial in self.trials if tried is None or trial.attack == tried)
         return list(dict.fromkeys(found))[:at_most]
 
 
@@ -129,11 +119,11 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
     probes: list[Probe] = []
     scoring, png = 0.0, 0
     for kinds in _sharing(_kinds(prepared)):
-        on_probe(f"{kinds[0].arm.label}, uploads")
+        on_probe(f"{kinds[0].label}, uploads")
         probes.append(_upload_probe(kinds, prepared.selection))
         memory = Memory()
         for kind, tried in ((each, tried) for each in kinds for tried in each.attacks):
-            on_probe(f"{kind.arm.label}, {tried.label}")
+            on_probe(f"{kind.label}, {tried.label}")
             source = DirectUploads(kind.experiment, prepared.selection, memory)
             probe, recorded, made = _attack_probe(kind, source, tried)
             probes.append(probe)
@@ -150,11 +140,10 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
 
 
 def _kinds(prepared: Prepared) -> list[_Kind]:
-    found: dict[tuple[str, str, str], _Kind] = {}
+    found: dict[Scenario, _Kind] = {}
     for part in prepared.plan.parts:
         for trial in part.trials:
-            key = (trial.arm.label, trial.cell.weights, trial.cell.threat.digest())
-            found.setdefault(key, _Kind(part.experiment, trial.arm, [])).trials.append(trial)
+            found.setdefault(part.experiment.scenario, _Kind(part.experiment, [])).trials.append(trial)
     return list(found.values())
 
 
@@ -169,12 +158,12 @@ def _sharing(kinds: Sequence[_Kind]) -> list[list[_Kind]]:
 def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
     """Of a whole pass, as uploads are computed in passes, and once for the kind that asks for most of them."""
     fewest, kind = kinds[0], kinds[-1]
-    pass_ = max(1, PICTURES_PER_PASS // kind.experiment.federation.batch_size)
-    what, batches = f"{kind.arm.label}: uploads", kind.batches(at_most=pass_)
+    pass_ = max(1, PICTURES_PER_PASS // kind.experiment.scenario.batch_size)
+    what, batches = f"{kind.label}: uploads", kind.batches(at_most=pass_)
     # Builds the model and finds its kernels, which is done once.
-    DirectUploads(fewest.experiment, selection).uploads(kind.arm, kind.version, batches[:1])
+    DirectUploads(fewest.experiment, selection).uploads(batches[:1])
     began = time.perf_counter()
-    found = DirectUploads(kind.experiment, selection).uploads(kind.arm, kind.version, batches)
+    found = DirectUploads(kind.experiment, selection).uploads(batches)
     seconds = (time.perf_counter() - began) / len(batches)
     failures = [each for each in found.values() if isinstance(each, str)]
     return Probe(what, seconds, kind.uploads(), failures[0] if failures else None)
@@ -182,16 +171,14 @@ def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
 
 def _attack_probe(
     kind: _Kind, source: DirectUploads, tried: AttackConfig
-) -> tuple[Probe, Sequence[Recorded], Sequence[Reconstruction]]:
-    what, count = f"{kind.arm.label}: {tried.label}", kind.uploads(tried)
-    found = source.uploads(kind.arm, kind.version, kind.batches(tried))
-    recorded = [each for each in found.values() if isinstance(each, Recorded)]
+) -> tuple[Probe, Sequence[Exchange], Sequence[Reconstruction]]:
+    what, count = f"{kind.label}: {tried.label}", kind.uploads(tried)
+    found = source.uploads(kind.batches(tried))
+    recorded = [each for each in found.values() if isinstance(each, Exchange)]
     if not recorded:
         return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
-    uploads = [each.for_attack(labels_known=kind.experiment.labels_known) for each in recorded]
-    adversary = Adversary(
-        source.model(kind.arm, uploads[0].weights), kind.experiment.threat, kind.experiment.federation.seed
-    )
+    uploads = [each.upload for each in recorded]
+    adversary = Adversary(source.model(uploads[0].weights), kind.experiment.threat, kind.experiment.scenario.seed)
     pace, made, failure = _Pace(time.perf_counter()), list[Reconstruction](), None
     try:
         made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=pace)
@@ -205,7 +192,7 @@ def _attack_probe(
     return Probe(what, seconds, count, failure), recorded, made
 
 
-def _score(kind: _Kind, recorded: Sequence[Recorded], made: Sequence[Reconstruction]) -> tuple[float, int]:
+def _score(kind: _Kind, recorded: Sequence[Exchange], made: Sequence[Reconstruction]) -> tuple[float, int]:
     """Seconds to score and save one trial, and the size of its PNG."""
     experiment, setting = kind.experiment, kind.trials[0].cell.setting
     with tempfile.TemporaryDirectory() as folder:
@@ -231,8 +218,6 @@ def _picture_counts(prepared: Prepared) -> tuple[int, int]:
     if prepared.campaign.keep == "all":
         whole = len(trials) + originals
         return whole, whole
-    by_arm: defaultdict[tuple[str, Picture], int] = defaultdict(int)
-    for trial in trials:
-        by_arm[trial.arm.label, trial.cell.setting.gradient_of] += 1
+    by_arm = Counter(trial.arm for trial in trials)
     kept = KEPT_PER_CELL * len({trial.cell for trial in trials})
     return 3 * kept, 3 * kept + max(by_arm.values(), default=0) + originals

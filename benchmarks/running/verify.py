@@ -29,6 +29,7 @@ from fedmjp.settings import Picture
 # Each of two pictures moves by at most half a step of 1/255 when it is rounded, so their distance by a step.
 ROUNDING = 1 / 255
 TOLERANCE = 1e-6
+TABLE = "leaderboard.json"
 
 
 @dataclass
@@ -198,14 +199,16 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
     return again
 
 
-def compare_with_published(folder: Path, board: Mapping[str, Any]) -> list[str]:
+def compare_with_published(folder: Path, board: Mapping[str, Any], *, rendered: bool) -> list[str]:
     """Where table and manifest that were published say something else than the trials do.
 
     Args:
         folder: Where ``leaderboard.json`` and ``manifest.json`` lie.
         board: The board made anew, as JSON-ready values.
+        rendered: Whether the table must be there; a study may do without.
     """
-    return [*_compare_tables(folder, board), *_compare_manifests(folder, board["about"])]
+    tables = _compare_tables(folder, board) if rendered or (folder / TABLE).exists() else []
+    return [*tables, *_compare_manifests(folder, board["about"])]
 
 
 def _compare_manifests(folder: Path, about: Mapping[str, Any]) -> list[str]:
@@ -231,7 +234,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _compare_tables(folder: Path, numbers: Mapping[str, Any]) -> list[str]:
-    path = folder / "leaderboard.json"
+    path = folder / TABLE
     try:
         published = json.loads(path.read_text(encoding="utf-8"))["entries"]
     except (OSError, ValueError, KeyError, TypeError):

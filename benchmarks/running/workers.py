@@ -68,7 +68,7 @@ class Setup:
     @property
     def device(self) -> str:
         """Where attacks run: cpu or cuda."""
-        return self.experiments[0].federation.device
+        return self.experiments[0].scenario.device
 
 
 class Bench:

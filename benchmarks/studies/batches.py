@@ -24,9 +24,9 @@ from torch import Tensor
 from attacks.mjp.facts import required_tensors
 from attacks.mjp.intersection import MjpIntersection
 from attacks.natural_patches import measured_on
-from benchmarks.folder.output import write_json, write_text
+from benchmarks.folder.study import keep_rows
 from fedmjp import provenance
-from fedmjp.config import Defence, ModelConfig
+from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source, select
@@ -64,8 +64,8 @@ class Case:
     @property
     def network(self) -> VitClassifier:
         """Untrained."""
-        defence: Defence = "none" if self.masks == "none" else "mjp"
-        return build_vit(ModelConfig(name=self.model, defence=defence, image_size=self.image_size))
+        masked = self.masks != "none"
+        return build_vit(ModelConfig(name=self.model, unknown_embedding=masked, image_size=self.image_size))
 
 
 CASES = (
@@ -90,9 +90,6 @@ def main(pictures: Annotated[str, typer.Option(help="FOLDER/CLASS/picture.")]) -
         exact=("psnr", lambda found: (found >= EXACT).mean()),
         seconds=("seconds", "mean"),
     )
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    write_text(FOLDER / "pictures.csv", frame.to_csv(index=False, float_format="%.3f"))
-    write_text(FOLDER / "batches.csv", table.round(3).to_csv())
     about = {
         "command": "python -m benchmarks.studies.batches --pictures FOLDER",
         "mask_ratio": MASK_RATIO,
@@ -100,7 +97,7 @@ def main(pictures: Annotated[str, typer.Option(help="FOLDER/CLASS/picture.")]) -
         "psnr": f"of the clean picture, dB, under the best assignment of a batch's pictures; exact from {EXACT:g}",
         "seconds": "per batch that is attacked, one core",
     }
-    write_json(FOLDER / "manifest.json", {**about, **provenance.environment()})
+    keep_rows(FOLDER, frame, {**about, **provenance.environment()})
     typer.echo(table.round(2).to_string())
 
 

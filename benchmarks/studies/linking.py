@@ -21,7 +21,7 @@ import typer
 from attacks.mjp.facts import LinearFacts, linear_facts, required_tensors
 from attacks.mjp.linking import Statement, Verdict, compare, groups
 from attacks.natural_patches import measured_on
-from benchmarks.folder.output import write_json
+from benchmarks.folder.study import keep_rows
 from fedmjp import provenance
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.batches import private_batch
@@ -79,8 +79,6 @@ def main(
     torch.set_num_threads(1)
     rows = [row for client in _clients(pictures, small, weights) for ratio in RATIOS for row in _measure(client, ratio)]
     table = pd.DataFrame(rows)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    table.to_csv(FOLDER / "linking.csv", index=False)
     about = {
         "command": "python -m benchmarks.studies.linking --pictures FOLDER --small FOLDER --weights FILE",
         "mask_ratios": RATIOS,
@@ -89,15 +87,15 @@ def main(
         "seed": SEED,
         "weights": weights.as_posix(),
     }
-    write_json(FOLDER / "manifest.json", {**about, **provenance.environment()})
+    keep_rows(FOLDER, table, {**about, **provenance.environment()})
     typer.echo(table.to_string(index=False))
 
 
 def _clients(pictures: str, small: str, weights: Path) -> Iterator[Client]:
-    deit = build_vit(ModelConfig.parse({"name": "deit_small", "defence": "mjp"}))
+    deit = build_vit(ModelConfig.parse({"name": "deit_small", "unknown_embedding": True}))
     trained = {"weights": Checkpoint.of(weights), "localisation": "nonlinear"}
     sizes = {"image_size": 32, "patch_size": 8, "classes": 32}
-    micro = build_vit(ModelConfig.parse({"name": "deit_micro", "defence": "mjp", **sizes, **trained}))
+    micro = build_vit(ModelConfig.parse({"name": "deit_micro", "unknown_embedding": True, **sizes, **trained}))
     yield Client("DeiT-S, untrained", deit, _chosen(pictures, 224, PICTURES))
     yield Client("DeiT-S, untrained, two crops", deit, _chosen("bundled", 224, 8), crops=True)
     yield Client("deit_micro, trained", micro, _chosen(small, 32, PICTURES))

@@ -20,19 +20,20 @@ from torch import Tensor
 
 from attacks.patch_embedding import OraclePatchEmbedding
 from attacks.reassembly import reassemble
-from benchmarks.folder.output import write_json, write_text
+from benchmarks.folder.study import keep_rows
 from benchmarks.studies.span_certificates import selection as drawn
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, open_source
-from fedmjp.degradation import degrade
+from fedmjp.defences.base import Client
 from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
+from fedmjp.randomness import SeededRandomness
 from fedmjp.records import Upload
 from fedmjp.running import run_function
 from fedmjp.seeds import torch_generator
@@ -44,9 +45,9 @@ SEED = 0  # of weights, puzzles and search
 MASK_RATIOS = (0.09, 0.27, 0.5, 0.9)
 EXACT = "exact"
 DEGRADED = {
-    "oracle, float16": ThreatModel(precision="float16"),
-    "oracle, noise 0.0001": ThreatModel(noise=1e-4),
-    "oracle, noise 0.001": ThreatModel(noise=1e-3),
+    "oracle, float16": ThreatModel.parse({"defences": "round:precision=float16"}),
+    "oracle, noise 0.0001": ThreatModel.parse({"defences": "gaussian:noise=0.0001"}),
+    "oracle, noise 0.001": ThreatModel.parse({"defences": "gaussian:noise=0.001"}),
 }
 # An exact picture has 200 dB, which a mean would be made of; rounding to 8 bits alone leaves 59 dB.
 CAP = 60.0
@@ -79,14 +80,12 @@ def main(
     development: Annotated[bool, typer.Option(help="The pictures that attacks were developed on.")] = False,
 ) -> None:
     """Shuffle, reconstruct, reassemble, score in setting c."""
-    config = ModelConfig(name=model, defence="mjp", image_size=image_size, patch_size=patch_size, seed=SEED)
+    config = ModelConfig(name=model, unknown_embedding=True, image_size=image_size, patch_size=patch_size, seed=SEED)
     source = open_source(str(pictures), size=image_size, classes=config.classes)
     selection = drawn(source, n, development=development)
     network = build_vit(config)
     rows = [row for ratio in MASK_RATIOS for row in _rows(selection, network, ratio)]
     frame = pd.DataFrame(asdict(row) for row in rows)
-    output.mkdir(parents=True, exist_ok=True)
-    write_text(output / "reassembly.csv", frame.to_csv(index=False, float_format="%.4f"))
     about = {
         "command": "python -m benchmarks.studies.order --pictures FOLDER --output DIR"
         f" --n {n} --model {model} --image-size {image_size} --patch-size {patch_size}"
@@ -97,7 +96,7 @@ def main(
         "psnr": f"setting c, dB, each capped at {CAP:g}; seconds are of reassembly alone",
         "degraded": {name: threat.model_dump(mode="json") for name, threat in DEGRADED.items()},
     }
-    write_json(output / "manifest.json", {**about, **provenance.environment()})
+    keep_rows(output, frame, {**about, **provenance.environment()})
     means = frame.drop(columns="picture").groupby(["patches", "mask_ratio"], sort=False).mean()
     typer.echo(means.round(3).to_string())
 
@@ -122,7 +121,9 @@ def _reconstructions(batch: PrivateBatch, model: VitClassifier, generator: torch
     clean = entrance_gradients(model, [batch], attack.tensors(model))[0]
     found = {}
     for kind, threat in DEGRADED.items():
-        upload = Upload(degrade(clean, threat, generator=generator), "gradient", 1, 1, 0, "")
+        randomness = SeededRandomness(generator.initial_seed())
+        sent = threat.pipeline.protect(clean, Client("gradient"), randomness=randomness)
+        upload = Upload(sent, "gradient", 1, 1, 0, "")
         found[kind] = attack.reconstruct([upload], model, threat, generator=generator)[0].images
     return found
 

@@ -18,7 +18,7 @@ import typer
 from matplotlib.figure import Figure
 
 from attacks.mjp.intersection import MjpIntersection
-from benchmarks.folder.output import write_json, write_text
+from benchmarks.folder.study import keep_rows
 from benchmarks.report.drawing import CEILING, CEILING_TICK, DASHED, STYLE
 from benchmarks.uploads.rounds import RecordedRounds
 from fedmjp import provenance
@@ -27,7 +27,6 @@ from fedmjp.metrics import metric
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.running import run_function
-from fedmjp.threat import ThreatModel
 
 RECOGNISABLE = 20.0  # dB
 COMMAND = "python -m benchmarks.studies.recurring_pictures RECORDS"
@@ -39,11 +38,9 @@ def main(
 ) -> None:
     """Attack each picture after each of its uploads."""
     table = recovered(RecordedRounds.open(records))
-    output.mkdir(parents=True, exist_ok=True)
-    write_text(output / "uploads.csv", table.to_csv(index=False, float_format="%.4g"))
+    keep_rows(output, table, {"command": COMMAND, **provenance.environment()})
     with mpl.rc_context(STYLE):
         figure(table).savefig(output / "uploads.svg", metadata={"Date": None})
-    write_json(output / "manifest.json", {"command": COMMAND, **provenance.environment()})
     typer.echo(summary(table).to_string())
 
 
@@ -63,8 +60,7 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
     """
     federation = rounds.arms(None, None, device="cpu")
     arm = federation.arms[0]  # of a training run, there is one
-    protocol = ("uploads_per_picture", "precision", "noise", "kept")
-    threat = ThreatModel.parse({name: getattr(federation, name) for name in protocol})
+    threat = scenario.threat
     kept: dict[int, list[Upload]] = {}
     seen: dict[str, int] = {}
     rows = []

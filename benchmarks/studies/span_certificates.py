@@ -124,7 +124,7 @@ class Study:
             ConfigError: If they are no such pairs.
         """
         given = read_options(options)
-        values: dict[str, Any] = {"name": "deit_small", "defence": "mjp", **given}
+        values: dict[str, Any] = {"name": "deit_small", "unknown_embedding": True, **given}
         weights = values.pop("weights", None)
         label = "untrained"
         if weights is not None:

@@ -54,7 +54,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of weights and masks.")] = 0,
 ) -> None:
     """Draw the figure."""
-    model = build_vit(ModelConfig.parse({"name": "deit_small", "defence": "mjp", "seed": seed}))
+    model = build_vit(ModelConfig.parse({"name": "deit_small", "unknown_embedding": True, "seed": seed}))
     source = open_source("bundled", size=model.image_size, classes=1000)
     rows = [_row(source.load(name), model, seed) for name in PICTURES]
     output.parent.mkdir(parents=True, exist_ok=True)

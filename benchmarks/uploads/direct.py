@@ -1,29 +1,29 @@
 """Uploads that are computed in this process when they are asked for, without Flower."""
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from torch import Tensor
 
-from benchmarks.plan.experiment import Experiment, PlannedTrial
-from benchmarks.uploads.source import Batch, Recorded, described, tensors_read
-from fedmjp.config import FederationConfig, ModelConfig, Turn
-from fedmjp.data.batches import batch_of_round
+from benchmarks.plan.experiment import Experiment
+from benchmarks.uploads.source import Batch, described, tensors_read
+from fedmjp.config import ModelConfig
+from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, FedmjpError
+from fedmjp.exchange import Exchange, noise_of, private_of, protect, update_of, upload_of
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Upload, weights_digest
-from fedmjp.settings import Picture
+from fedmjp.records import weights_digest
+from fedmjp.scenario import Scenario, Turn
 from fedmjp.stacked import ENTRANCE, entrance_gradients
-from fedmjp.updates import leaving, local_update
 
 PICTURES_PER_PASS = 16
-Found = dict[Batch, Recorded | str]
+Found = dict[Batch, Exchange | str]
 
 
 @dataclass
@@ -34,40 +34,26 @@ class Memory:
     computed once, as long as they ask for the same pictures one after another.
     """
 
-    first: Found | None = None
-    others: dict[int, dict[Batch, Upload | str]] = field(default_factory=dict)
+    found: dict[int, Found] = field(default_factory=dict)
     _of: Hashable = None
 
     def turn_to(self, pictures: Hashable) -> None:
         """Forget what is of other pictures."""
         if pictures != self._of:
-            self._of, self.first, self.others = pictures, None, {}
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Uploads that are wanted: of which arm, version and pictures, with which tensors."""
-
-    arm: ModelConfig
-    gradient_of: Picture
-    batches: tuple[Batch, ...]
-    read: frozenset[str]
-    read_of_others: frozenset[str]
-
-    def names(self, number: int) -> frozenset[str]:
-        return self.read_of_others if number else self.read
+            self._of, self.found = pictures, {}
 
 
 @dataclass(frozen=True)
 class DirectUploads:
     """Computes uploads and, unless there is a memory, forgets them.
 
-    Only the tensors that some attack reads are computed and kept, and others of an upload only for attacks
-    that read others: uploads 1 to R - 1 of its pictures, in this order; the upload itself is number 0. The
-    weights stay as they are. An upload does not depend on which others are asked for, to the last bit.
+    Where a part of an update is protected as the whole is, only the tensors that some attack reads are computed.
+    Others of an upload are computed only for attacks that read others: uploads 1 to R - 1 of its pictures, in this
+    order; the upload itself is number 0. The weights stay as they are. An upload does not depend on which others are
+    asked for, to the last bit.
 
     Attributes:
-        experiment: Whose arms' uploads are asked for.
+        experiment: Whose uploads are asked for.
         selection: Its pictures; experiments that differ in their seed may share them.
         memory: Shared with other experiments on the same pictures; None remembers nothing.
 
@@ -80,139 +66,130 @@ class DirectUploads:
     memory: Memory | None = None
 
     def __post_init__(self) -> None:
-        rate = self.experiment.federation.server_learning_rate
+        rate = self._scenario.server_learning_rate
         if rate:
             raise ConfigError(f"direct mode keeps the weights; server-learning-rate is {rate}")
 
-    def prepare(self, planned: Sequence[PlannedTrial], on_rounds: Callable[[int], None]) -> str | None:
-        """Nothing to record."""
-        del planned, on_rounds
-        return None
-
-    def uploads(
-        self, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch]
-    ) -> Mapping[Batch, Recorded | str]:
+    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
         """Compute them, in stacks where the attacks read nothing but the model's entrance."""
+        scenario = self._scenario
         try:
-            model = _initial_model(arm, self.experiment.federation.device)
+            model = _initial_model(scenario.network, scenario.device)
         except FedmjpError as error:
             return dict.fromkeys(batches, str(error))
-        read, of_others = (tensors_read(self.experiment, arm, model, of_others=others) for others in (False, True))
-        asked = _Asked(arm, gradient_of, tuple(batches), read, of_others)
+        read, of_others = (tensors_read(self.experiment, model, of_others=others) for others in (False, True))
         memory = self.memory or Memory()
-        memory.turn_to((asked, self.experiment.labels_known, one_upload(self.experiment.federation)))
-        if memory.first is None:
-            memory.first = self._numbered(model, asked, 0)
-        numbers = range(1, self.experiment.federation.uploads_per_picture) if of_others else ()
+        memory.turn_to((one_upload(scenario), tuple(batches), read, of_others))
+        numbers = range(scenario.uploads_per_picture if of_others else 1)
         for number in numbers:
-            if number not in memory.others:
-                memory.others[number] = self._told(self._numbered(model, asked, number))
-        return {
-            batch: _together(memory.first[batch], [memory.others[number][batch] for number in numbers])
-            for batch in batches
-        }
+            if number not in memory.found:
+                memory.found[number] = self._numbered(model, batches, of_others if number else read, number)
+        return {batch: _together([memory.found[number][batch] for number in numbers]) for batch in batches}
 
-    def model(self, arm: ModelConfig, weights: str) -> VitClassifier:
+    def model(self, weights: str) -> VitClassifier:
         """The initial model: a copy, so that nothing an attack does to it reaches the clients."""
         del weights
-        return _attackers_model(arm, self.experiment.federation.device)
+        return _attackers_model(self._scenario.network, self._scenario.device)
 
     def stale(self) -> None:
         """Nothing is kept."""
 
-    def finish(self) -> None:
-        """Nothing is kept."""
-
-    def _told(self, found: Found) -> dict[Batch, Upload | str]:
-        """The uploads as the server has them, without what is private."""
-        known = self.experiment.labels_known
-        return {
-            batch: each if isinstance(each, str) else each.for_attack(labels_known=known)
-            for batch, each in found.items()
-        }
-
-    def _numbered(self, model: VitClassifier, asked: _Asked, number: int) -> Found:
+    def _numbered(self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int) -> Found:
         """One upload of each batch."""
-        names = asked.names(number)
-        gradients = self.experiment.federation.update == "gradient" and model.has_positions
-        stacked = gradients and names and names <= ENTRANCE
+        scenario = self._scenario
+        parts = scenario.pipeline.parts and scenario.pipeline.clients == 1
+        gradients = scenario.update == "gradient" and model.has_positions
+        stacked = parts and gradients and names and names <= ENTRANCE
         found: Found = {}
-        for stack in self._stacks(asked.batches) if stacked else [[batch] for batch in asked.batches]:
-            found |= self._computed(model, asked, stack, number)
-        return {batch: found[batch] for batch in asked.batches}
+        for stack in self._stacks(batches) if stacked else [[batch] for batch in batches]:
+            found |= self._computed(model, stack, names, number)
+        return {batch: found[batch] for batch in batches}
 
     def _stacks(self, batches: Sequence[Batch]) -> list[list[Batch]]:
         """Whole passes that the batches are in: how many are in a pass shows in the last bit of its gradients."""
-        size = max(1, PICTURES_PER_PASS // self.experiment.federation.batch_size)
+        size = max(1, PICTURES_PER_PASS // self._scenario.batch_size)
         passes = dict.fromkeys(self._places[batch] // size for batch in batches)
         every = list(self._places)
         return [every[index * size : (index + 1) * size] for index in passes]
 
-    def _computed(self, model: VitClassifier, asked: _Asked, stack: Sequence[Batch], number: int) -> Found:
+    def _computed(self, model: VitClassifier, stack: Sequence[Batch], names: frozenset[str], number: int) -> Found:
         """Uploads of one pass, or of one batch alone."""
-        federation = self.experiment.federation
+        scenario = self._scenario
         found: Found = {}
-        turns = {batch: self._turn(batch, asked.gradient_of, number) for batch in stack}
         private: dict[Batch, PrivateBatch] = {}
-        for batch, turn in turns.items():
+        for batch in stack:
             try:
-                private[batch] = batch_of_round(federation, self.selection, *turn)
+                private[batch] = private_of(
+                    scenario, [self.selection.load(entry) for entry in self._entries[batch]], number
+                )
             except FedmjpError as error:
                 found[batch] = str(error)
         try:
-            updates = _updates(model, list(private.values()), federation, asked.names(number))
-            digest = _initial_digest(asked.arm, federation.device)
-            for (batch, made), update in zip(private.items(), updates, strict=True):
-                client, server_round = turns[batch]
-                sent = leaving(update, made, federation, number)
-                upload = Upload(sent, federation.update, len(batch), server_round, client, digest)
-                found[batch] = Recorded(made, upload)
+            updates = self._updates(model, private, names, number)
+            digest = _initial_digest(scenario.network, scenario.device)
+            for (batch, made), sent in zip(private.items(), updates, strict=True):
+                client, place = divmod(self._places[batch], scenario.batches_per_client)
+                upload = upload_of(
+                    scenario,
+                    sent,
+                    made,
+                    server_round=scenario.round_of(Turn(place, number)),
+                    node=client,
+                    weights=digest,
+                )
+                found[batch] = Exchange(made, upload)
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
             for batch in private:
                 found.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
         return found
 
-    def _turn(self, batch: Batch, gradient_of: Picture, number: int) -> tuple[int, int]:
-        """Client and round of a batch, as in a federated run."""
-        federation = self.experiment.federation
-        client, place = divmod(self._places[batch], federation.batches_per_client)
-        return client, federation.round_of(Turn(place, gradient_of, number))
+    def _updates(
+        self, model: VitClassifier, private: Mapping[Batch, PrivateBatch], names: frozenset[str], number: int
+    ) -> list[dict[str, Tensor]]:
+        """What leaves the clients, one update per batch."""
+        scenario, batches = self._scenario, list(private.values())
+        if len(batches) > 1:
+            made = entrance_gradients(model, batches, names)
+            return [
+                protect(update, batch, model, scenario.threat, randomness=noise_of(scenario, batch, number))
+                for update, batch in zip(made, batches, strict=True)
+            ]
+        return [self._update(model, batch, names, number) for batch in batches]
+
+    def _update(
+        self, model: VitClassifier, batch: PrivateBatch, names: frozenset[str], number: int
+    ) -> dict[str, Tensor]:
+        sent = update_of(self._scenario, model, batch, number)
+        if ORACLE_TOKEN_GRADIENTS in names:
+            sent |= entrance_gradients(model, [batch], [ORACLE_TOKEN_GRADIENTS])[0]
+        # A floor reads nothing, but an upload is never empty.
+        return {name: tensor for name, tensor in sent.items() if name in names or not names}
+
+    @property
+    def _scenario(self) -> Scenario:
+        return self.experiment.scenario
+
+    @cached_property
+    def _entries(self) -> dict[Batch, tuple[PictureEntry, ...]]:
+        batches = self.selection.batches(self._scenario)
+        return {tuple(entry.name for entry in batch): batch for batch in batches}
 
     @cached_property
     def _places(self) -> dict[Batch, int]:
-        batches = self.selection.batches(self.experiment.federation)
-        return {tuple(entry.name for entry in batch): place for place, batch in enumerate(batches)}
+        return {batch: place for place, batch in enumerate(self._entries)}
 
 
-def one_upload(federation: FederationConfig) -> FederationConfig:
-    """The same with a single upload per picture: what federations that share their uploads agree in."""
-    return federation.model_copy(update={"uploads_per_picture": 1})
+def one_upload(scenario: Scenario) -> Scenario:
+    """The same with a single upload per picture: what scenarios that share their uploads agree in."""
+    return scenario.model_copy(update={"uploads_per_picture": 1})
 
 
-def _together(first: Recorded | str, others: Sequence[Upload | str]) -> Recorded | str:
-    failures = [each for each in (first, *others) if isinstance(each, str)]
-    if isinstance(first, str) or failures:
+def _together(made: Sequence[Exchange | str]) -> Exchange | str:
+    failures = [each for each in made if isinstance(each, str)]
+    if failures:
         return failures[0]
-    kept = tuple(each for each in others if isinstance(each, Upload))
-    return replace(first, upload=replace(first.upload, others=kept)) if kept else first
-
-
-def _updates(
-    model: VitClassifier, private: Sequence[PrivateBatch], federation: FederationConfig, names: Collection[str]
-) -> list[dict[str, Tensor]]:
-    if len(private) > 1:
-        return entrance_gradients(model, private, names)
-    return [_update(model, batch, federation, names) for batch in private]
-
-
-def _update(
-    model: VitClassifier, batch: PrivateBatch, federation: FederationConfig, names: Collection[str]
-) -> dict[str, Tensor]:
-    whole = local_update(model, batch, federation)
-    if ORACLE_TOKEN_GRADIENTS in names:
-        whole |= entrance_gradients(model, [batch], [ORACLE_TOKEN_GRADIENTS])[0]
-    # A floor reads nothing, but an upload is never empty.
-    return {name: tensor for name, tensor in whole.items() if name in names or not names}
+    first, *later = (each for each in made if isinstance(each, Exchange))
+    return replace(first, upload=replace(first.upload, others=tuple(each.upload for each in later)))
 
 
 # Jobs come in the order of their weights; one arm more, for jobs that are tried again.

@@ -1,5 +1,6 @@
 """`fedmjp attack`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,15 +10,19 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.plan.experiment import Experiment
+    from benchmarks.plan.experiment import AttackConfig, Experiment
     from benchmarks.uploads.source import UploadSource
-    from fedmjp.config import Checkpoint
     from fedmjp.data.pictures import PictureEntry
+    from fedmjp.scenario import Scenario
+    from fedmjp.settings import Setting
+
+    # Experiments, the pictures behind each of their uploads, what gives these, and that in words.
+    Asked = tuple[list[Experiment], list[list[tuple[PictureEntry, ...]]], list[UploadSource], str]
 
 # What records of a run state themselves.
 RECORDED = (
-    "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps", "local_learning_rate",
-    "precision", "noise", "kept", "seed", "image_size", "patch_size", "classes",
+    "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
+    "local_learning_rate", "labels_known", "seed", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -25,18 +30,25 @@ def attack(
     context: typer.Context,
     name: Annotated[str, typer.Option("--attack", help="See `fedmjp list attacks`.")],
     model: Annotated[str, typer.Option(help="See `fedmjp list models`.")] = "deit_small",
-    defence: Annotated[str, typer.Option(help="none, jigsaw or mjp.")] = "none",
-    settings: Annotated[list[str], typer.Option("--setting", help="a, b or c; may be repeated.")] = ["a"],
+    defences: Annotated[
+        list[str],
+        typer.Option(
+            "--defence", help="NAME or NAME:KEY=VALUE,KEY=VALUE; repeat it for a pipeline. See `fedmjp list`."
+        ),
+    ] = [],
+    settings: Annotated[
+        list[str],
+        typer.Option("--setting", help="a, b or c; may be repeated. By default c where pictures are shuffled."),
+    ] = [],
     data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
     limit: Annotated[int, typer.Option(help="Number of pictures.")] = 8,
-    mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
+    mask_ratio: Annotated[
+        float, typer.Option(help="Wanted share of shuffled patches, where a defence names none.")
+    ] = 0.27,
     batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
     uploads_per_picture: Annotated[int, typer.Option(help="Under masks drawn independently.")] = 1,
     local_steps: Annotated[int | None, typer.Option(help="Attack the weight delta after so many SGD steps.")] = None,
     local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
-    precision: Annotated[str, typer.Option(help="Uploads are rounded to float32, float16 or bfloat16.")] = "float32",
-    noise: Annotated[float, typer.Option(help="Added to uploads, relative to each tensor's RMS.")] = 0.0,
-    kept: Annotated[float, typer.Option(help="Share of each tensor that pruning leaves.")] = 1.0,
     labels_known: Annotated[bool, typer.Option("--labels-known", help="The attacker is told the labels.")] = False,
     options: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, an option of the attack.")] = [],
     then: Annotated[str | None, typer.Option(help="What its pictures pass afterwards: reassembly.")] = None,
@@ -66,23 +78,23 @@ def attack(
     console = wide_console()
     given = {key: value for key, value in context.params.items() if _is_given(context, key)}
     _refuse_contradictions(given, uploads, output)
-    if uploads is None:
-        experiment, batches, source, origin = _direct(context.params, console)
-    else:
-        experiment, batches, source, origin = _recorded(uploads, given, context.params)
-    _refuse(experiment, recorded=uploads is not None)
+    asked = _direct(context.params, console) if uploads is None else _recorded(uploads, given, context.params)
+    experiments, batches, sources, origin = asked
+    _refuse(experiments, recorded=uploads is not None)
     recording = None if uploads is None else open_records(uploads)
-    planned = plan([experiment], [batches], uploads="direct" if recording is None else recording.digest())
-    ledger = ledger_of(experiment, planned, title=f"Attack {name}", uploads=origin, command=published_command())
-    problems = [] if recording is None else recording.problems(experiment)
+    planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
+    ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())
+    problems = [] if recording is None else [each for one in experiments for each in recording.problems(one)]
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
     store = Store.at(folder.database)
     finished = len(store.finished([trial.key for trial in planned.trials]))
-    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {experiment.federation.device}.")
+    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {experiments[0].scenario.device}.")
     ledger.save(folder.root)
     with TerminalProgress(console) as progress:
-        Engine(experiment, folder, store, progress, source).run(planned.trials)
+        progress.attacks(len(planned.trials) - finished)
+        for part, source in zip(planned.parts, sources, strict=True):
+            Engine(part.experiment, folder, store, progress, source).run(part.trials)
     tell_outcome(render_experiment(planned, ledger, store, folder, console), output, console, problems, figure=True)
 
 
@@ -124,76 +136,63 @@ def _is_given(context: typer.Context, key: str) -> bool:
     return context.get_parameter_source(key) is ParameterSource.COMMANDLINE
 
 
-def _experiment(values: dict[str, Any], federation: Any, checkpoints: "dict[str, Checkpoint]") -> "Experiment":
-    from benchmarks.plan.experiment import AttackConfig, Experiment
+def _attacks(values: dict[str, Any]) -> "tuple[AttackConfig, ...]":
+    from benchmarks.plan.experiment import AttackConfig
 
     tried = AttackConfig.parse(
         {"name": values["name"], "options": parse_options(values["options"]), "then": values["then"]}
     )
-    attacks = (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))
-    return Experiment.parse(
-        {
-            "federation": federation,
-            "attacks": dict.fromkeys(federation.models, attacks),
-            "settings": values["settings"],
-            "labels_known": values["labels_known"],
-            "checkpoints": checkpoints,
-        }
-    )
+    return (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))
 
 
-def _direct(
-    values: dict[str, Any], console: "Console"
-) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
+def _direct(values: dict[str, Any], console: "Console") -> "Asked":
     from attacks.natural_patches import measured_on
-    from benchmarks.uploads.direct import DirectUploads
+    from benchmarks.plan.experiment import experiments_of
+    from benchmarks.uploads.direct import DirectUploads, Memory
     from fedmjp.cli.device import choose
-    from fedmjp.config import FederationConfig
     from fedmjp.data.selection import open_source, select
-    from fedmjp.models.build import architecture
-    from fedmjp.settings import Setting
-    from fedmjp.threat import PROTOCOL
+    from fedmjp.defences.pipeline import DefenceConfig, pipeline_of, with_mask_ratio
+    from fedmjp.errors import BadInputError
+    from fedmjp.scenario import Scenario
 
-    architecture(values["model"])
-    shared = (
-        "mask_ratio",
-        "batch_size",
-        "local_learning_rate",
-        "image_size",
-        "patch_size",
-        "classes",
-        "seed",
-        *PROTOCOL,
-    )
-    federation = FederationConfig.parse(
+    sizes = {key: values[key] for key in ("image_size", "patch_size", "classes")}
+    shared = ("batch_size", "local_learning_rate", "labels_known", "uploads_per_picture", "seed")
+    named = tuple(DefenceConfig.parse_text(text) for text in values["defences"] if text != "none")
+    defences = with_mask_ratio(named, values["mask_ratio"])
+    together = pipeline_of(defences).clients
+    if values["limit"] % together:
+        raise BadInputError(f"--limit {values['limit']} is no multiple of {together} clients whose updates are summed")
+    scenario = Scenario.parse(
         {
             **{key: values[key] for key in shared},
-            "models": (values["model"],),
-            "defences": (values["defence"],),
+            "model": {"name": values["model"], **sizes},
+            "defences": defences,
             "data": values["data"] if values["data"] == "bundled" else str(Path(values["data"]).resolve()),
-            "clients": 1,
-            "pictures_per_client": values["limit"],
-            "inputs": tuple({_setting(each, Setting).gradient_of: None for each in values["settings"]}),
+            "clients": together,
+            "pictures_per_client": values["limit"] // together,
             "update": "gradient" if values["local_steps"] is None else "delta",
             "local_steps": 1 if values["local_steps"] is None else values["local_steps"],
             "device": choose(values["device"]),
         }
     )
-    pictures = open_source(federation.data, size=federation.image_size, classes=federation.classes)
+    experiments = experiments_of(
+        scenario, _settings(values, scenario), _attacks(values), mask_ratio=values["mask_ratio"]
+    )
+    pictures = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
     known = sum(measured_on(name) for name in pictures.names())
     if known:
         console.print(f"{known} pictures are left out: the prior of natural patches was measured on them.")
-    selection = select(pictures, values["limit"], seed=federation.seed, leave_out=measured_on)
+    selection = select(pictures, values["limit"], seed=scenario.seed, leave_out=measured_on)
     for reason in selection.skipped:
         console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
-    experiment = _experiment(values, federation, {})
-    source = DirectUploads(experiment, selection)
-    return experiment, selection.batches(federation), source, "computed in process (direct mode)"
+    memory = Memory()
+    sources = [DirectUploads(each, selection, memory) for each in experiments]
+    batches = [selection.batches(each.scenario) for each in experiments]
+    return experiments, batches, sources, "computed in process (direct mode)"
 
 
-def _recorded(
-    folder: Path, given: dict[str, Any], values: dict[str, Any]
-) -> "tuple[Experiment, list[tuple[PictureEntry, ...]], UploadSource, str]":
+def _recorded(folder: Path, given: dict[str, Any], values: dict[str, Any]) -> "Asked":
+    from benchmarks.plan.experiment import Experiment
     from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.device import choose
     from fedmjp.errors import BadInputError
@@ -203,31 +202,38 @@ def _recorded(
             option = f"--{key.replace('_', '-')}"
             raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
     recording = open_records(folder)
-    federation = recording.arms(given.get("model"), given.get("defence"), device=choose(values["device"]))
-    experiment = _experiment(values, federation, recording.checkpoints(federation))
-    return experiment, recording.batches(federation), recording.source(experiment), "recorded before"
+    scenarios = recording.attacked(given.get("model"), device=choose(values["device"]))
+    experiments = [
+        Experiment.parse({"scenario": each, "attacks": _attacks(values), "settings": _settings(values, each)})
+        for each in scenarios
+    ]
+    batches = [recording.batches(each.scenario) for each in experiments]
+    return experiments, batches, [recording.source(each) for each in experiments], "recorded before"
 
 
-def _setting(name: str, settings: Any) -> Any:
+def _settings(values: dict[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":
+    """As asked for; else the one that compares with the clean picture."""
     from fedmjp.errors import BadInputError
+    from fedmjp.settings import Picture, Setting
 
-    try:
-        return settings(name)
-    except ValueError:
-        raise BadInputError(f"--setting {name!r} is not one of {', '.join(settings)}") from None
+    asked = values["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
+    unknown = [name for name in asked if name not in set(Setting)]
+    if unknown:
+        raise BadInputError(f"--setting {unknown[0]!r} is not one of {', '.join(Setting)}")
+    return tuple(dict.fromkeys(map(Setting, asked)))
 
 
-def _refuse(experiment: "Experiment", *, recorded: bool) -> None:
+def _refuse(experiments: "Sequence[Experiment]", *, recorded: bool) -> None:
     """Tell before anything is computed that an attack does not apply."""
     from attacks import ATTACKS
     from fedmjp.errors import AttackNotApplicableError
     from fedmjp.models.build import blueprint
 
-    for arm in experiment.arms:
-        model = blueprint(arm)
-        for tried in experiment.attacks[arm.name]:
+    for experiment in experiments:
+        model = blueprint(experiment.arm)
+        for tried in experiment.attacks:
             reason = tried.refusal(model, experiment.threat)
             if ATTACKS.get(tried.name).role == "bound" and recorded:
                 reason = "is a bound: no recorded upload holds the gradients at all tokens"
             if reason:
-                raise AttackNotApplicableError(f"{tried.label} on {arm.name}: {reason}")
+                raise AttackNotApplicableError(f"{tried.label} on {experiment.scenario.label}: {reason}")

@@ -80,15 +80,15 @@ def run(
 @campaign.command()
 def status(folder: Folder, database: Database = "") -> None:
     """Say how far a campaign is, while it runs or after."""
-    from benchmarks.folder.ledger import Ledger
     from benchmarks.folder.output import OutputFolder
+    from benchmarks.folder.study import open_results
     from benchmarks.running.status import status as status_of
     from fedmjp.cli.campaign_tables import print_status
     from fedmjp.cli.progress import wide_console
 
     output = OutputFolder(folder)
-    ledger = Ledger.load(folder)
-    print_status(ledger, status_of(ledger, existing_store(output, database)), output.in_use(), wide_console())
+    ledger, store = open_results(output, database)
+    print_status(ledger, status_of(ledger, store), output.in_use(), wide_console())
 
 
 @campaign.command()
@@ -102,8 +102,8 @@ def verify(
     database: Database = "",
 ) -> None:
     """Check that rows, pictures, scores and table agree; with --rerun, that trials repeat."""
-    from benchmarks.folder.ledger import Ledger
     from benchmarks.folder.output import OutputFolder
+    from benchmarks.folder.study import holds_plan, holds_study, open_results, problems_of_rows
     from benchmarks.report.render import board_in
     from benchmarks.running import verify as checks
     from fedmjp.cli.progress import wide_console
@@ -112,15 +112,40 @@ def verify(
     if rerun and file is None:
         raise BadInputError("--rerun needs the pictures: name the campaign's file with --file, and its overrides")
     output = OutputFolder(folder)
-    ledger = Ledger.load(folder)
-    store = existing_store(output, database)
+    if holds_study(folder) and not holds_plan(folder):
+        _tell_verification(
+            checks.Verification(problems_of_rows(folder), [], ["rows against the manifest"]), wide_console()
+        )
+        return
+    ledger, store = open_results(output, database)
     found = checks.verify(output, ledger, store)
-    found.problems += checks.compare_with_published(folder, board_in(ledger, store, folder).model_dump(mode="json"))
+    board = board_in(ledger, store, folder).model_dump(mode="json")
+    found.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
         again = checks.repeat(_prepared(_read(file, overrides, weights), device), ledger, store, rerun)
         found.problems += again.problems
         found.checked += again.checked
     _tell_verification(found, wide_console())
+
+
+@campaign.command()
+def publish(
+    folder: Folder,
+    study: Annotated[Path, typer.Argument(help="Folder that the study goes to.", show_default=False)],
+    database: Database = "",
+) -> None:
+    """Keep of a run what others need: its trials in one file, and the manifest. All else can be made of them."""
+    from benchmarks.folder.output import OutputFolder, write_json
+    from benchmarks.folder.study import TRIALS, open_results, read_study, write_study
+    from benchmarks.report.render import board_in
+    from fedmjp.cli.progress import wide_console
+
+    ledger, store = open_results(OutputFolder(folder), database)
+    study.mkdir(parents=True, exist_ok=True)
+    write_study(study / TRIALS, ledger, store)
+    write_json(study / "manifest.json", board_in(*read_study(study), study).about)
+    told = f"Written to {study}: {TRIALS}, manifest.json. `fedmjp leaderboard {study}` makes the tables."
+    wide_console().print(told, highlight=False, markup=False, soft_wrap=True)
 
 
 def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
@@ -161,15 +186,6 @@ def _store(output: "OutputFolder", database: str) -> "Store":
     from benchmarks.folder.store import Store
 
     return Store.open(database) if database else Store.at(output.database)
-
-
-def existing_store(output: "OutputFolder", database: str) -> "Store":
-    """The database that a folder's campaign writes to; it is never made here."""
-    from fedmjp.errors import OutputError
-
-    if not database and not output.database.exists():
-        raise OutputError(f"{output.root} holds no trials.sqlite; if its trials are elsewhere, name --database")
-    return _store(output, database)
 
 
 def _tell_beginning(prepared: "Prepared", store: "Store", output: "OutputFolder", console: "Console") -> None:

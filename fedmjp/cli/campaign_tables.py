@@ -77,18 +77,17 @@ def print_status(ledger: "Ledger", found: "Status", running: bool, console: "Con
                    f"{found.failed} failed, {found.missing} not tried.")  # fmt: skip
     _line(console, _pace(found, running))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
-    threats = {
-        threat: str(number) for number, threat in enumerate(dict.fromkeys(c.cell.cell.threat for c in found.cells), 1)
-    }
+    servers = dict.fromkeys(each.cell.cell.threat.undefended for each in found.cells)
+    numbers = {server: str(number) for number, server in enumerate(servers, 1)}
     for each in found.cells:
         cell = each.cell.cell
         todo = "refused" if each.cell.refusal else str(each.missing or "")
         style = "dim" if each.cell.refusal or not each.failed + each.missing else ""
         names = (cell.model, cell.defence, f"{cell.mask_ratio:g}", escape(cell.attack), str(cell.setting))
-        table.add_row(*names, threats[cell.threat], str(each.ok), str(each.failed or ""), todo, style=style)
+        table.add_row(*names, numbers[cell.threat.undefended], str(each.ok), str(each.failed or ""), todo, style=style)
     console.print(table)
-    for threat, number in threats.items():
-        _line(console, f"Threat model {number}: {threat.sentence()}")
+    for server, number in numbers.items():
+        _line(console, f"Threat model {number}: {server.sentence()}")
 
 
 def _pace(found: "Status", running: bool) -> str:

@@ -14,16 +14,16 @@ MORE = {
 
 
 def catalogue(
-    kind: Annotated[str, typer.Argument(help="attacks, models or metrics.")],
+    kind: Annotated[str, typer.Argument(help="attacks, defences, models or metrics.")],
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """List attacks, models or metrics with what each is and needs."""
+    """List attacks, defences, models or metrics with what each is and needs."""
     from rich.console import Console
     from rich.padding import Padding
 
     from fedmjp.errors import UnknownNameError
 
-    kinds = {"attacks": _attacks, "models": _models, "metrics": _metrics}
+    kinds = {"attacks": _attacks, "defences": _defences, "models": _models, "metrics": _metrics}
     if kind not in kinds:
         raise UnknownNameError("list", kind, kinds)
     entries = kinds[kind]()
@@ -54,6 +54,25 @@ def _attacks() -> list[dict[str, str]]:
             "paper": a.paper,
         }
         for a in found
+    ]
+
+
+def _defences() -> list[dict[str, str]]:
+    from fedmjp.defences import DEFENCES
+
+    found = [DEFENCES.get(name) for name in DEFENCES]
+    return [
+        {
+            "name": d.name,
+            "summary": d.summary,
+            "stage": " and ".join(d.stages),
+            "scope": f"one {d.scope}" if d.scope == "tensor" else f"the whole {d.scope}",
+            "the server is told": d.told,
+            "leaves uploads": " and ".join(sorted(d.marks)),
+            "options": _options(d.options_type),
+            "paper": d.paper,
+        }
+        for d in found
     ]
 
 

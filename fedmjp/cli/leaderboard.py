@@ -41,18 +41,17 @@ def show(
     database: Annotated[str, typer.Option(envvar="FEDMJP_DATABASE", help="postgresql://..., as in the run.")] = "",
 ) -> None:
     """Make tables, page and manifest from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
-    from benchmarks.folder.ledger import Ledger
     from benchmarks.folder.output import OutputFolder, write_json
+    from benchmarks.folder.study import open_results
     from benchmarks.report.publish import publish
     from benchmarks.report.render import board_in, gallery_in
     from benchmarks.report.tables import print_table
-    from fedmjp.cli.campaign import existing_store
     from fedmjp.cli.progress import wide_console
 
     console = wide_console()
     chosen = _formats(formats)
-    results, ledger = OutputFolder(folder), Ledger.load(folder)
-    store = existing_store(results, database)
+    results = OutputFolder(folder)
+    ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
     target = output or folder
     target.mkdir(parents=True, exist_ok=True)

@@ -13,30 +13,39 @@ def quickstart(
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
     from benchmarks.campaign.prepare import ledger_of
-    from benchmarks.campaign.quickstart import quickstart as experiment_of
+    from benchmarks.campaign.quickstart import quickstart as experiments_of
     from benchmarks.folder.output import OutputFolder
     from benchmarks.folder.store import Store
     from benchmarks.plan.planning import plan
     from benchmarks.report.render import render_experiment
     from benchmarks.running.engine import Engine
-    from benchmarks.uploads.source import FederatedUploads
+    from benchmarks.uploads.source import FederatedRun, RecordedUploads
     from fedmjp.cli.device import choose
     from fedmjp.cli.outcome import tell_outcome
     from fedmjp.cli.progress import TerminalProgress, wide_console
     from fedmjp.data.selection import select_for
 
     console = wide_console()
-    experiment = experiment_of(device=choose(device))
-    folder, federation = OutputFolder(output), experiment.federation
-    planned = plan([experiment], [select_for(federation).batches(federation)], uploads="federated")
-    uploads = f"recorded from a federation of {federation.clients} Flower clients"
-    ledger = ledger_of(experiment, planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
+    experiments = experiments_of(device=choose(device))
+    folder, scenario = OutputFolder(output), experiments[0].scenario
+    selection = select_for(scenario)
+    batches = [selection.batches(each.scenario) for each in experiments]
+    planned = plan(experiments, batches, uploads="federated")
+    uploads = f"recorded from a federation of {scenario.clients} Flower clients"
+    ledger = ledger_of(experiments, planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
     folder.prepare(fresh=fresh)
     store = Store.at(folder.database)
-    finished = len(store.finished([trial.key for trial in planned.trials]))
-    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {federation.device}.")
+    keys = [trial.key for trial in planned.trials]
+    missing = len(keys) - len(store.finished(keys))
+    console.print(f"{len(keys) - missing} of {len(keys)} trials are finished; device {scenario.device}.")
     ledger.save(folder.root)
     with TerminalProgress(console) as progress:
-        source = FederatedUploads(experiment, folder.run, progress.round)
-        Engine(experiment, folder, store, progress, source).run(planned.trials)
+        run = FederatedRun(planned, folder.run, progress.federation, progress.round)
+        error = run.prepare() if missing else None
+        progress.attacks(missing)
+        for part in planned.parts:
+            source = RecordedUploads(part.experiment, folder.run)
+            Engine(part.experiment, folder, store, progress, source).run(part.trials, error)
+        if len(store.finished(keys)) == len(keys):
+            run.finish()
     tell_outcome(render_experiment(planned, ledger, store, folder, console), output, console, figure=True)

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fedmjp import jigsaw
-from fedmjp.config import FederationConfig
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.data.selection import Selection
 from fedmjp.private import PrivateBatch
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
@@ -52,23 +50,4 @@ def private_batch(
         labels=torch.tensor([picture.label for picture in pictures]),
         pictures=tuple(picture.name for picture in pictures),
         gradient_of=gradient_of,
-    )
-
-
-def batch_of_round(config: FederationConfig, selection: Selection, client: int, server_round: int) -> PrivateBatch:
-    """What one client computes its upload from in one round (from 1) of a federated run.
-
-    Raises:
-        DataError: If a picture cannot be read any more.
-    """
-    turn = config.turn(server_round)
-    first = turn.batch * config.batch_size
-    mine = selection.partition(client, config.clients)[first : first + config.batch_size]
-    return private_batch(
-        [selection.load(entry) for entry in mine],
-        grid=config.image_size // config.patch_size,
-        mask_ratio=config.mask_ratio,
-        gradient_of=turn.version,
-        seed=config.seed,
-        number=turn.number,
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from fedmjp.config import FederationConfig
 from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.folder import FolderPictures
 from fedmjp.data.layout import holds_parquet
 from fedmjp.data.pictures import LabelledPicture, PictureEntry, PictureSource
 from fedmjp.errors import DataError
+from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 
 
@@ -35,16 +35,19 @@ class Selection:
         """The pictures that one client holds: every ``clients``-th, a random share of equal size."""
         return self.entries[client::clients]
 
-    def batches(self, config: FederationConfig) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload of one arm and version, client by client, turn by turn.
+    def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
+        """The pictures behind each upload, client by client, turn by turn.
 
-        Runs that want fewer pictures than were chosen share the first ones.
+        Groups of clients whose updates are summed stand together. Runs that want fewer pictures than were chosen
+        share the first ones.
         """
-        size, count = config.batch_size, config.pictures_per_client
+        size, count, together = scenario.batch_size, scenario.pictures_per_client, scenario.pipeline.clients
+        shares = [self.partition(client, scenario.clients)[:count] for client in range(scenario.clients)]
+        groups = [shares[first : first + together] for first in range(0, len(shares), together)]
         return [
-            share[start : start + size]
-            for share in (self.partition(client, config.clients)[:count] for client in range(config.clients))
-            for start in range(0, len(share), size)
+            tuple(entry for share in group for entry in share[start : start + size])
+            for group in groups
+            for start in range(0, count, size)
         ]
 
     def load(self, entry: PictureEntry) -> LabelledPicture:
@@ -131,11 +134,11 @@ def pick(source: PictureSource, names: Sequence[str]) -> Selection:
     return Selection(source, entries, ())
 
 
-def select_for(config: FederationConfig) -> Selection:
+def select_for(scenario: Scenario) -> Selection:
     """The pictures of a federated run, one share per client.
 
     Raises:
         DataError: If the source is missing, or has fewer readable pictures than the run needs.
     """
-    source = open_source(config.data, size=config.image_size, classes=config.classes)
-    return select(source, config.clients * config.pictures_per_client, seed=config.seed)
+    source = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
+    return select(source, scenario.clients * scenario.pictures_per_client, seed=scenario.seed)

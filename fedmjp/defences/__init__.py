@@ -18,6 +18,7 @@ DEFENCES: Registry[type[Defence]] = Registry(
         "laplace": "fedmjp.defences.laplace:Laplace",
         "local_dp": "fedmjp.defences.local_dp:LocalDp",
         "mjp": "fedmjp.defences.mjp:Mjp",
+        "pixels": "fedmjp.defences.pixels:Pixels",
         "prune": "fedmjp.defences.prune:Prune",
         "quantise": "fedmjp.defences.quantise:Quantise",
         "round": "fedmjp.defences.round:Round",

@@ -93,6 +93,26 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What is known of a run before it begins.
+
+    Options that are called as these fields, and that nobody gave, are taken from here: a guarantee that is for the
+    rounds of the run is then the one that was asked for.
+
+    Attributes:
+        rounds: Uploads of the client that makes most.
+        steps: Of the optimiser of a client, in all rounds.
+        steps_per_upload: Of them behind one upload.
+        batch_size: Pictures of a step, at most.
+    """
+
+    rounds: int
+    steps: int
+    steps_per_upload: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class Arranged:
     """Pictures as they go into the network.
 
@@ -145,8 +165,13 @@ class Defence(ABC):
     # Stage "pictures".
     @property
     def mask_ratio(self) -> float:
-        """Wanted share of the patches that it shuffles; 0 if it shuffles none."""
+        """Wanted share of the patches that it moves or masks; 0 if it does neither."""
         return 0.0
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether it moves patches."""
+        return False
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """Pictures as they go into the network.

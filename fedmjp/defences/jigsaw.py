@@ -17,6 +17,7 @@ class JigsawOptions(Config):
     """How much is shuffled."""
 
     mask_ratio: MaskRatio = Field(0.27, description="wanted share of the patches that change places")
+    shuffle: bool = Field(True, description="without, patches stay in place: MJP's masks alone (setting a)")
 
 
 class Jigsaw(Defence):
@@ -39,11 +40,17 @@ class Jigsaw(Defence):
         """As of ``Defence``."""
         return float(self.options.mask_ratio)
 
+    @property
+    def shuffles(self) -> bool:
+        """As of ``Defence``."""
+        return bool(self.options.shuffle)
+
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """As of ``Defence``: one puzzle per picture."""
         drawn = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
         mask, source = (torch.cat([getattr(each, name) for each in drawn]) for name in ("mask", "source"))
-        return Arranged(jigsaw.rearrange(images, source.to(images.device)), mask, source)
+        shown = jigsaw.rearrange(images, source.to(images.device)) if self.options.shuffle else images
+        return Arranged(shown, mask, source)
 
     def refusal(self, before: Sequence[Defence]) -> str | None:
         """Shuffling twice is a jigsaw with another mask ratio."""

@@ -1,16 +1,17 @@
 """Defences in the order in which a client applies them: ``mjp + round:precision=bfloat16``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, model_serializer, model_validator
+import torch
+from pydantic import BeforeValidator, ValidationError, model_serializer, model_validator
 from torch import Tensor
 
 from fedmjp.config import Config, ModelConfig
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import FULL_BITS, Client, Defence, Mark, Spent, Stage
+from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Plan, Spent, Stage
 from fedmjp.errors import BadInputError, ConfigError
 from fedmjp.randomness import Randomness
 
@@ -18,8 +19,10 @@ NONE = "none"  # how an empty pipeline is called
 Scalar = bool | int | float | str | None
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
-# Options that have a column of their own in every table.
-ELSEWHERE = frozenset({"mask_ratio"})
+# Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
+MASK_RATIO = "mask_ratio"
+ELSEWHERE = frozenset({MASK_RATIO, "shuffle", *(each.name for each in fields(Plan))})
+MOVABLE = 2  # patches that can change places
 
 
 class DefenceConfig(Config):
@@ -47,14 +50,30 @@ class DefenceConfig(Config):
             made = self.made()
         except BadInputError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
-        # Options as they were understood: text from a command line equals numbers from a file.
-        given = made.options.model_dump(mode="json")
-        object.__setattr__(self, "options", {key: given[key] for key in sorted(self.options)})
+        # Options as they were understood, so that text from a command line equals numbers from a file; without those
+        # that say what is the default anyway, but for the mask ratio, which a campaign would else set.
+        given, defaults = (each.options.model_dump(mode="json") for each in (made, type(made)()))
+        said = sorted(key for key in self.options if key == MASK_RATIO or given[key] != defaults[key])
+        object.__setattr__(self, "options", {key: given[key] for key in said})
         return self
 
     @model_serializer
     def _beside_the_name(self) -> dict[str, Any]:
         return {"name": self.name, **self.options}
+
+    @classmethod
+    def parse_text(cls, text: str) -> Self:
+        """``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
+
+        Raises:
+            ConfigError: If there is no such defence or option, or a value is out of range; in one line.
+        """
+        try:
+            return cls.model_validate(text)
+        except ValidationError as error:
+            raise ConfigError(
+                "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
+            ) from None
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -66,10 +85,8 @@ class DefenceConfig(Config):
 
     @property
     def label(self) -> str:
-        """As tables show it: without options that have a column of their own or say what is the default."""
-        defaults = DEFENCES.get(self.name)().options.model_dump(mode="json")
-        shown = {k: v for k, v in self.options.items() if k not in ELSEWHERE and v != defaults[k]}
-        return _text(self.name, shown)
+        """As tables show it: without options that have a column of their own."""
+        return _text(self.name, {key: value for key, value in self.options.items() if key not in ELSEWHERE})
 
     def made(self) -> Defence:
         """The defence itself, anew."""
@@ -168,12 +185,23 @@ class Pipeline:
     @property
     def shuffles(self) -> bool:
         """Whether pictures are shuffled before they go into the network."""
-        return any("pictures" in each.stages for each in self.made)
+        return any(each.shuffles for each in self.made)
 
     @property
     def clients(self) -> int:
         """How many clients' updates the server sees as one."""
         return max((each.clients for each in self.made), default=1)
+
+    def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
+        """Pictures as they go into the network, by the defence that changes them, if there is one.
+
+        Args:
+            images: (batch, 3, size, size) in [0, 1].
+            grid: Patches per side.
+            randomness: A source per picture.
+        """
+        arranging = next((each for each in self.made if "pictures" in each.stages), Defence())
+        return arranging.arrange(images, grid, randomness=randomness)
 
     @property
     def parts(self) -> bool:
@@ -210,11 +238,11 @@ class Pipeline:
     def of_stage(self, *stages: Stage) -> "Pipeline":
         """Those that act at one of these stages."""
         kept = (config for config, made in zip(self.configs, self.made, strict=True) if set(stages) & set(made.stages))
-        return Pipeline(tuple(kept))
+        return pipeline_of(tuple(kept))
 
     def without(self, name: str) -> "Pipeline":
         """All others."""
-        return Pipeline(tuple(config for config in self.configs if config.name != name))
+        return pipeline_of(tuple(config for config in self.configs if config.name != name))
 
     def change_model(self, model: ModelConfig) -> ModelConfig:
         """The network that a client trains in place of ``model``."""
@@ -231,6 +259,34 @@ class Pipeline:
         """Those that protect the gradients of single pictures."""
         return tuple(each for each in self.made if "examples" in each.stages)
 
+    def combine(self, single: Sequence[Mapping[str, Tensor]], *, randomness: Randomness) -> dict[str, Tensor]:
+        """The gradient of a step from those of its pictures, by the defences that protect these.
+
+        Raises:
+            DefenceError: If a defence cannot protect them.
+        """
+        found = {name: torch.stack([each[name] for each in single]) for name in single[0]}
+        for place, defence in enumerate(self.by_example):
+            found = defence.protect_examples(found, randomness=randomness.of(place))
+        return found
+
+    def planned(self, plan: Plan) -> tuple[DefenceConfig, ...]:
+        """Their configurations with what the plan says of options that were not given."""
+        return tuple(_planned(config, asdict(plan)) for config in self.configs)
+
+    def require_puzzle(self, grid: int, warmup_epochs: int, epochs: int | None) -> None:
+        """A puzzle in training must move something at some time.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        if not self.shuffles:
+            return
+        if int(grid**2 * self.mask_ratio) < MOVABLE:
+            raise ValueError(f"mask-ratio {self.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
+        if epochs is not None and warmup_epochs >= epochs:
+            raise ValueError(f"{warmup_epochs} epochs without a puzzle leave none of {epochs} with one")
+
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
         """An update as it leaves a client.
 
@@ -244,8 +300,47 @@ class Pipeline:
         return protected
 
 
+def with_mask_ratio(configs: tuple[DefenceConfig, ...], ratio: float) -> tuple[DefenceConfig, ...]:
+    """The same defences, with this mask ratio where one takes a mask ratio and does not state its own."""
+    return tuple(
+        DefenceConfig.model_validate({"name": config.name, MASK_RATIO: ratio, **config.options})
+        if MASK_RATIO in DEFENCES.get(config.name).options_type.model_fields
+        else config
+        for config in configs
+    )
+
+
+@lru_cache(maxsize=256)
+def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
+    """The pipeline of these defences, made once.
+
+    Raises:
+        ConfigError: If an order is impossible.
+    """
+    return Pipeline(configs)
+
+
+def read_pipeline(texts: Sequence[str]) -> Pipeline:
+    """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each.
+
+    Raises:
+        ConfigError: If there is no such defence or option, or an order is impossible.
+    """
+    return pipeline_of(_Named.parse({"defences": texts}).defences)
+
+
+class _Named(Config):
+    defences: Defences
+
+
 def _first(defence: Defence) -> int:
     return min(ORDER.index(stage) for stage in defence.stages)
+
+
+def _planned(config: DefenceConfig, plan: Mapping[str, Any]) -> DefenceConfig:
+    known = config.made().options_type.model_fields
+    follows = {key: value for key, value in plan.items() if key in known}
+    return DefenceConfig.model_validate({"name": config.name, **follows, **config.options})
 
 
 def _because(late: Defence) -> str:

@@ -114,14 +114,14 @@ def _transformer(config: ModelConfig, found: Architecture, drop_path: float) -> 
         torch.nn.init.zeros_(backbone.pos_embed)
     if found.april:
         backbone.blocks[0] = AprilBlock(backbone.blocks[0])
-    return VitClassifier(backbone, defended=config.defence == "mjp", index_embedding=config.index_embedding)
+    return VitClassifier(backbone, defended=config.unknown_embedding, index_embedding=config.index_embedding)
 
 
 def _swin(config: ModelConfig, found: Architecture, drop_path: float) -> Classifier:
     backbone: Any = timm.create_model(
         found.timm_name, img_size=config.image_size, num_classes=config.classes, drop_path_rate=drop_path
     )
-    if config.defence == "mjp":
+    if config.unknown_embedding:
         return SwinClassifier(backbone, index_embedding=config.index_embedding)
     return Classifier(backbone, image_size=config.image_size, patch_size=config.patch_size)
 
@@ -141,7 +141,7 @@ def _check_patches(config: ModelConfig, found: Architecture) -> None:
 
 def _check_positions(config: ModelConfig, found: Architecture) -> None:
     wanted = {
-        "defence mjp": config.defence == "mjp",
+        "an unknown embedding": config.unknown_embedding,
         "an index embedding": config.index_embedding,
         "localisation": config.localisation != "none",
     }
@@ -151,14 +151,12 @@ def _check_positions(config: ModelConfig, found: Architecture) -> None:
     if found.family is Family.CONVOLUTIONAL:
         raise ConfigError(
             f"{config.name} has no position embedding, which {asked[0]} needs: "
-            "MJP only shuffles its patches, which is defence jigsaw here"
+            "a jigsaw shuffles its patches without one"
         )
-    if found.family is Family.SWIN and config.defence != "mjp":
+    if found.family is Family.SWIN and not config.unknown_embedding:
         raise ConfigError(
-            f"{config.name} has an absolute position embedding with defence mjp alone, which {asked[0]} needs: "
-            "take defence mjp"
+            f"{config.name} has an absolute position embedding with an unknown one alone, which {asked[0]} needs: "
+            "take a defence that adds it, such as mjp"
         )
     if found.positions is not Positions.LEARNED:
-        raise ConfigError(
-            f"{config.name} has no learned position embedding, which {asked[0]} needs: take defence none or jigsaw"
-        )
+        raise ConfigError(f"{config.name} has no learned position embedding, which {asked[0]} needs: leave it out")

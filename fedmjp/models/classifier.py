@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedmjp.errors import BadInputError
+from fedmjp.models.entrance import denormalised
 from fedmjp.models.localisation import LocalisationRegressor, localisation_loss
 
 
@@ -71,7 +72,7 @@ class Classifier(nn.Module):
 
     def denormalise(self, images: Tensor) -> Tensor:
         """From the network's input space back to [0, 1] (values outside are clipped)."""
-        return (images * self.std.to(images) + self.mean.to(images)).clamp(0, 1)
+        return denormalised(images, self.mean, self.std)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (batch, classes) of images (batch, 3, size, size) in [0, 1].
@@ -138,7 +139,7 @@ class PositionedClassifier(Classifier):
     =======================  =============================  ================================  ===================
     what                     paper                          code                              option
     =======================  =============================  ================================  ===================
-    mask ratio               0.03 (best row of Table 3)     0.1 (train.sh)                    Puzzle.mask_ratio
+    mask ratio               0.03 (best row of Table 3)     0.1 (train.sh)                    of the defence
     puzzle applied           always                         to half of the batches            Puzzle.probability
     in the warm-up           not mentioned                  no puzzle                         Puzzle.warmup_epochs
     masks                    per picture (Alg. 1)           one per batch                     Puzzle.masks

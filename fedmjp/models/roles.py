@@ -1,15 +1,17 @@
 """Which tensors of a model play which role, by structure: layouts of all libraries, and uploads without names."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedmjp.models import names
 
 OWN_PREFIX = "backbone."  # of ``fedmjp.models.classifier.Classifier``, beside what MJP adds
 
 
-def roles_of(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str]]:
+def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str]]:
     """Roles of the tensors of a vision transformer.
 
     - ``patch_embedding``: the first convolution on three channels, with its bias;
@@ -40,9 +42,21 @@ def roles_of(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str]]:
     }
 
 
-def roles_of_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:
-    """As ``roles_of``, of tensors themselves."""
-    return roles_of({name: tensor.shape for name, tensor in tensors.items()})
+def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
+    """As ``roles_of_shapes``, of tensors themselves."""
+    return roles_of_shapes({name: tensor.shape for name, tensor in tensors.items()})
+
+
+class Parameterised(Protocol):
+    """A model, ours or an adopted one, as far as its parameters go."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of each."""
+
+
+def roles_of(model: Parameterised) -> dict[str, frozenset[str]]:
+    """As ``roles_of_shapes``, of a model's parameters."""
+    return roles_of_tensors(dict(model.named_parameters()))
 
 
 def _is_position(shape: Sequence[int], width: int | None) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from attacks.base import Attack
 from attacks.mjp import facts as linear
 from attacks.mjp.affine import AffinePatches, of_one_upload
+from attacks.mjp.closed_facts import HANDLED, MJP
 from attacks.mjp.closing import close
 from attacks.mjp.span import block
 from attacks.mjp.span.certificate import Certificate, certify, certify_facts
@@ -21,7 +22,8 @@ from attacks.mjp.span.visible import IMPOSSIBLE
 from attacks.natural_patches import prior_refusal
 from attacks.pictures import picture
 from attacks.reassembly import reassemble
-from fedmjp.config import Config, Defence
+from fedmjp.config import Config
+from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -71,20 +73,18 @@ class MjpSpan(Attack):
         """What the linear facts need, and of a defended model the first block's MLP and attention output."""
         return [*linear.required_tensors(model), *(TENSORS if model.defended else ())]
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step on one picture of one client, the block written out in ``block``, and the prior."""
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs one step on one picture, the block written out in ``block``, and the prior."""
         if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
             return "needs one step on a single picture: more of either spans more tokens than the dimensions hold"
-        if not threat.individual_updates:
-            return "needs each client's own update: a sum over clients spans the tokens of all of them"
         if model.index_embedding is not None:
             return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
-        return linear.refusal(model) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
+        return linear.refusal(model, threat) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
 
-    def adapted_to(self, threat: ThreatModel) -> frozenset[Defence]:
-        """MJP."""
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """As ``mjp_prior``, to whose answer it comes back where noise leaves it without a solution."""
         del threat
-        return frozenset({"mjp"})
+        return HANDLED if model.defended else HANDLED - MJP
 
     @property
     def uses_natural_patches(self) -> bool:
@@ -107,7 +107,7 @@ class MjpSpan(Attack):
         deadline = Deadline(self.options.seconds)
         # Tokens prove themselves in units of the upload's rounding, and the search ends far above that of float64.
         upload = replace(upload, tensors={name: tensor.float() for name, tensor in upload.tensors.items()})
-        facts = linear.facts_under(threat, upload, model)
+        facts = linear.linear_facts(upload, model, threat)
         affine = of_one_upload(facts)
         patches = close(affine, model)
         certificate = certify_facts(upload, facts, model, threat)

@@ -76,7 +76,7 @@ def facts_error(upload: Upload, facts: LinearFacts, model: VitClassifier, threat
     """(visible,) error per value of the known part of each visible patch.
 
     The least-squares solution X of D^T X = G has the covariance s^2 (D D^T)^-1, s^2 being the variance of
-    what no solution explains, and no less than rounding and noise of the protocol on the entries of G.
+    what no solution explains, and no less than rounding and noise that the server is told of on the entries of G.
     """
     gradient = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
     rows = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :][~facts.mask]
@@ -85,7 +85,8 @@ def facts_error(upload: Upload, facts: LinearFacts, model: VitClassifier, threat
     unexplained = open_part - orthogonal @ (orthogonal.mT @ open_part)
     free = max((rows.shape[1] - len(facts.mask)) * gradient.shape[1], 1)
     variance = unexplained.square().sum() / free
-    noise = torch.maximum(variance, (threat.rounding**2 + threat.noise**2) * gradient.square().mean()).sqrt()
+    told = threat.rounding**2 * gradient.square().mean() + threat.noise_on(gradient) ** 2
+    noise = torch.maximum(variance, told).sqrt()
     inverse = torch.linalg.pinv(triangular)
     error: Tensor = noise * inverse.mT.norm(dim=0)
     return error

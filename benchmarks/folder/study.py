@@ -1,0 +1,150 @@
+"""A study as it is published: one file of trials, of which tables, page and plots can be made again.
+
+``trials.parquet`` has a row per planned trial, with a column per metric. Its metadata hold the plan's cells, what the
+folder says of itself, and the environments that trials ran in. Pictures and rendered files do not travel.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
+
+from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
+from benchmarks.folder.output import OutputFolder, write_json
+from benchmarks.folder.store import Store, Trial
+from fedmjp.errors import OutputError
+
+TRIALS = "trials.parquet"
+PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
+SHA256 = "trials_sha256"
+# Of the store, what the plan does not say.
+ROWS = (
+    "status", "error", "model", "defence", "mask_ratio", "attack", "setting", "protocol", "realised_ratio",
+    "weights_sha256", "attack_seconds", "environment_sha256", "recorded_at",
+)  # fmt: skip
+
+
+def write_study(path: Path, ledger: Ledger, store: Store) -> None:
+    """Write a plan and what was found for it.
+
+    Args:
+        path: The parquet file.
+        ledger: Of the folder of results.
+        store: Its trials; those that were not run are left out.
+    """
+    frame = store.frame(ledger.trials["key"].tolist())
+    planned = ledger.trials[list(COLUMNS)]
+    rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
+    for name in ledger.about["metrics"]:
+        rows[name] = [scores.get(name) for scores in rows["scores"]]
+    rows["diagnostics"] = [json.dumps(each) for each in rows["diagnostics"]]
+    about = {**ledger.about, "keep": "none"}  # pictures do not travel
+    said = {
+        PLAN: json.dumps({**about, "cells": CELLS.dump_python(ledger.cells, mode="json")}),
+        ENVIRONMENTS: json.dumps(store.environments()),
+    }
+    write_rows(path, rows.drop(columns="scores"), said)
+
+
+def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, str] | None = None) -> str:
+    """Write a table, whole or not at all; the SHA-256 of the file."""
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
+    partial = path.with_name(f".{path.name}.partial")
+    parquet.write_table(table, partial, compression="zstd")
+    partial.replace(path)
+    return _sha256(path)
+
+
+def keep_rows(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> None:
+    """Keep the rows of a study that is no campaign, and its manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "manifest.json", {**about, SHA256: write_rows(folder / TRIALS, rows)})
+
+
+def read_study(folder: Path) -> tuple[Ledger, Store]:
+    """The plan and the trials of a published study.
+
+    Raises:
+        OutputError: If the folder holds none, or a damaged one.
+    """
+    path = folder / TRIALS
+    try:
+        table = parquet.read_table(path)
+        metadata = table.schema.metadata or {}
+        about = json.loads(metadata[PLAN])
+        environments = json.loads(metadata[ENVIRONMENTS])
+        rows = table.to_pandas()
+        cells = CELLS.validate_python(about.pop("cells"))
+        store = Store.in_memory()
+        store.put(_trial(row, about["metrics"], environments) for row in rows.to_dict("records"))
+        return Ledger(about, cells, rows[list(COLUMNS)]), store
+    except FileNotFoundError:
+        raise OutputError(f"{folder} holds neither trials.sqlite nor {TRIALS}") from None
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise OutputError(f"{path} is no study of this version of fedmjp ({type(error).__name__}: {error})") from None
+
+
+def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Store]:
+    """The plan and the trials of a folder, as a run left them or as they were published.
+
+    Raises:
+        OutputError: If it holds none.
+    """
+    if database:
+        return Ledger.load(output.root), Store.open(database)
+    if output.database.exists():
+        return Ledger.load(output.root), Store.at(output.database)
+    if (output.root / TRIALS).exists():
+        return read_study(output.root)
+    raise OutputError(
+        f"{output.root} holds neither trials.sqlite nor {TRIALS}; if its trials are elsewhere, name --database"
+    )
+
+
+def problems_of_rows(folder: Path) -> list[str]:
+    """Why the rows of a study that is no campaign cannot be those that its manifest speaks of."""
+    stated = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get(SHA256)
+    found = _sha256(folder / TRIALS)
+    return [] if stated == found else [f"{TRIALS} has SHA-256 {found}, the manifest says {stated}"]
+
+
+def holds_study(folder: Path) -> bool:
+    """Whether the folder is a published study rather than what a run left."""
+    return (folder / TRIALS).exists()
+
+
+def holds_plan(folder: Path) -> bool:
+    """Whether the study's trials are a campaign's, with their plan."""
+    return PLAN in (parquet.read_schema(folder / TRIALS).metadata or {})
+
+
+def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str, Any]) -> Trial:
+    values = {name: _plain(row[name]) for name in ROWS if name not in ("environment_sha256", "recorded_at")}
+    return Trial(
+        key=row["key"],
+        picture=row["picture"],
+        picture_sha256=row["picture_sha256"],
+        seed=int(row["seed"]),
+        scores={name: _plain(row[name]) for name in metrics} if row["status"] == "ok" else {},
+        diagnostics=json.loads(row["diagnostics"]),
+        environment=environments[row["environment_sha256"]],
+        recorded_at=row["recorded_at"].to_pydatetime(),
+        **values,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Missing values as the store has them."""
+    return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

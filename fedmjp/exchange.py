@@ -1,0 +1,200 @@
+"""The one birthplace of uploads: direct mode, Flower's clients and training all make them here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedmjp import jigsaw
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import Selection
+from fedmjp.defences.base import Arranged, Client
+from fedmjp.errors import BadInputError
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import Classifier, VitClassifier
+from fedmjp.models.roles import roles_of
+from fedmjp.private import PrivateBatch
+from fedmjp.randomness import Randomness, SeededRandomness
+from fedmjp.records import Upload, weights_digest
+from fedmjp.scenario import Scenario
+from fedmjp.threat import ThreatModel
+from fedmjp.updates import local_update
+from fedmjp.wire import mean_of
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An upload and, for the evaluator alone, what it was computed from."""
+
+    private: PrivateBatch
+    upload: Upload
+
+
+def exchange(
+    scenario: Scenario, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0
+) -> Exchange:
+    """What a client uploads of these pictures; of a scenario with several uploads per picture, with the others.
+
+    Args:
+        scenario: Says how.
+        pictures: As many as are behind one upload.
+        model: With the weights that the server had sent; None draws the initial ones.
+        number: How many uploads of them were made before.
+
+    Raises:
+        BadInputError: If there are more or fewer pictures than one upload is of.
+        DefenceError: If a defence cannot protect the update.
+    """
+    if len(pictures) != scenario.threat.pictures:
+        raise BadInputError(
+            f"{len(pictures)} pictures were given, an upload of this scenario is of {scenario.threat.pictures}: give "
+            "so many, or set batch_size"
+        )
+    model = _initial(scenario.network).to(scenario.device) if model is None else model
+    digest = weights_digest(model.state_dict())
+    made = []
+    for place in range(number, number + scenario.uploads_per_picture):
+        private = private_of(scenario, pictures, place)
+        sent = update_of(scenario, model, private, place)
+        made.append(
+            Exchange(private, upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
+        )
+    first, *later = made
+    return replace(first, upload=replace(first.upload, others=tuple(each.upload for each in later)))
+
+
+_initial = lru_cache(maxsize=2)(build_vit)
+
+
+def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
+    """What a client computes an upload from: its pictures as they are, and as they go into the network.
+
+    A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same.
+    """
+    clean = torch.stack([picture.image for picture in pictures])
+    ratio, grid = scenario.pipeline.mask_ratio, scenario.model.grid
+    again = (number,) if number else ()  # the first does not depend on whether there are more
+    sources = [SeededRandomness(scenario.seed, ("jigsaw", ratio, picture.name, *again)) for picture in pictures]
+    arranged = scenario.pipeline.arrange(clean, grid, randomness=sources)
+    shown = arranged.images if scenario.pipeline.shuffles else jigsaw.rearrange(clean, arranged.source)
+    return PrivateBatch(
+        clean=clean,
+        shuffled=shown,
+        mask=arranged.mask,
+        source=arranged.source,
+        labels=torch.tensor([picture.label for picture in pictures]),
+        pictures=tuple(picture.name for picture in pictures),
+        gradient_of=scenario.gradient_of,
+    )
+
+
+def private_of_round(scenario: Scenario, selection: Selection, client: int, server_round: int) -> PrivateBatch:
+    """What one client computes its upload from in one round (from 1).
+
+    Raises:
+        DataError: If a picture cannot be read any more.
+    """
+    turn = scenario.turn(server_round)
+    first = turn.batch * scenario.batch_size
+    mine = selection.partition(client, scenario.clients)[first : first + scenario.batch_size]
+    return private_of(scenario, [selection.load(entry) for entry in mine], turn.number)
+
+
+def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
+    """What the server gets of one upload's pictures: of one client, or the sum over several, as it is told.
+
+    Args:
+        scenario: Says how.
+        model: With the weights that the server had sent.
+        private: Of all clients whose updates are one upload, in their order.
+        number: How many uploads of these pictures were made before.
+
+    Raises:
+        DefenceError: If a defence cannot protect the update.
+    """
+    size = scenario.batch_size
+    shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]
+    sent = [client_update(scenario, model, share, number) for share in shares]
+    return mean_of(sent)
+
+
+def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
+    """What one client uploads; arguments and errors are those of ``update_of``."""
+    randomness = noise_of(scenario, private, number)
+    update = local_update(model, private, scenario.threat, randomness=randomness)
+    return protect(update, private, model, scenario.threat, randomness=randomness)
+
+
+def protect(
+    update: dict[str, Tensor],
+    private: PrivateBatch,
+    model: Classifier,
+    threat: ThreatModel,
+    *,
+    randomness: Randomness,
+) -> dict[str, Tensor]:
+    """An update, or a part of one, as it leaves a client.
+
+    Raises:
+        DefenceError: If a defence cannot protect it.
+    """
+    shown = [Arranged(private.version(private.gradient_of), private.mask, private.source)]
+    return protect_trained(update, model, threat, examples=len(private.pictures), shown=shown, randomness=randomness)
+
+
+def protect_trained(
+    update: dict[str, Tensor],
+    model: Classifier,
+    threat: ThreatModel,
+    *,
+    examples: int,
+    shown: Sequence[Arranged],
+    randomness: Randomness,
+) -> dict[str, Tensor]:
+    """An update as it leaves a client, whatever it was computed with.
+
+    Args:
+        update: Gradient or change of the weights.
+        model: With the weights that the server had sent.
+        threat: States the defences.
+        examples: Pictures behind it.
+        shown: Batches as they went into the network, as far as defences compute with them.
+        randomness: Of what defences draw.
+
+    Raises:
+        DefenceError: If a defence cannot protect it.
+    """
+    images, mask = (
+        torch.cat([getattr(each, name) for each in shown]) if shown else None for name in ("images", "mask")
+    )
+    client = Client(
+        kind=threat.update,
+        roles=roles_of(model),
+        examples=examples,
+        model=model,
+        images=images,
+        mask=mask if model.defended else None,
+    )
+    return threat.pipeline.protect(update, client, randomness=randomness)
+
+
+def noise_of(scenario: Scenario, private: PrivateBatch, number: int) -> SeededRandomness:
+    """The source of what defences draw for one upload of one client."""
+    return SeededRandomness(scenario.seed, ("defences", *private.pictures, number))
+
+
+def upload_of(
+    scenario: Scenario, sent: dict[str, Tensor], private: PrivateBatch, *, server_round: int, node: int, weights: str
+) -> Upload:
+    """What crosses the wire as the server has it, with the labels where it is told them."""
+    return Upload(
+        tensors=sent,
+        kind=scenario.update,
+        num_examples=len(private.pictures),
+        server_round=server_round,
+        node=node,
+        weights=weights,
+        labels=tuple(sorted(private.labels.tolist())) if scenario.labels_known else None,
+    )

@@ -1,0 +1,101 @@
+"""What `import fedmjp` offers: a benchmark in a few lines of Python."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedmjp.data.bundled import BundledPictures
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.errors import BadInputError
+from fedmjp.models.build import build_vit
+from fedmjp.scenario import Scenario
+from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.adopt import Adopted
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.private import PrivateBatch
+    from fedmjp.records import Reconstruction, Upload
+
+METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
+
+
+def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
+    """Pictures that ship with the package, with ImageNet labels.
+
+    Args:
+        count: How many, at most eight.
+        size: Pixels per side.
+
+    Raises:
+        BadInputError: If there are fewer.
+    """
+    source = BundledPictures(size, classes=1000)
+    names = source.names()
+    if not 1 <= count <= len(names):
+        raise BadInputError(f"{count} pictures were asked for; there are 1 to {len(names)} bundled ones")
+    return [source.load(name) for name in names[:count]]
+
+
+def attack(
+    name: str,
+    upload: "Upload",
+    against: "Scenario | Adopted",
+    *,
+    options: Mapping[str, Any] | None = None,
+    model: "VitClassifier | None" = None,
+    threat: ThreatModel | None = None,
+    seed: int = 0,
+) -> "Reconstruction":
+    """What a server makes of an upload.
+
+    Args:
+        name: Of the attack, see ``fedmjp.ATTACKS``.
+        upload: As ``scenario.exchange`` or ``adopted.upload`` gives it.
+        against: The scenario that it is of, or the adopted model.
+        options: Of the attack.
+        model: With the weights that the server had sent; None draws the scenario's initial ones.
+        threat: What the server knows; None takes the scenario's, or a plain gradient of the upload's pictures.
+        seed: Of what the attack draws.
+
+    Raises:
+        UnknownNameError: If there is no such attack.
+        AttackNotApplicableError: If the attack cannot exploit such uploads.
+    """
+    from attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
+
+    if isinstance(against, Scenario):
+        seen: Any = build_vit(against.network).to(against.device) if model is None else model
+        knows = against.threat if threat is None else threat
+    else:
+        seen, knows = against, threat or ThreatModel(update=upload.kind, batch_size=upload.num_examples)
+    adversary = Adversary(seen, knows, seed)
+    return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]
+
+
+def score(
+    result: "Reconstruction", private: "PrivateBatch", *, setting: str = "a", metrics: tuple[str, ...] = METRICS
+) -> dict[str, "Tensor"]:
+    """How near a reconstruction comes to the private pictures.
+
+    Args:
+        result: Of ``attack``.
+        private: Of the exchange that the upload came from.
+        setting: "a" (gradient of x, compared with x), "b" (x~ with x~) or "c" (x~ with x).
+        metrics: Names, see ``fedmjp.METRICS``; those that lack something on this machine are left out.
+
+    Returns:
+        Name to a value per private picture, in their order.
+
+    Raises:
+        BadInputError: If there is no such setting.
+        RecordError: If the upload was not computed from the version that the setting asks for.
+    """
+    from benchmarks.running import evaluator  # noqa: PLC0415 (what is shared does not import who measures)
+
+    if setting not in set(Setting):
+        raise BadInputError(f"setting {setting!r} is not one of {', '.join(Setting)}")
+    values = evaluator.score(result, private, Setting(setting), metrics=metrics, protocol="float")
+    return {name: value for name, value in values.items() if value is not None}

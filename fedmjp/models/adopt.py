@@ -1,0 +1,221 @@
+"""Take in a user's own vision transformer, so that closed forms attack the user's own uploads of it.
+
+adopted = adopt(vit, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+upload = adopted.upload({name: parameter.grad for name, parameter in vit.named_parameters()})
+"""
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmjp.config import UpdateKind
+from fedmjp.errors import BadInputError
+from fedmjp.models import names
+from fedmjp.models.entrance import denormalised
+from fedmjp.models.probing import FoundEntrance, find_entrance
+from fedmjp.records import Upload, weights_digest
+
+_REQUIRED = (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One parameter of the user's module.
+
+    Attributes:
+        name: As the user's module calls it.
+        parameter: With the shape and the order of pixels that attacks expect.
+        shape: That the user's module gives it.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    shape: torch.Size
+
+
+@dataclass
+class Adopted:
+    """A user's own vision transformer as closed forms see it: its entrance, under the names that they use.
+
+    Attributes:
+        image_size: Pixels per side of its pictures.
+        patch_size: Pixels per side of its patches.
+        prefix_tokens: Rows of its position embedding before those of the patches.
+        mean: (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module.
+        std: (3, 1, 1), what they are divided by then.
+        roles: By the names of ``fedmjp.models.names``.
+        parts: What was found where, in the user's own names; None for what was not found and is not needed.
+        weights: Digest of the module's weights.
+        pixel_order: How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
+    """
+
+    image_size: int
+    patch_size: int
+    prefix_tokens: int
+    mean: Tensor
+    std: Tensor
+    roles: Mapping[str, Role]
+    parts: Mapping[str, str | None]
+    weights: str
+    pixel_order: tuple[int, ...]
+
+    @property
+    def grid(self) -> int:
+        """Patches per side."""
+        return self.image_size // self.patch_size
+
+    @property
+    def has_positions(self) -> bool:
+        """Always: a module without a position embedding is not adopted."""
+        return True
+
+    @property
+    def defended(self) -> bool:
+        """Never: the module has no unknown embedding of MJP."""
+        return False
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """A parameter by the name that it has in ``fedmjp.models.names``."""
+        return self.roles[target].parameter
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter that was recognised, by that name."""
+        return ((name, role.parameter) for name, role in self.roles.items())
+
+    def denormalise(self, images: Tensor) -> Tensor:
+        """From the network's input space back to [0, 1] (values outside are clipped)."""
+        return denormalised(images, self.mean, self.std)
+
+    def upload(self, tensors: Mapping[str, Tensor], *, examples: int = 1, kind: UpdateKind = "gradient") -> Upload:
+        """Make an upload of what a client sent.
+
+        Args:
+            tensors: Gradients or weight changes, by the names of the user's module. Those of patch and position
+                embedding must be there; others may be missing.
+            examples: Pictures behind it.
+            kind: "gradient", or "delta" for weight changes.
+
+        Raises:
+            BadInputError: If a tensor that closed forms need is missing, or one has another shape than the module's
+                or values that are no finite numbers.
+        """
+        given = {
+            name: role for name, role in self.roles.items() if name in _REQUIRED or tensors.get(role.name) is not None
+        }
+        canonical = {
+            name: _in_our_shape(_checked(role, tensors), name, self.pixel_order, self.patch_size)
+            for name, role in given.items()
+        }
+        return Upload(canonical, kind, num_examples=examples, server_round=1, node=0, weights=self.weights)
+
+
+def adopt(module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Adopted:
+    """Find by structure what closed forms read of a vision transformer: of timm, torchvision, transformers or your own.
+
+    The module is not changed. A copy of it is run once on a random picture, to see that what was found is right.
+
+    Args:
+        module: Takes normalised pictures (batch, 3, size, size).
+        mean: What the client subtracts from the three channels of pictures in [0, 1]. May be left out for timm's
+            models, which say it themselves.
+        std: What the client divides them by then.
+
+    Raises:
+        BadInputError: If patch or position embedding cannot be found, or mean and std are not known; it says what was
+            looked for and what to do.
+    """
+    centre, scale = _statistics(module, mean, std)
+    found = find_entrance(module)
+    parameters, embedding = dict(module.named_parameters()), found.embedding
+    device = parameters[found.positions.name].device
+    in_module = {
+        names.PATCH_WEIGHT: f"{embedding.name}.weight",
+        names.PATCH_BIAS: f"{embedding.name}.bias",
+        names.POSITION_EMBEDDING: found.positions.name,
+        names.CLASS_TOKEN: found.class_token,
+        names.HEAD_BIAS: f"{found.head}.bias",
+    }
+    roles = {}
+    for name, own_name in in_module.items():
+        if own_name is not None and own_name in parameters:
+            held = parameters[own_name].detach()
+            shaped = _in_our_shape(held, name, found.pixel_order, embedding.patch_size)
+            roles[name] = Role(own_name, nn.Parameter(shaped, requires_grad=False), held.shape)
+    return Adopted(
+        image_size=embedding.patch_size * found.positions.grid,
+        patch_size=embedding.patch_size,
+        prefix_tokens=found.positions.prefix_tokens,
+        mean=torch.tensor(centre, dtype=torch.float32, device=device).view(3, 1, 1),
+        std=torch.tensor(scale, dtype=torch.float32, device=device).view(3, 1, 1),
+        roles=roles,
+        parts=_parts(module, found),
+        weights=weights_digest(module.state_dict()),
+        pixel_order=found.pixel_order,
+    )
+
+
+def _statistics(
+    module: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[list[float], list[float]]:
+    stated: Any = getattr(module, "pretrained_cfg", None)
+    if mean is None and std is None and isinstance(stated, Mapping) and "mean" in stated and "std" in stated:
+        mean, std = stated["mean"], stated["std"]
+    if mean is None or std is None:
+        raise BadInputError(
+            f"a {type(module).__name__} does not say how pictures are normalised before they enter it: give both mean "
+            "and std, such as adopt(module, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)); (0, 0, 0) and "
+            "(1, 1, 1) where they are not"
+        )
+    centre, scale = [float(value) for value in mean], [float(value) for value in std]
+    if len(centre) != 3 or len(scale) != 3 or not all(map(math.isfinite, centre + scale)) or min(scale) <= 0:
+        raise BadInputError(f"mean {centre} and std {scale} must be three finite numbers each, std above 0")
+    return centre, scale
+
+
+def _parts(module: nn.Module, found: FoundEntrance) -> dict[str, str | None]:
+    repeated = {
+        name: len(part)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1 and len({type(each) for each in part}) == 1
+    }
+    return {
+        "patch embedding": found.embedding.name,
+        "position embedding": found.positions.name,
+        "class token": found.class_token,
+        "blocks": max(repeated, key=repeated.__getitem__, default=None),
+        "head": found.head,
+    }
+
+
+def _checked(role: Role, tensors: Mapping[str, Tensor]) -> Tensor:
+    tensor: object = tensors.get(role.name)
+    if tensor is None:
+        near = difflib.get_close_matches(role.name, tensors, n=1)
+        hint = f"; did you mean {near[0]!r}? Give tensors the module's own names" if near else ""
+        raise BadInputError(f"the upload has no tensor {role.name!r}, which closed forms need{hint}")
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise BadInputError(f"upload tensor {role.name!r} is a {kind}: give a torch tensor of real numbers")
+    if tensor.shape != role.shape:
+        raise BadInputError(
+            f"upload tensor {role.name!r} has shape {tuple(tensor.shape)}, the module's has {tuple(role.shape)}"
+        )
+    if not torch.isfinite(tensor).all():
+        raise BadInputError(f"upload tensor {role.name!r} holds NaN or infinite values: nothing can be solved for")
+    return tensor.detach()
+
+
+def _in_our_shape(tensor: Tensor, name: str, pixel_order: Sequence[int], patch_size: int) -> Tensor:
+    if name == names.POSITION_EMBEDDING:
+        return tensor.reshape(1, -1, tensor.shape[-1])
+    if name == names.PATCH_WEIGHT:
+        sides = (3, patch_size, patch_size)
+        pixels = tensor.reshape(len(tensor), *(sides[axis] for axis in pixel_order))
+        back = sorted(range(3), key=lambda place: pixel_order[place])
+        return pixels.permute(0, *(1 + place for place in back)).contiguous()
+    return tensor

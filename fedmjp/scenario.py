@@ -1,0 +1,314 @@
+"""The one object that everything is asked about: who computes what from which pictures, and what leaves."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import BeforeValidator, Field, model_validator
+
+from fedmjp.config import MAX_SEED, Config, ModelConfig, RunConfig, UpdateKind
+from fedmjp.defences.base import Plan
+from fedmjp.defences.pipeline import DefenceConfig, Defences, Pipeline, pipeline_of
+from fedmjp.errors import ConfigError
+from fedmjp.learning import SERVER_RATES, Training
+from fedmjp.seeds import torch_generator
+from fedmjp.settings import Picture, Setting
+from fedmjp.threat import ThreatModel
+
+if TYPE_CHECKING:
+    from fedmjp.data.pictures import LabelledPicture
+    from fedmjp.exchange import Exchange
+    from fedmjp.models.classifier import VitClassifier
+
+SHUFFLE = "shuffle"  # option of defences that move patches
+# What is of single batches; of a training run, its recipe says it.
+OF_BATCHES = (
+    "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
+)  # fmt: skip
+# With others a training run may go on.
+INCIDENTAL = {
+    "device": True,
+    "training": {"checkpoint_every": True, "round_seconds": True, "recipe": {"workers": True}},
+}
+
+
+class Turn(NamedTuple):
+    """What a client uploads in a round.
+
+    Attributes:
+        batch: Which of its batches, from 0.
+        number: How often it has uploaded this batch before.
+    """
+
+    batch: int
+    number: int
+
+
+def _named(value: object) -> object:
+    """A model by its name alone."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Scenario(Config):
+    """Model, data, what clients compute, how they defend themselves, and what the server is told.
+
+    Every client uploads, round after round, the update of one batch of its pictures: the batch's gradient, or the
+    weight delta after some steps of plain SGD on it. With several ``uploads_per_picture`` it goes through its pictures
+    so often, every time under masks drawn anew. ``defences`` are applied in their order; those that shuffle make the
+    uploads those of x~, others those of x. The server takes a step along the mean after every round, unless its
+    learning rate is 0.
+
+    With ``training`` clients deal all pictures among them and train together instead.
+
+    Raises:
+        ConfigError: If values contradict each other.
+    """
+
+    model: Annotated[ModelConfig, BeforeValidator(_named)] = ModelConfig(name="deit_small")
+    defences: Defences = ()
+    data: str = Field("bundled", description="'bundled' or a folder of CLASS/picture files")
+    clients: int = Field(1, ge=1)
+    pictures_per_client: int = Field(1, ge=1)
+    batch_size: int = Field(1, ge=1, description="pictures behind one update")
+    uploads_per_picture: int = Field(1, ge=1, description="under masks drawn independently")
+    update: UpdateKind = "gradient"
+    local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
+    local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
+    labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
+    server_learning_rate: float | None = Field(
+        None,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="by default 0 for single batches, which keeps the weights; else the strategy's",
+    )
+    training: Training | None = Field(None, description="clients train together; without, they upload single batches")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="of choice of pictures, masks and noise")
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_seed(cls, values: Any) -> Any:
+        """Weights are drawn from the scenario's seed unless the model states its own."""
+        if not isinstance(values, Mapping) or "seed" not in values:
+            return values
+        model = _named(values.get("model", "deit_small"))
+        if isinstance(model, Mapping) and "seed" not in model:
+            return {**values, "model": {**model, "seed": values["seed"]}}
+        return values
+
+    @model_validator(mode="after")
+    def _can_be_run(self) -> Self:
+        if self.clients % self.pipeline.clients:
+            raise ValueError(
+                f"{self.clients} clients make no groups of {self.pipeline.clients}, whose updates are summed: set "
+                f"clients to a multiple of {self.pipeline.clients}"
+            )
+        return self._of_batches() if self.training is None else self._of_training(self.training)
+
+    def _of_batches(self) -> Self:
+        if self.update == "gradient" and self.local_steps > 1:
+            raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
+        if self.pictures_per_client % self.batch_size:
+            raise ValueError(
+                f"batch-size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client"
+            )
+        plan = Plan(self.rounds, self.rounds * self.local_steps, self.local_steps, self.batch_size)
+        object.__setattr__(self, "defences", self.pipeline.planned(plan))
+        return self
+
+    def _of_training(self, training: Training) -> Self:
+        for name in OF_BATCHES:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is of single batches: leave it out, training and its recipe say it")
+        if self.server_learning_rate == 0:
+            raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
+        self.pipeline.require_puzzle(self.model.grid, training.puzzle.warmup_epochs, training.epochs)
+        if self.pipeline.by_example and (training.recipe.mixup or training.recipe.cutmix):
+            name = self.pipeline.by_example[0].name
+            raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")
+        return self
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The defences themselves, in order."""
+        return pipeline_of(self.defences)
+
+    @property
+    def network(self) -> ModelConfig:
+        """The model that clients train: with what defences add to it."""
+        return self.pipeline.change_model(self.model)
+
+    @property
+    def label(self) -> str:
+        """Name for log lines and weights, such as ``deit_small-mjp``."""
+        return f"{self.model.name}-{self.pipeline.label}"
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its records."""
+        said = "+".join(config.text for config in self.defences) or "none"
+        return f"{self.model.name}-{said}".translate(str.maketrans(":,/ ", "----"))
+
+    @property
+    def gradient_of(self) -> Picture:
+        """The version of the pictures that uploads are computed from."""
+        return Picture.SHUFFLED if self.pipeline.shuffles else Picture.CLEAN
+
+    @property
+    def threat(self) -> ThreatModel:
+        """What the server sees of this scenario, and knows."""
+        names = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+        shared = {name: getattr(self, name) for name in names}
+        if self.training is not None:
+            shared |= {"update": self.training.update, "batch_size": self.training.recipe.batch_size}
+        done = self.pipeline.of_stage("examples", "update", "aggregate")
+        return ThreatModel(defences=done.configs, **shared)
+
+    @property
+    def server_rate(self) -> float:
+        """The server's learning rate."""
+        if self.server_learning_rate is not None:
+            return self.server_learning_rate
+        return 0.0 if self.training is None else SERVER_RATES[self.training.strategy]
+
+    def participants(self, server_round: int) -> list[int]:
+        """The clients of a round (from 1), in order, drawn from the seed; groups that are summed stay whole."""
+        together = self.pipeline.clients
+        groups = self.clients // together
+        share = 1.0 if self.training is None else self.training.participation
+        count = max(1, math.floor(share * groups + 0.5))  # halves are rounded up
+        generator = torch_generator(self.seed, "participation", server_round)
+        drawn = sorted(torch.randperm(groups, generator=generator)[:count].tolist())
+        return [group * together + place for group in drawn for place in range(together)]
+
+    def most_uploads(self, rounds: int) -> int:
+        """Uploads until after so many rounds, of the client that makes most."""
+        taken = Counter(client for each in range(1, rounds + 1) for client in self.participants(each))
+        return max(taken.values(), default=0)
+
+    def planned(self, steps_per_epoch: int) -> "Scenario":
+        """The same for a training run whose largest share makes so many steps: with what follows for its defences."""
+        if self.training is None:
+            return self
+        steps = 1 if self.training.epochs is None else self.training.local_epochs * steps_per_epoch
+        uploads = self.most_uploads(self.rounds)
+        plan = Plan(uploads, uploads * steps, steps, self.training.recipe.batch_size)
+        return self.model_copy(update={"defences": self.pipeline.planned(plan)})
+
+    def digest_of_run(self) -> str:
+        """The digest without what only says how a run is carried out: with others a training run may go on."""
+        return self.digest(exclude=INCIDENTAL)
+
+    @property
+    def batches_per_client(self) -> int:
+        """Uploads that a client's pictures make, each once."""
+        return self.pictures_per_client // self.batch_size
+
+    @property
+    def rounds(self) -> int:
+        """Of the training; without one, until every client has uploaded each of its pictures as often as asked."""
+        if self.training is not None:
+            return self.training.rounds
+        return self.batches_per_client * self.uploads_per_picture
+
+    @property
+    def uploads(self) -> int:
+        """Uploads that the server sees: of groups of clients where updates are summed."""
+        return self.rounds * self.clients // self.pipeline.clients
+
+    def turn(self, server_round: int) -> Turn:
+        """What a client uploads in a round (from 1)."""
+        number, batch = divmod(server_round - 1, self.batches_per_client)
+        return Turn(batch, number)
+
+    def round_of(self, turn: Turn) -> int:
+        """The round of a turn: the inverse of ``turn``."""
+        return turn.number * self.batches_per_client + turn.batch + 1
+
+    def without(self, defence: str | None = None) -> "Scenario":
+        """The same without a defence, by name; without any where none is named."""
+        left = Pipeline() if defence is None else self.pipeline.without(defence)
+        changes: dict[str, Any] = {"defences": left.configs}
+        if (
+            left.clients < self.pipeline.clients and self.training is None
+        ):  # nobody has to be there for others: one client has all pictures
+            changes |= {"clients": 1, "pictures_per_client": self.clients * self.pictures_per_client}
+        return self.model_copy(update=changes)
+
+    @property
+    def twins(self) -> "list[Scenario]":
+        """What it is held against: the same without any defence, then, of several, without each of them."""
+        names = [config.name for config in self.defences]
+        each = [self.without(name) for name in names] if len(names) > 1 else []
+        return [self.without(), *each] if names else []
+
+    def in_setting(self, setting: Setting, mask_ratio: float) -> "Scenario":
+        """The same where uploads are computed from the version that an evaluation setting asks for.
+
+        In setting a nothing is shuffled: a defence that only shuffles falls away, MJP keeps its masks. In b and c
+        something is: where no defence shuffles, a jigsaw of ``mask_ratio`` does, as the control of what shuffling
+        alone achieves.
+        """
+        shuffled = setting.gradient_of is Picture.SHUFFLED
+        if shuffled is (self.gradient_of is Picture.SHUFFLED):
+            return self
+        if shuffled:
+            jigsaw = DefenceConfig.model_validate({"name": "jigsaw", "mask_ratio": mask_ratio})
+            return self.model_copy(update={"defences": (jigsaw, *self.defences)})
+        kept = [
+            _unshuffled(config) if SHUFFLE in made.options_type.model_fields else config
+            for config, made in zip(self.defences, self.pipeline.made, strict=True)
+            if made.stages != ("pictures",)
+        ]
+        return self.model_copy(update={"defences": tuple(kept)})
+
+    def exchange(
+        self, pictures: "Sequence[LabelledPicture]", *, model: "VitClassifier | None" = None, number: int = 0
+    ) -> "Exchange":
+        """What a client uploads of these pictures, and what is behind it.
+
+        Args:
+            pictures: As many as are behind one upload.
+            model: With the weights that the server had sent; None draws the initial ones.
+            number: How many uploads of them were made before.
+
+        Raises:
+            BadInputError: If there are more or fewer pictures than one upload is of.
+            DefenceError: If a defence cannot protect the update.
+        """
+        from fedmjp.exchange import exchange  # noqa: PLC0415 (clients compute; who reads a scenario need not)
+
+        return exchange(self, pictures, model=model, number=number)
+
+
+def _unshuffled(config: DefenceConfig) -> DefenceConfig:
+    return DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
+
+
+# What `flwr run .` plays in a clone, without any run-config.
+DEFAULT = Scenario(defences=(DefenceConfig(name="mjp"),), clients=2)
+
+
+def run_config_of(scenarios: Sequence[Scenario], **places: Any) -> RunConfig:
+    """What Flower is to carry: scenarios, and where a run leaves files."""
+    return RunConfig(scenarios=json.dumps([each.model_dump(mode="json") for each in scenarios]), **places)
+
+
+def scenarios_of(run: RunConfig) -> tuple[Scenario, ...]:
+    """The scenarios that a run plays, one after another.
+
+    Raises:
+        ConfigError: If the text is no JSON list of scenarios.
+    """
+    if not run.scenarios:
+        return (DEFAULT,)
+    try:
+        values = json.loads(run.scenarios)
+    except ValueError as error:
+        raise ConfigError(f"scenarios is no JSON: {error}") from None
+    if not isinstance(values, list) or not all(isinstance(each, Mapping) for each in values):
+        raise ConfigError('scenarios must be a JSON list of scenarios, such as [{"model": "deit_tiny"}]')
+    return tuple(map(Scenario.parse, values))

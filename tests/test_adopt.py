@@ -1,0 +1,357 @@
+"""Users' own vision transformers: what is found in them, and that closed forms get their own pictures back."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from skimage.metrics import peak_signal_noise_ratio
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from attacks import ATTACKS
+from fedmjp.data.bundled import BundledPictures
+from fedmjp.errors import AttackNotApplicableError, BadInputError
+from fedmjp.models.adopt import Adopted, adopt
+from fedmjp.records import Upload, weights_digest
+from fedmjp.seeds import scoped_randomness
+from fedmjp.threat import ThreatModel
+from tests.conftest import small_model
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZE, CLASSES = 64, 1000
+
+
+class Cutter(nn.Module):
+    """Patches as vectors of pixels, whose three channels follow each other (einops' "p1 p2 c")."""
+
+    def __init__(self, side: int, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.side, self.order = side, order
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        rows = pictures.unfold(2, self.side, self.side).unfold(3, self.side, self.side)  # (b, c, gy, gx, y, x)
+        pixels = rows.permute(0, 2, 3, *((1, 4, 5)[axis] for axis in self.order))
+        return pixels.flatten(3).flatten(1, 2)
+
+
+class Homemade(nn.Module):
+    """A hand-written transformer with names of its own and a linear patch embedding.
+
+    Where patches have 8 x 8 pixels, every layer has their 192 inputs: any could be the one that embeds patches.
+    """
+
+    def __init__(
+        self,
+        order: tuple[int, ...] = (1, 2, 0),
+        before: nn.Module | None = None,
+        by_columns: bool = False,
+        side: int = 8,
+        grid: int = 8,
+    ) -> None:
+        super().__init__()
+        self.scissors, self.before = Cutter(side, order), before or nn.Identity()
+        self.lift = nn.Linear(3 * side**2, 192)
+        self.where = nn.Parameter(0.02 * torch.randn(grid**2, 192))
+        self.stages = nn.ModuleList(nn.TransformerEncoderLayer(192, 3, 192, batch_first=True) for _ in range(2))
+        self.verdict = nn.Linear(192, CLASSES)
+        self.by_columns = by_columns
+
+    def forward(self, pictures: Tensor) -> dict[str, Tensor]:
+        cut = self.scissors(pictures.mT if self.by_columns else pictures)
+        tokens = self.lift(self.before(cut)) + self.where
+        for stage in self.stages:
+            tokens = stage(tokens)
+        return {"scores": self.verdict(tokens.mean(1))}
+
+
+def of_timm(name: str = "vit_tiny_patch16_224", **changes: Any) -> nn.Module:
+    return timm.create_model(name, img_size=SIZE, **changes)
+
+
+def of_torchvision() -> nn.Module:
+    shape = {"num_layers": 2, "num_heads": 3, "hidden_dim": 192, "mlp_dim": 384}
+    model = torchvision.models.VisionTransformer(image_size=SIZE, patch_size=8, **shape)
+    nn.init.trunc_normal_(model.heads.head.weight, std=0.02)  # torchvision begins with a head of zeros
+    return model
+
+
+def of_transformers() -> nn.Module:
+    shape = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 384}
+    return ViTForImageClassification(ViTConfig(image_size=SIZE, patch_size=16, num_labels=CLASSES, **shape))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "timm": of_timm,
+    "timm without a row for the class token": lambda: of_timm(no_embed_class=True),
+    "timm without a class token": lambda: of_timm(class_token=False, global_pool="avg"),
+    "two tokens before the patches": lambda: of_timm("deit_tiny_distilled_patch16_224"),
+    "registers": lambda: of_timm(reg_tokens=4),
+    "torchvision": of_torchvision,
+    "transformers": of_transformers,
+    "hand-written": Homemade,
+    "hand-written, channel first": lambda: Homemade(order=(0, 1, 2)),
+    "hand-written, column before row": lambda: Homemade(order=(2, 1, 0)),
+}
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    with scoped_randomness(3):
+        return make()
+
+
+def logits(output: Any) -> Tensor:
+    if isinstance(output, Mapping):
+        return output["scores"] if "scores" in output else output["logits"]
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@pytest.fixture(scope="module")
+def clean() -> Tensor:
+    return BundledPictures(SIZE, CLASSES).load("cat").image[None]
+
+
+def gradients(module: nn.Module, picture: Tensor) -> dict[str, Tensor]:
+    """As a client computes them, with nothing of ours."""
+    normalised = (picture - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    module.zero_grad()
+    F.cross_entropy(logits(module(normalised)), torch.tensor([281])).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def attacked(name: str, upload: Upload, adopted: Adopted, threat: ThreatModel | None = None) -> Tensor:
+    attack = ATTACKS.get(name)()
+    found = attack.reconstruct([upload], adopted, threat or ThreatModel(), generator=torch.Generator())
+    return found[0].images
+
+
+def psnr(clean: Tensor, recovered: Tensor) -> float:
+    return peak_signal_noise_ratio(clean.numpy(), recovered.numpy(), data_range=1.0)
+
+
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_a_users_own_gradient_gives_the_picture_back(make: Callable[[], nn.Module], clean: Tensor) -> None:
+    module = made(make).eval()
+    adopted = adopt(module, mean=MEAN, std=STD)
+    upload = adopted.upload(gradients(module, clean))
+    recovered = attacked("patch_embedding", upload, adopted)
+    assert psnr(clean, recovered) > 40
+    assert recovered.min() >= 0
+    assert recovered.max() <= 1
+
+
+@pytest.mark.parametrize("make", [of_torchvision, Homemade])
+def test_weight_changes_of_two_steps_give_the_picture_back(make: Callable[[], nn.Module], clean: Tensor) -> None:
+    module = made(make).eval()
+    adopted = adopt(module, mean=MEAN, std=STD)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    for _ in range(2):
+        step = gradients(module, clean)
+        torch.optim.SGD(module.parameters(), lr=0.1).step()
+    change = {name: parameter.detach() - before[name] for name, parameter in module.named_parameters() if name in step}
+    upload = adopted.upload(change, kind="delta")
+    threat = ThreatModel(update="delta", local_steps=2, local_learning_rate=0.1)
+    assert psnr(clean, attacked("patch_embedding_wiener", upload, adopted, threat)) > 30
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if not ATTACKS.get(name).needs_network])
+def test_every_attack_that_does_not_need_the_network_takes_adopted_models(name: str, clean: Tensor) -> None:
+    module = made(of_torchvision).eval()
+    adopted = adopt(module, mean=MEAN, std=STD)
+    upload = adopted.upload(gradients(module, clean))
+    if ATTACKS.get(name).role == "bound":
+        with pytest.raises(AttackNotApplicableError, match="the upload has no tensor"):
+            attacked(name, upload, adopted)
+    else:
+        assert (psnr(clean, attacked(name, upload, adopted)) > 40) == (name != "grey")
+
+
+@pytest.mark.parametrize("name", ["gradient_matching", "mjp_span", "breaching_invertinggradients", "april"])
+def test_attacks_that_need_the_network_refuse_adopted_models(name: str, clean: Tensor) -> None:
+    module = made(of_torchvision).eval()
+    adopted = adopt(module, mean=MEAN, std=STD)
+    upload = adopted.upload(gradients(module, clean))
+    with pytest.raises(AttackNotApplicableError, match="needs the network behind the tokens"):
+        attacked(name, upload, adopted)
+
+
+def test_our_own_model_adopted_by_its_structure_has_what_it_says_itself() -> None:
+    ours = small_model()
+    adopted = adopt(ours.backbone)
+    for field in ("image_size", "patch_size", "grid", "prefix_tokens", "has_positions", "defended"):
+        assert getattr(adopted, field) == getattr(ours, field), field
+    assert torch.equal(adopted.mean, ours.mean), "timm's models say how pictures are normalised"
+    assert torch.equal(adopted.std, ours.std)
+    known = dict(ours.named_parameters())
+    for name, parameter in adopted.named_parameters():
+        assert torch.equal(parameter, known[name]), name
+        assert torch.equal(adopted.get_parameter(name), known[name]), name
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (of_timm, ("patch_embed.proj", "pos_embed", "cls_token", "blocks", "head")),
+        (of_torchvision, ("conv_proj", "encoder.pos_embedding", "class_token", "encoder.layers", "heads.head")),
+        (Homemade, ("lift", "where", None, "stages", "verdict")),
+        (
+            of_transformers,
+            (
+                "vit.embeddings.patch_embeddings.projection",
+                "vit.embeddings.position_embeddings",
+                "vit.embeddings.cls_token",
+                "vit.layers",
+                "classifier",
+            ),
+        ),
+    ],
+    ids=["timm", "torchvision", "hand-written", "transformers"],
+)
+def test_parts_are_found_under_their_own_names(make: Callable[[], nn.Module], parts: tuple[str | None, ...]) -> None:
+    adopted = adopt(made(make), mean=MEAN, std=STD)
+    assert tuple(adopted.parts.values()) == parts
+
+
+def test_adoption_changes_neither_the_module_nor_the_global_generator() -> None:
+    module = made(Homemade).train()  # with dropout, which draws from the global generator unless it is put aside
+    before, state = weights_digest(module.state_dict()), torch.get_rng_state()
+    adopt(module, mean=MEAN, std=STD)
+    assert weights_digest(module.state_dict()) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(part.training for part in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_head_of_zeros_does_not_hide_what_embeds() -> None:
+    module = made(of_torchvision)
+    nn.init.zeros_(module.heads.head.weight)
+    assert adopt(module, mean=MEAN, std=STD).image_size == SIZE
+
+
+def relative_swin() -> nn.Module:
+    return timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1))
+
+
+def without_positions() -> nn.Module:
+    return of_timm(pos_embed="none")
+
+
+def with_normalisation() -> nn.Module:
+    return nn.Sequential(torchvision.transforms.Normalize(MEAN, STD), of_timm())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torchvision.models.resnet18(), "found no patch embedding: looked for a Conv2d on 3 channels"),
+        (lambda: of_timm("vit_tiny_r_s16_p8_224"), "found no patch embedding: .* a Linear like .* is none"),
+        (relative_swin, r"found no position embedding: looked for a parameter \(1, n, 96\)"),
+        (without_positions, r"found no position embedding: looked for a parameter \(1, n, 192\)"),
+        (
+            with_normalisation,
+            r"1.patch_embed.proj and 1.pos_embed look like .* but .*relative error .* give the transformer itself",
+        ),
+        (lambda: Homemade(before=nn.LayerNorm(192)), "found no patch embedding"),
+        # Of so many random values the norm is nearly 1: a random picture must show it all the same.
+        (
+            lambda: Homemade(before=nn.RMSNorm(12288, elementwise_affine=False), side=64, grid=2),
+            "found no patch embedding",
+        ),
+        (lambda: Homemade(by_columns=True), "found no patch embedding"),
+    ],
+    ids=[
+        "convolutions",
+        "convolutions first",
+        "swin",
+        "no positions",
+        "normalises",
+        "norm first",
+        "large norm first",
+        "by columns",
+    ],
+)
+def test_what_cannot_be_attacked_is_refused_in_one_line(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(BadInputError, match=message) as refusal:
+        adopt(made(make), mean=MEAN, std=STD)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_module_that_cannot_be_run_on_pictures_is_refused_with_its_own_error() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = of_timm()
+
+        def forward(self, pictures: Tensor) -> Tensor:
+            raise KeyError("bool_masked_pos")
+
+    with pytest.raises(BadInputError, match="picture of 64 x 64 failed: 'bool_masked_pos'"):
+        adopt(made(Picky), mean=MEAN, std=STD)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "does not say how pictures are normalised .* give both mean and std, such as"),
+        ({"mean": MEAN}, "give both mean and std"),
+        ({"mean": MEAN, "std": (0.2, 0.2, 0.0)}, "std above 0"),
+        ({"mean": (0.5,), "std": (0.5,)}, "three finite numbers"),
+        ({"mean": (0.5, 0.5, float("nan")), "std": STD}, "three finite numbers"),
+    ],
+)
+def test_mean_and_std_must_be_known(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        adopt(made(of_torchvision), **given)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda own: own.pop("encoder.pos_embedding"), "has no tensor 'encoder.pos_embedding'"),
+        (lambda own: own.update({"conv_proj.weight": None}), "has no tensor 'conv_proj.weight'"),
+        (
+            lambda own: own.update({"module.conv_proj.weight": own.pop("conv_proj.weight")}),
+            "did you mean 'module.conv_proj.weight'",
+        ),
+        (
+            lambda own: own.update({"encoder.pos_embedding": own["encoder.pos_embedding"][:, 1:]}),
+            r"has shape \(1, 64, 192\), the module's has \(1, 65, 192\)",
+        ),
+        (
+            lambda own: own.update({"conv_proj.weight": own["conv_proj.weight"].flatten(1)}),
+            r"has shape \(192, 192\), the module's has \(192, 3, 8, 8\)",
+        ),
+        (lambda own: own["conv_proj.weight"].fill_(float("nan")), "'conv_proj.weight' holds NaN"),
+        (lambda own: own["heads.head.bias"].fill_(float("inf")), "'heads.head.bias' holds NaN or infinite"),
+        (lambda own: own.update({"conv_proj.weight": torch.ones(192, 3, 8, 8).int()}), "is a torch.int32"),
+        (lambda own: own.update({"conv_proj.weight": [1.0]}), "is a list"),
+    ],
+)
+def test_an_upload_that_does_not_fit_is_refused_by_the_users_own_names(
+    spoil: Callable[[dict[str, Any]], object], message: str, clean: Tensor
+) -> None:
+    module = made(of_torchvision)
+    own: dict[str, Any] = gradients(module, clean)
+    spoil(own)
+    with pytest.raises(BadInputError, match=message):
+        adopt(module, mean=MEAN, std=STD).upload(own)
+
+
+def test_two_tensors_are_enough(clean: Tensor) -> None:
+    module = made(of_transformers).eval()
+    adopted = adopt(module, mean=MEAN, std=STD)
+    embeddings = "vit.embeddings."
+    needed = (f"{embeddings}position_embeddings", f"{embeddings}patch_embeddings.projection.weight")
+    own = gradients(module, clean)
+    upload = adopted.upload({name: own[name] for name in needed})
+    assert psnr(clean, attacked("patch_embedding", upload, adopted)) > 40
+
+
+def test_other_numbers_of_pictures_than_the_threat_model_has_are_refused(clean: Tensor) -> None:
+    module = made(of_torchvision)
+    adopted = adopt(module, mean=MEAN, std=STD)
+    with pytest.raises(AttackNotApplicableError, match="of 2 pictures"):
+        attacked("patch_embedding", adopted.upload(gradients(module, clean), examples=2), adopted)
