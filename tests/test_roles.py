@@ -52,7 +52,12 @@ def test_roles_are_found_with_and_without_names(library: object, numbered: bool)
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"localisation": "nonlinear"}, {"index_embedding": True}, {"defence": "mjp", "localisation": "linear"}],
+    [
+        {},
+        {"localisation": "nonlinear"},
+        {"index_embedding": True},
+        {"unknown_embedding": True, "localisation": "linear"},
+    ],
 )
 def test_roles_of_our_own_classifier(fields: Mapping[str, object]) -> None:
     model = build_vit(
