@@ -231,12 +231,7 @@ class Scenario(Config):
     def without(self, defence: str | None = None) -> "Scenario":
         """The same without a defence, by name; without any where none is named."""
         left = Pipeline() if defence is None else self.pipeline.without(defence)
-        changes: dict[str, Any] = {"defences": left.configs}
-        if (
-            left.clients < self.pipeline.clients and self.training is None
-        ):  # nobody has to be there for others: one client has all pictures
-            changes |= {"clients": 1, "pictures_per_client": self.clients * self.pictures_per_client}
-        return self.model_copy(update=changes)
+        return self.model_copy(update={"defences": left.configs})
 
     @property
     def twins(self) -> "list[Scenario]":
@@ -286,6 +281,23 @@ class Scenario(Config):
 
 def _unshuffled(config: DefenceConfig) -> DefenceConfig:
     return DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
+
+
+def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
+    """A scenario in which every batch of pictures is a client of its own: what a client uploads, it uploads of them.
+
+    Args:
+        values: Of the scenario, but for clients and their shares.
+        pictures: How many in all.
+
+    Raises:
+        ConfigError: If they make no whole uploads, or values contradict each other.
+    """
+    size = int(values.get("batch_size", 1))
+    behind = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
+    if pictures % behind:
+        raise ConfigError(f"{pictures} pictures make no whole uploads, which are of {behind} each")
+    return Scenario.parse({**values, "clients": pictures // size, "pictures_per_client": size})
 
 
 # What `flwr run .` plays in a clone, without any run-config.

@@ -206,7 +206,7 @@ class Pipeline:
     @property
     def parts(self) -> bool:
         """Whether a part of an update is protected as the whole is."""
-        return all(each.scope == "tensor" and "examples" not in each.stages for each in self.made)
+        return all(each.scope == "tensor" for each in self.made)
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -326,11 +326,7 @@ def read_pipeline(texts: Sequence[str]) -> Pipeline:
     Raises:
         ConfigError: If there is no such defence or option, or an order is impossible.
     """
-    return pipeline_of(_Named.parse({"defences": texts}).defences)
-
-
-class _Named(Config):
-    defences: Defences
+    return pipeline_of(tuple(DefenceConfig.parse_text(each) for each in texts if each != NONE))
 
 
 def _first(defence: Defence) -> int:
