@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedmjp.config import MAX_SEED, Config, ModelConfig, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
@@ -98,6 +98,12 @@ class Scenario(Config):
         if isinstance(model, Mapping) and "seed" not in model:
             return {**values, "model": {**model, "seed": values["seed"]}}
         return values
+
+    @model_serializer(mode="wrap")
+    def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is of single batches only, or of training only."""
+        left_out = ("training",) if self.training is None else OF_BATCHES
+        return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
@@ -228,12 +234,7 @@ class Scenario(Config):
     def without(self, defence: str | None = None) -> "Scenario":
         """The same without a defence, by name; without any where none is named."""
         left = Pipeline() if defence is None else self.pipeline.without(defence)
-        changes: dict[str, Any] = {"defences": left.configs}
-        if (
-            left.clients < self.pipeline.clients and self.training is None
-        ):  # nobody has to be there for others: one client has all pictures
-            changes |= {"clients": 1, "pictures_per_client": self.clients * self.pictures_per_client}
-        return self.model_copy(update=changes)
+        return self.model_copy(update={"defences": left.configs})
 
     @property
     def twins(self) -> "list[Scenario]":
@@ -283,6 +284,23 @@ class Scenario(Config):
 
 def _unshuffled(config: DefenceConfig) -> DefenceConfig:
     return DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
+
+
+def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
+    """A scenario in which every batch of pictures is a client of its own: what a client uploads, it uploads of them.
+
+    Args:
+        values: Of the scenario, but for clients and their shares.
+        pictures: How many in all.
+
+    Raises:
+        ConfigError: If they make no whole uploads, or values contradict each other.
+    """
+    size = int(values.get("batch_size", 1))
+    behind = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
+    if pictures % behind:
+        raise ConfigError(f"{pictures} pictures make no whole uploads, which are of {behind} each")
+    return Scenario.parse({**values, "clients": pictures // size, "pictures_per_client": size})
 
 
 # What `flwr run .` plays in a clone, without any run-config.

@@ -21,6 +21,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.threat import ThreatModel
+from fedmjp.wire import ARRAYS
 
 
 class Witness(Attack):
@@ -68,10 +69,21 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "") -> dict[str, torch.Tensor]:
+<<<<<<< HEAD
     """What the real client app sends at the scenario's initial weights."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     asked = ConfigRecord({"server-round": server_round, "scenario": 0})
     content = RecordDict({"arrays": ArrayRecord(build_vit(scenario.network).state_dict()), "config": asked})
+=======
+    """What the real client app sends at the initial weights."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    content = RecordDict(
+        {
+            ARRAYS: ArrayRecord(build_vit(scenario.network).state_dict()),
+            "config": ConfigRecord({"server-round": server_round, "scenario": 0}),
+        }
+    )
+>>>>>>> main
     message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=client)
     message.metadata.__dict__["_message_id"] = "message"
     context: Any = SimpleNamespace(
@@ -79,7 +91,7 @@ def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "
         node_config={"partition-id": client, "num-partitions": scenario.clients},
         node_id=client,
     )
-    arrays: Any = train(message, context).content["arrays"]
+    arrays: Any = train(message, context).content[ARRAYS]
     return dict(arrays.to_torch_state_dict())
 
 
@@ -95,4 +107,11 @@ def record(scenario: Scenario, folder: RunFolder) -> None:
 
 def write_manifest(scenario: Scenario, root: Path, pictures: dict[str, str]) -> None:
     """As `fedmjp record` leaves it."""
+<<<<<<< HEAD
     write_json(root / "manifest.json", {"scenarios": [scenario.model_dump(mode="json")], "pictures": pictures})
+=======
+    from benchmarks.folder.output import write_json
+
+    about = {"scenarios": [scenario.model_dump(mode="json")], "pictures": pictures}
+    write_json(root / "manifest.json", about)
+>>>>>>> main

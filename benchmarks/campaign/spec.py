@@ -17,7 +17,7 @@ from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import Scenario, of_single_batches
 from fedmjp.settings import Setting
 
 
@@ -206,15 +206,10 @@ class Campaign(Config):
         return list(found.values())
 
     def _asked(self, grid: Grid, model: str, defences: Defences, view: Mapping[str, Any]) -> Scenario:
-        together = pipeline_of(defences).clients
         pictures = min(grid.pictures or self.data.count, self.data.count)
-        if pictures % together:
-            raise ConfigError(f"{pictures} pictures are no whole shares of {together} clients whose updates are summed")
         sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
-        shares = {"clients": together, "pictures_per_client": pictures // together}
-        return Scenario.parse(
-            {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **shares, **view}
-        )
+        values = {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **view}
+        return of_single_batches(values, pictures)
 
     def _with_weights(self, experiment: Experiment) -> Experiment:
         scenario = experiment.scenario

@@ -205,7 +205,7 @@ class Pipeline:
     @property
     def parts(self) -> bool:
         """Whether a part of an update is protected as the whole is."""
-        return all(each.scope == "tensor" and "examples" not in each.stages for each in self.made)
+        return all(each.scope == "tensor" for each in self.made)
 
     @property
     def told(self) -> tuple[str, ...]:
