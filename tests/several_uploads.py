@@ -13,7 +13,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from attacks import ATTACKS
 from attacks.base import Attack
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.output import write_json
 from clients.app import train
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
@@ -69,12 +68,6 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "") -> dict[str, torch.Tensor]:
-<<<<<<< HEAD
-    """What the real client app sends at the scenario's initial weights."""
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    asked = ConfigRecord({"server-round": server_round, "scenario": 0})
-    content = RecordDict({"arrays": ArrayRecord(build_vit(scenario.network).state_dict()), "config": asked})
-=======
     """What the real client app sends at the initial weights."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     content = RecordDict(
@@ -83,7 +76,6 @@ def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "
             "config": ConfigRecord({"server-round": server_round, "scenario": 0}),
         }
     )
->>>>>>> main
     message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=client)
     message.metadata.__dict__["_message_id"] = "message"
     context: Any = SimpleNamespace(
@@ -107,11 +99,7 @@ def record(scenario: Scenario, folder: RunFolder) -> None:
 
 def write_manifest(scenario: Scenario, root: Path, pictures: dict[str, str]) -> None:
     """As `fedmjp record` leaves it."""
-<<<<<<< HEAD
-    write_json(root / "manifest.json", {"scenarios": [scenario.model_dump(mode="json")], "pictures": pictures})
-=======
     from benchmarks.folder.output import write_json
 
     about = {"scenarios": [scenario.model_dump(mode="json")], "pictures": pictures}
     write_json(root / "manifest.json", about)
->>>>>>> main
