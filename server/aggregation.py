@@ -104,7 +104,7 @@ class Aggregator:
         for message in messages:
             for name, record in sent.items():
                 message.content[name] = record
-        return messages
+        return sorted(messages, key=lambda message: nodes.index(message.metadata.dst_node_id))  # strategies shuffle
 
     def aggregate(
         self, server_round: int, weights: Mapping[str, Tensor], replies: Sequence[Message]
