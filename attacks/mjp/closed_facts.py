@@ -11,7 +11,7 @@ from fedmjp.models.entrance import Entrance
 from fedmjp.threat import ThreatModel
 
 MJP: frozenset[Mark] = frozenset({"masked", "shuffled"})
-HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "pruned", "scaled"}
+HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "scaled"}  # what is pruned away is no noise
 
 
 class ClosedFacts(Attack[Entrance]):
