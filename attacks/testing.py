@@ -20,26 +20,37 @@ from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
-from fedmjp.config import FederationConfig, ModelConfig
-from fedmjp.data.batches import batch_of_round
+from attacks import ATTACKS
 from fedmjp.data.selection import select_for
-from fedmjp.degradation import degrade
-from fedmjp.errors import AttackNotApplicableError
+from fedmjp.defences.pipeline import Pipeline
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError
+from fedmjp.exchange import Exchange
 from fedmjp.metrics import metric
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
-from fedmjp.seeds import torch_generator
-from fedmjp.settings import Picture
+from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
-from fedmjp.updates import local_update
 
 SEED = 0
 UPLOADS = 2
 SINGLE_GRADIENT = ThreatModel()
+SUMMED = 2  # clients
+# What is done to uploads besides, to see whether an attack that counts as adapted is up to it.
+DEGRADED = (
+    "gaussian:noise=0.01",
+    "gaussian:noise=0.3",
+    "prune:kept=0.1",
+    "round:precision=bfloat16",
+    "quantise:bits=8",
+)
+YARDSTICKS = ("mjp_prior", "patch_embedding_wiener")  # attacks whose marks were measured
+WITHIN = 3.0  # dB of PSNR by which an adapted attack may stay behind the better of these
 
 
 class ConformanceError(AssertionError):
@@ -50,12 +61,16 @@ class GradientInversion(Protocol):
     """What the suite needs of an attack; ``attacks.base.Attack`` gives it."""
 
     name: ClassVar[str]
+    takes_sums: ClassVar[bool]
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Names of the upload's tensors that the attack reads."""
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Which requirement fails."""
+
+    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel) -> bool:
+        """Whether it takes all that defences do into account."""
 
     def reconstruct(
         self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generator: torch.Generator
@@ -70,7 +85,7 @@ class Trial:
     Attributes:
         attack: Ready to use, with the options that the suite is to run with.
         model: Name of an undefended model that it applies to.
-        threat: What it is granted, and how often and how degraded clients upload.
+        threat: What it is granted, how often clients upload, and what they do to updates.
         gain: PSNR in dB by which its mean must beat the grey picture on the undefended model; None for
             an attack that makes no such claim.
         tolerance: Largest difference of a pixel between an upload attacked alone and in a stack.
@@ -82,23 +97,32 @@ class Trial:
     gain: float | None = 3.0
     tolerance: float = 1e-3
 
+    def scenario(self, *defences: str, besides: Sequence[str] = ()) -> Scenario:
+        """What clients do: the defences of the threat model, others before them, and others ``besides``, after."""
+        shared = set(ThreatModel.model_fields) & set(Scenario.model_fields) - {"defences"}
+        clients = self.threat.clients * (SUMMED if any("secure_sum" in each for each in besides) else 1)
+        return Scenario.parse(
+            {
+                **self.threat.model_dump(include=shared),
+                "model": {"name": self.model, **_SIZE},
+                "defences": (*defences, *self.threat.defences, *besides),
+                "clients": UPLOADS * clients,
+                "pictures_per_client": self.threat.batch_size,
+            }
+        )
+
     def network(self, *, defence: str = "none") -> VitClassifier:
         """The small model, anew each time."""
-        return copy.deepcopy(_network(self.model, defence))
+        return copy.deepcopy(_network(self.scenario(*_named(defence)).network))
 
     def batches(self) -> list[PrivateBatch]:
         """What clients hold."""
-        return _batches(self.threat.batch_size, 0)
+        return [each.private for each in _exchanges(self.scenario())]
 
     def uploads(self, model: VitClassifier) -> list[Upload]:
         """What the clients send, with labels and others where the threat model grants them, anew each time."""
-        defence = "mjp" if model.defended else "none"
-        first, *later = (
-            [_replaced(upload, tensors=copy.deepcopy(dict(upload.tensors))) for upload in made]
-            for made in (_uploads(self.model, defence, self.threat, n) for n in range(self.threat.uploads_per_picture))
-        )
-        others = zip(*later, strict=True) if later else [()] * len(first)
-        return [_replaced(upload, others=kept) for upload, kept in zip(first, others, strict=True)]
+        made = _exchanges(self.scenario(*_named("mjp" if model.defended else "none")))
+        return [_anew(each.upload) for each in made]
 
     def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Reconstruction]:
         """Attack with a generator of the suite's seed."""
@@ -109,37 +133,24 @@ class Trial:
 _SIZE: Mapping[str, Any] = {"image_size": 64, "patch_size": 8}
 
 
-@lru_cache(maxsize=8)
-def _network(name: str, defence: str) -> VitClassifier:
-    return build_vit(ModelConfig.parse({"name": name, "defence": defence, **_SIZE}))
+def _named(defence: str) -> tuple[str, ...]:
+    return () if defence == "none" else (defence,)
 
 
-@lru_cache(maxsize=8)
-def _batches(size: int, number: int) -> list[PrivateBatch]:
-    """Of each client, for one of its uploads."""
-    pictures = {"clients": UPLOADS, "pictures_per_client": size, "batch_size": size, "uploads_per_picture": number + 1}
-    config = FederationConfig.parse({**pictures, "inputs": (Picture.CLEAN,), **_SIZE})
-    selection = select_for(config)
-    return [batch_of_round(config, selection, client, config.rounds) for client in range(UPLOADS)]
+_network = lru_cache(maxsize=8)(build_vit)
 
 
 @lru_cache(maxsize=16)
-def _uploads(name: str, defence: str, threat: ThreatModel, number: int) -> list[Upload]:
-    model = _network(name, defence)
-    return [
-        Upload(
-            tensors=degrade(
-                local_update(model, batch, threat), threat, generator=torch_generator(SEED, "noise", node, number)
-            ),
-            kind=threat.update,
-            num_examples=threat.batch_size,
-            server_round=number + 1,
-            node=node,
-            weights="conformance",
-            labels=tuple(sorted(batch.labels.tolist())) if threat.labels_known else None,
-        )
-        for node, batch in enumerate(_batches(threat.batch_size, number))
-    ]
+def _exchanges(scenario: Scenario) -> list[Exchange]:
+    """Of each client, or each group of clients whose updates are summed."""
+    selection, model = select_for(scenario), _network(scenario.network)
+    batches = selection.batches(scenario)
+    return [scenario.exchange([selection.load(entry) for entry in batch], model=model) for batch in batches]
+
+
+def _anew(upload: Upload) -> Upload:
+    tensors = copy.deepcopy(dict(upload.tensors))
+    return _replaced(upload, tensors=tensors, others=tuple(map(_anew, upload.others)))
 
 
 def _require(condition: bool, message: str) -> None:
@@ -237,6 +248,61 @@ def refuses_what_it_cannot_attack(trial: Trial) -> None:
         _expect_refusal(trial, [_replaced(upload, tensors=cut)], model, f"a cut tensor {declared[0]}")
 
 
+def refuses_sums_and_what_is_withheld(trial: Trial) -> None:
+    """A sum over clients is refused by all that do not take sums; withheld tensors by all that read them, by name."""
+    model = trial.network()
+    if trial.threat.clients == 1:
+        summed = trial.scenario(besides=(f"secure_sum:clients={SUMMED}",))
+        refusal = trial.attack.refusal(model, summed.threat)
+        _require(bool(refusal) is not trial.attack.takes_sums, f"with a sum over clients its refusal is {refusal!r}")
+        if trial.attack.takes_sums:
+            _, made = _attacked(trial.attack, summed)
+            _require(made is not None and len(made) == UPLOADS * summed.threat.pictures, "gives no pictures of a sum")
+    declared = set(trial.attack.tensors(model))
+    for role in roles_of(model):
+        withheld = trial.scenario(besides=(f"withhold:roles={role}",)).threat
+        missing = declared & withheld.pipeline.withheld(roles_of(model))
+        refusal = trial.attack.refusal(model, withheld) or ""
+        named = bool(refusal) and all(name in refusal for name in missing)
+        _require(named if missing else not refusal, f"without {role} its refusal is {refusal!r}")
+
+
+def adapts_to_what_it_claims(trial: Trial) -> None:
+    """Where it counts as adapted to an upload that was degraded, it is about as good as attacks that were measured.
+
+    Where these attacks, or it, cannot be run or fail on every upload, nothing is compared: a failure that is told
+    proves nothing.
+    """
+    if trial.threat.defences or trial.threat.batch_size > 1:
+        return
+    for before in ((), ("mjp",)):
+        for degraded in DEGRADED:
+            scenario = trial.scenario(*before, besides=(degraded,))
+            if not trial.attack.adapted(scenario.pipeline, _network(scenario.network), scenario.threat):
+                continue
+            mine, _ = _attacked(trial.attack, scenario)
+            others = [_attacked(ATTACKS.get(name)(), scenario)[0] for name in YARDSTICKS]
+            best = max((each for each in others if each is not None), default=None)
+            if mine is None or best is None:
+                continue
+            _require(
+                mine >= best - WITHIN,
+                f"is adapted to {scenario.pipeline.label}, and gives {mine:.1f} dB where {best:.1f} dB are possible",
+            )
+
+
+def _attacked(attack: GradientInversion, scenario: Scenario) -> tuple[float | None, Tensor | None]:
+    """Mean PSNR in dB against the clean pictures and the pictures; None if the attack refuses or fails."""
+    made, model = _exchanges(scenario), _network(scenario.network)
+    uploads, generator = [_anew(each.upload) for each in made], torch.Generator().manual_seed(SEED)
+    try:
+        found = attack.reconstruct(uploads, copy.deepcopy(model), scenario.threat, generator=generator)
+    except (AttackFailedError, AttackNotApplicableError):
+        return None, None
+    images, private = torch.cat([each.images for each in found]), torch.cat([each.private.clean for each in made])
+    return float(metric("psnr").function(images, private).mean()), images
+
+
 def leaks_on_its_control(trial: Trial) -> None:
     """On the undefended model it beats the grey picture: an attack that does not proves nothing elsewhere."""
     if trial.gain is None:
@@ -259,6 +325,8 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     treats_uploads_independently,
     reads_what_it_declares,
     refuses_what_it_cannot_attack,
+    refuses_sums_and_what_is_withheld,
+    adapts_to_what_it_claims,
     leaks_on_its_control,
 )
 

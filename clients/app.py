@@ -1,40 +1,34 @@
-"""The Flower ClientApp: gradients, weight deltas or weights from the client's own pictures."""
+"""The Flower ClientApp: updates from the client's own pictures, of single batches or in training."""
 
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.training import train_round
-from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, TrainingRun, from_run_config
-from fedmjp.data.batches import batch_of_round
+from fedmjp.config import ModelConfig, RunConfig
 from fedmjp.data.selection import select_for
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, FedmjpError
+from fedmjp.exchange import client_update, private_of_round
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.private import PrivateBatch
 from fedmjp.records import record_name
-from fedmjp.updates import leaving, local_update
+from fedmjp.scenario import Scenario, scenarios_of
+from fedmjp.wire import ARRAYS, EXAMPLES, METRICS, REFUSED
 
 app = ClientApp()
 
 
 # One process serves several clients in turn; what is kept between messages holds for all of them.
 @lru_cache(maxsize=1)
-def _architecture(arm: ModelConfig) -> VitClassifier:
-    return build_vit(arm)
+def _architecture(network: ModelConfig) -> VitClassifier:
+    return build_vit(network)
 
 
 _selection = lru_cache(maxsize=1)(select_for)
-
-
-def _leave_for_evaluator(batch: PrivateBatch, arm: ModelConfig, server_round: int, context: Context) -> None:
-    folder = from_run_config(RecordingConfig, context.run_config).evaluator_folder
-    if folder:
-        batch.save(Path(folder) / arm.label / record_name(server_round, context.node_id))
 
 
 @app.query()
@@ -46,33 +40,39 @@ def query(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer a round: of a training run, or of one that records single batches."""
-    if from_run_config(TrainingRun, context.run_config).training:
-        return train_round(message, context)
-    return _upload(message, context)
+    """Answer a round with what leaves the client, or with an error of one line."""
+    try:
+        return Message(content=_answer(message.content, context), reply_to=message)
+    except FedmjpError as error:
+        return Message(Error(code=REFUSED, reason=f"{type(error).__name__}: {error}"), reply_to=message)
 
 
-def _upload(message: Message, context: Context) -> Message:
-    """The update that the configuration asks for, of this round's pictures.
-
-    The reply holds gradients or weight deltas ("arrays") and the number of pictures ("metrics"), nothing else.
-    """
-    config = from_run_config(FederationConfig, context.run_config)
-    asked: Any = message.content["config"]
-    server_round, arm = int(asked["server-round"]), config.arms[int(asked["arm"])]
+def _answer(content: RecordDict, context: Context) -> RecordDict:
+    run, asked = RunConfig.read(context.run_config), content.config_records["config"]
+    server_round, scenarios = _number(asked, "server-round"), scenarios_of(run)
+    scenario = scenarios[_number(asked, "scenario")]
     client, clients = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    if clients != config.clients:
-        raise ConfigError(f"clients = {config.clients}, but the federation has {clients}; set both to the same number")
-    batch = batch_of_round(config, _selection(config), client, server_round)
-    _leave_for_evaluator(batch, arm, server_round, context)
+    if clients != scenario.clients:
+        raise ConfigError(
+            f"clients = {scenario.clients}, but the federation has {clients}; set both to the same number"
+        )
+    if scenario.training is not None:
+        own: Any = context.node_config.get("data")
+        return train_round(scenario, run, content, client, server_round, own=None if own is None else str(own))
+    return _upload(scenario, run, content, client, server_round)
 
-    model = _architecture(arm).to(torch.device(config.device))
-    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-    sent = leaving(local_update(model, batch, config), batch, config, config.turn(server_round).number)
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord(sent),
-            "metrics": MetricRecord({"num-examples": len(batch.pictures)}),
-        }
-    )
-    return Message(content=content, reply_to=message)
+
+def _upload(scenario: Scenario, run: RunConfig, content: RecordDict, client: int, server_round: int) -> RecordDict:
+    """The update of this round's pictures and their number, nothing else."""
+    private = private_of_round(scenario, _selection(scenario), client, server_round)
+    if run.evaluator_folder:
+        private.save(Path(run.evaluator_folder) / scenario.folder / record_name(server_round, client))
+    model = _architecture(scenario.network.model_copy(update={"weights": None})).to(torch.device(scenario.device))
+    model.load_state_dict(content.array_records[ARRAYS].to_torch_state_dict())
+    sent = client_update(scenario, model, private, scenario.turn(server_round).number)
+    return RecordDict({ARRAYS: ArrayRecord(sent), METRICS: MetricRecord({EXAMPLES: len(private.pictures)})})
+
+
+def _number(asked: ConfigRecord, key: str) -> int:
+    value: Any = asked[key]
+    return int(value)

@@ -8,7 +8,7 @@ A mod changes the reply to a train message before it leaves the app. What it doe
 - A mod is code of the app: it holds for honest apps.
 
 Where a defence cannot protect a reply, an error leaves in its place, with a reason that holds no data, and the round
-goes on with the other clients.
+goes on with the other clients. That a reply was refused is seen by the server, and no guarantee covers it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from clients.budget import Ledger
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import Client, Defence
+from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.defences.clipping import global_norm
 from fedmjp.defences.local_dp import LocalDp
 from fedmjp.errors import ConfigError, DefenceError, FedmjpError
@@ -124,6 +124,7 @@ class _DefenceMod:
             raise DefenceError(f"{self.defence.name}: the reply has {len(records)} array records, it must have one")
         ((key, record),) = records.items()
         tensors = _tensors(record)
+        require_finite(tensors, self.defence.name)
         if not any(tensor.is_floating_point() for tensor in tensors.values()):
             raise DefenceError(f"{self.defence.name}: the reply has no tensors of real numbers to protect")
         base = self._base(tensors, sent)

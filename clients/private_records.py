@@ -4,14 +4,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from fedmjp.data.datasets import LabelledDataset
 from fedmjp.data.loading import Batch
+from fedmjp.learning import Training
 from fedmjp.private import PrivateBatch
 from fedmjp.records import record_name
-from fedmjp.settings import Picture
-from fedmjp.training.config import FederatedConfig
+from fedmjp.scenario import Scenario
 from fedmjp.training.loop import Trainer
 from fedmjp.wire import evaluator_of_round
 
@@ -22,42 +20,42 @@ class PrivateRecords:
 
     Attributes:
         records: Folder of all rounds; None leaves nothing.
-        config: Of the run; names the rounds.
+        scenario: Of the run.
+        training: Its part; names the rounds.
         client: Its number.
         pictures: Gives them their names.
     """
 
     records: Path | None
-    config: FederatedConfig
+    scenario: Scenario
+    training: Training
     client: int
     pictures: LabelledDataset
 
     def leave(self, batch: Batch, trainer: Trainer, server_round: int, epoch: int, step: int) -> None:
         """Leave a batch that an upload was computed from."""
-        if self.records is None or server_round not in self.config.uploads:
+        if self.records is None or server_round not in self.training.records:
             return
-        shown, _ = trainer.shown(batch, epoch, step)
-        places = trainer.model.grid**2
-        puzzle = shown.jigsaw
+        shown = trainer.shown(batch, epoch, step).arranged
         private = PrivateBatch(
             clean=batch.images,
             shuffled=shown.images.cpu(),
-            mask=torch.zeros(len(batch.labels), places, dtype=torch.bool) if puzzle is None else puzzle.mask,
-            source=torch.arange(places).repeat(len(batch.labels), 1) if puzzle is None else puzzle.source,
+            mask=shown.mask,
+            source=shown.source,
             labels=batch.labels,
             pictures=tuple(self.pictures.key(index) for index in batch.indices),
-            gradient_of=Picture.SHUFFLED if self.config.training.puzzle.shuffle == "jigsaw" else Picture.CLEAN,
+            gradient_of=self.scenario.gradient_of,
         )
-        folder = evaluator_of_round(self.records, server_round) / self.config.training.model.label
+        folder = evaluator_of_round(self.records, server_round) / self.scenario.folder
         private.save(folder / record_name(server_round, self.client))
 
     def watch(
         self, batches: Iterable[Batch], trainer: Trainer, server_round: int, epoch: int, single_step: bool
     ) -> Iterator[Batch]:
         """Hand batches through; leave the batch where it alone is behind the upload and a record can describe it."""
-        recipe, puzzle = self.config.training.recipe, self.config.training.puzzle
-        # Mixed pictures are of two labels, erased ones outside [0, 1], moved pixels no patches.
-        described = not (recipe.mixup or recipe.cutmix or recipe.random_erasing or puzzle.shuffle == "pixels")
+        recipe = self.training.recipe
+        # Mixed pictures are of two labels, erased ones outside [0, 1].
+        described = not (recipe.mixup or recipe.cutmix or recipe.random_erasing)
         for batch in batches:
             if single_step and described:
                 self.leave(batch, trainer, server_round, epoch, 0)

@@ -66,9 +66,13 @@ class Config(BaseModel):
             return str(detail["msg"]).removeprefix("Value error, ")
         return f"{key.replace('_', '-')} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
 
-    def digest(self) -> str:
-        """SHA-256 of the resolved values, as hex."""
-        values = self.model_dump(mode="json", context=DIGEST)
+    def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
+        """SHA-256 of the resolved values, as hex.
+
+        Args:
+            exclude: Values that are left out, as pydantic takes them.
+        """
+        values = self.model_dump(mode="json", context=DIGEST, exclude=None if exclude is None else dict(exclude))
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedmjp import jigsaw
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
-from fedmjp.defences.base import Client
+from fedmjp.defences.base import Arranged, Client
 from fedmjp.errors import BadInputError
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import Classifier, VitClassifier
@@ -21,6 +21,7 @@ from fedmjp.records import Upload, weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
+from fedmjp.wire import mean_of
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,15 @@ def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, n
     """
     size = scenario.batch_size
     shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]
-    sent = [_of_client(scenario, model, share, number) for share in shares]
+    sent = [client_update(scenario, model, share, number) for share in shares]
     return mean_of(sent)
+
+
+def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
+    """What one client uploads; arguments and errors are those of ``update_of``."""
+    randomness = noise_of(scenario, private, number)
+    update = local_update(model, private, scenario.threat, randomness=randomness)
+    return protect(update, private, model, scenario.threat, randomness=randomness)
 
 
 def protect(
@@ -132,13 +140,42 @@ def protect(
     Raises:
         DefenceError: If a defence cannot protect it.
     """
+    shown = [Arranged(private.version(private.gradient_of), private.mask, private.source)]
+    return protect_trained(update, model, threat, examples=len(private.pictures), shown=shown, randomness=randomness)
+
+
+def protect_trained(
+    update: dict[str, Tensor],
+    model: Classifier,
+    threat: ThreatModel,
+    *,
+    examples: int,
+    shown: Sequence[Arranged],
+    randomness: Randomness,
+) -> dict[str, Tensor]:
+    """An update as it leaves a client, whatever it was computed with.
+
+    Args:
+        update: Gradient or change of the weights.
+        model: With the weights that the server had sent.
+        threat: States the defences.
+        examples: Pictures behind it.
+        shown: Batches as they went into the network, as far as defences compute with them.
+        randomness: Of what defences draw.
+
+    Raises:
+        DefenceError: If a defence cannot protect it.
+    """
+    images, mask = (
+        torch.cat([getattr(each, name) for each in shown]) if shown else None for name in ("images", "mask")
+    )
     client = Client(
         kind=threat.update,
         roles=roles_of(model),
-        examples=len(private.pictures),
+        examples=examples,
         model=model,
-        images=private.version(private.gradient_of),
-        mask=private.mask if model.defended else None,
+        images=images,
+        mask=mask if model.defended else None,
     )
     return threat.pipeline.protect(update, client, randomness=randomness)
 
@@ -146,13 +183,6 @@ def protect(
 def noise_of(scenario: Scenario, private: PrivateBatch, number: int) -> SeededRandomness:
     """The source of what defences draw for one upload of one client."""
     return SeededRandomness(scenario.seed, ("defences", *private.pictures, number))
-
-
-def mean_of(updates: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean over clients with equally many pictures, in their order."""
-    if len(updates) == 1:
-        return updates[0]
-    return {name: torch.stack([each[name] for each in updates]).mean(dim=0) for name in updates[0]}
 
 
 def upload_of(
@@ -168,9 +198,3 @@ def upload_of(
         weights=weights,
         labels=tuple(sorted(private.labels.tolist())) if scenario.labels_known else None,
     )
-
-
-def _of_client(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
-    randomness = noise_of(scenario, private, number)
-    update = local_update(model, private, scenario.threat, randomness=randomness)
-    return protect(update, private, model, scenario.threat, randomness=randomness)

@@ -4,6 +4,7 @@ Attacks and server may not import this module; import-linter keeps it so.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -59,6 +60,16 @@ class PrivateBatch:
             self,
             pictures=self.pictures[first:last],
             **{name: getattr(self, name)[first:last] for name in ("clean", "shuffled", "mask", "source", "labels")},
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The pictures of several clients as one batch, in their order."""
+        names = ("clean", "shuffled", "mask", "source", "labels")
+        return cls(
+            pictures=tuple(name for part in parts for name in part.pictures),
+            gradient_of=parts[0].gradient_of,
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in names},
         )
 
     def sha256(self, place: int) -> str:

@@ -1,12 +1,20 @@
 """The one object that everything is asked about: who computes what from which pictures, and what leaves."""
 
+import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
+import torch
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedmjp.config import MAX_SEED, Config, ModelConfig, UpdateKind
+from fedmjp.config import MAX_SEED, Config, ModelConfig, RunConfig, UpdateKind
+from fedmjp.defences.base import Plan
 from fedmjp.defences.pipeline import DefenceConfig, Defences, Pipeline, pipeline_of
+from fedmjp.errors import ConfigError
+from fedmjp.learning import SERVER_RATES, Training
+from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 
@@ -16,6 +24,15 @@ if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
 
 SHUFFLE = "shuffle"  # option of defences that move patches
+# What is of single batches; of a training run, its recipe says it.
+OF_BATCHES = (
+    "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
+)  # fmt: skip
+# With others a training run may go on.
+INCIDENTAL = {
+    "device": True,
+    "training": {"checkpoint_every": True, "round_seconds": True, "recipe": {"workers": True}},
+}
 
 
 class Turn(NamedTuple):
@@ -44,6 +61,8 @@ class Scenario(Config):
     uploads those of x~, others those of x. The server takes a step along the mean after every round, unless its
     learning rate is 0.
 
+    With ``training`` clients deal all pictures among them and train together instead.
+
     Raises:
         ConfigError: If values contradict each other.
     """
@@ -59,9 +78,13 @@ class Scenario(Config):
     local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
     labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
-    server_learning_rate: float = Field(
-        0.0, ge=0.0, allow_inf_nan=False, description="0 keeps the weights: every picture meets the same"
+    server_learning_rate: float | None = Field(
+        None,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="by default 0 for single batches, which keeps the weights; else the strategy's",
     )
+    training: Training | None = Field(None, description="clients train together; without, they upload single batches")
     seed: int = Field(0, ge=0, le=MAX_SEED, description="of choice of pictures, masks and noise")
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -78,17 +101,34 @@ class Scenario(Config):
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
+        if self.clients % self.pipeline.clients:
+            raise ValueError(
+                f"{self.clients} clients make no groups of {self.pipeline.clients}, whose updates are summed: set "
+                f"clients to a multiple of {self.pipeline.clients}"
+            )
+        return self._of_batches() if self.training is None else self._of_training(self.training)
+
+    def _of_batches(self) -> Self:
         if self.update == "gradient" and self.local_steps > 1:
             raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
         if self.pictures_per_client % self.batch_size:
             raise ValueError(
                 f"batch-size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client"
             )
-        if self.clients % self.pipeline.clients:
-            raise ValueError(
-                f"{self.clients} clients make no groups of {self.pipeline.clients}, whose updates are summed: set "
-                f"clients to a multiple of {self.pipeline.clients}"
-            )
+        plan = Plan(self.rounds, self.rounds * self.local_steps, self.local_steps, self.batch_size)
+        object.__setattr__(self, "defences", self.pipeline.planned(plan))
+        return self
+
+    def _of_training(self, training: Training) -> Self:
+        for name in OF_BATCHES:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is of single batches: leave it out, training and its recipe say it")
+        if self.server_learning_rate == 0:
+            raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
+        self.pipeline.require_puzzle(self.model.grid, training.puzzle.warmup_epochs, training.epochs)
+        if self.pipeline.by_example and (training.recipe.mixup or training.recipe.cutmix):
+            name = self.pipeline.by_example[0].name
+            raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")
         return self
 
     @property
@@ -120,9 +160,47 @@ class Scenario(Config):
     @property
     def threat(self) -> ThreatModel:
         """What the server sees of this scenario, and knows."""
-        shared = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+        names = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+        shared = {name: getattr(self, name) for name in names}
+        if self.training is not None:
+            shared |= {"update": self.training.update, "batch_size": self.training.recipe.batch_size}
         done = self.pipeline.of_stage("examples", "update", "aggregate")
-        return ThreatModel(defences=done.configs, **{name: getattr(self, name) for name in shared})
+        return ThreatModel(defences=done.configs, **shared)
+
+    @property
+    def server_rate(self) -> float:
+        """The server's learning rate."""
+        if self.server_learning_rate is not None:
+            return self.server_learning_rate
+        return 0.0 if self.training is None else SERVER_RATES[self.training.strategy]
+
+    def participants(self, server_round: int) -> list[int]:
+        """The clients of a round (from 1), in order, drawn from the seed; groups that are summed stay whole."""
+        together = self.pipeline.clients
+        groups = self.clients // together
+        share = 1.0 if self.training is None else self.training.participation
+        count = max(1, math.floor(share * groups + 0.5))  # halves are rounded up
+        generator = torch_generator(self.seed, "participation", server_round)
+        drawn = sorted(torch.randperm(groups, generator=generator)[:count].tolist())
+        return [group * together + place for group in drawn for place in range(together)]
+
+    def most_uploads(self, rounds: int) -> int:
+        """Uploads until after so many rounds, of the client that makes most."""
+        taken = Counter(client for each in range(1, rounds + 1) for client in self.participants(each))
+        return max(taken.values(), default=0)
+
+    def planned(self, steps_per_epoch: int) -> "Scenario":
+        """The same for a training run whose largest share makes so many steps: with what follows for its defences."""
+        if self.training is None:
+            return self
+        steps = 1 if self.training.epochs is None else self.training.local_epochs * steps_per_epoch
+        uploads = self.most_uploads(self.rounds)
+        plan = Plan(uploads, uploads * steps, steps, self.training.recipe.batch_size)
+        return self.model_copy(update={"defences": self.pipeline.planned(plan)})
+
+    def digest_of_run(self) -> str:
+        """The digest without what only says how a run is carried out: with others a training run may go on."""
+        return self.digest(exclude=INCIDENTAL)
 
     @property
     def batches_per_client(self) -> int:
@@ -131,7 +209,9 @@ class Scenario(Config):
 
     @property
     def rounds(self) -> int:
-        """Rounds until every client has uploaded each of its pictures as often as asked."""
+        """Of the training; without one, until every client has uploaded each of its pictures as often as asked."""
+        if self.training is not None:
+            return self.training.rounds
         return self.batches_per_client * self.uploads_per_picture
 
     @property
@@ -151,10 +231,7 @@ class Scenario(Config):
     def without(self, defence: str | None = None) -> "Scenario":
         """The same without a defence, by name; without any where none is named."""
         left = Pipeline() if defence is None else self.pipeline.without(defence)
-        changes: dict[str, Any] = {"defences": left.configs}
-        if left.clients < self.pipeline.clients:  # nobody has to be there for others: one client has all pictures
-            changes |= {"clients": 1, "pictures_per_client": self.clients * self.pictures_per_client}
-        return self.model_copy(update=changes)
+        return self.model_copy(update={"defences": left.configs})
 
     @property
     def twins(self) -> "list[Scenario]":
@@ -179,7 +256,7 @@ class Scenario(Config):
         kept = [
             _unshuffled(config) if SHUFFLE in made.options_type.model_fields else config
             for config, made in zip(self.defences, self.pipeline.made, strict=True)
-            if made.marks != {"shuffled"}
+            if made.stages != ("pictures",)
         ]
         return self.model_copy(update={"defences": tuple(kept)})
 
@@ -204,3 +281,46 @@ class Scenario(Config):
 
 def _unshuffled(config: DefenceConfig) -> DefenceConfig:
     return DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
+
+
+def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
+    """A scenario in which every batch of pictures is a client of its own: what a client uploads, it uploads of them.
+
+    Args:
+        values: Of the scenario, but for clients and their shares.
+        pictures: How many in all.
+
+    Raises:
+        ConfigError: If they make no whole uploads, or values contradict each other.
+    """
+    size = int(values.get("batch_size", 1))
+    behind = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
+    if pictures % behind:
+        raise ConfigError(f"{pictures} pictures make no whole uploads, which are of {behind} each")
+    return Scenario.parse({**values, "clients": pictures // size, "pictures_per_client": size})
+
+
+# What `flwr run .` plays in a clone, without any run-config.
+DEFAULT = Scenario(defences=(DefenceConfig(name="mjp"),), clients=2)
+
+
+def run_config_of(scenarios: Sequence[Scenario], **places: Any) -> RunConfig:
+    """What Flower is to carry: scenarios, and where a run leaves files."""
+    return RunConfig(scenarios=json.dumps([each.model_dump(mode="json") for each in scenarios]), **places)
+
+
+def scenarios_of(run: RunConfig) -> tuple[Scenario, ...]:
+    """The scenarios that a run plays, one after another.
+
+    Raises:
+        ConfigError: If the text is no JSON list of scenarios.
+    """
+    if not run.scenarios:
+        return (DEFAULT,)
+    try:
+        values = json.loads(run.scenarios)
+    except ValueError as error:
+        raise ConfigError(f"scenarios is no JSON: {error}") from None
+    if not isinstance(values, list) or not all(isinstance(each, Mapping) for each in values):
+        raise ConfigError('scenarios must be a JSON list of scenarios, such as [{"model": "deit_tiny"}]')
+    return tuple(map(Scenario.parse, values))

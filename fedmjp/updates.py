@@ -93,12 +93,9 @@ class _Gradients:
         if not self._pipeline.by_example:
             return self._mean(weights, slice(None))
         single = [self._mean(weights, slice(place, place + 1)) for place in range(len(self._labels))]
-        found = {name: torch.stack([each[name] for each in single]) for name in single[0]}
         if self._randomness is None:
             raise ValueError("defences of single pictures draw noise, and there is no source of randomness")
-        for place, defence in enumerate(self._pipeline.by_example):
-            found = defence.protect_examples(found, randomness=self._randomness.of("step", step, place))
-        return found
+        return self._pipeline.combine(single, randomness=self._randomness.of("step", step))
 
     def _mean(self, weights: dict[str, Tensor], which: slice) -> dict[str, Tensor]:
         leaves = {name: weight.clone().requires_grad_(name not in self._frozen) for name, weight in weights.items()}

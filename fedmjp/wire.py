@@ -1,12 +1,33 @@
-"""What clients and server of a federated training run agree on: names in messages, places of records."""
+"""What clients and server agree on: names in messages, means over clients, places of records."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 ARRAYS = "arrays"  # Flower's name: parameters, or their gradients
 BUFFERS = "buffers"  # a model's running statistics, which no strategy may take a step along
 METRICS = "metrics"  # Flower's name
 EXAMPLES = "num-examples"  # Flower's name: what a mean over clients is weighted by
-REPORTED = (EXAMPLES, "pictures", "loss", "learning-rate", "seconds", "skipped")  # every reply's metrics
+COUNTS = (EXAMPLES, "pictures", "skipped")
+REPORTED = (*COUNTS, "loss", "learning-rate", "seconds", "upload-seconds")  # metrics of every reply in training
+REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps
+
+
+def mean_of(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] = ()) -> dict[str, Tensor]:
+    """The mean over clients, in their order, by their numbers of pictures where these differ; counts are rounded."""
+    if len(updates) == 1:
+        return dict(updates[0])
+    return {name: _mean(torch.stack([each[name] for each in updates]), examples) for name in updates[0]}
+
+
+def _mean(stacked: Tensor, examples: Sequence[float]) -> Tensor:
+    if stacked.is_floating_point() and len(set(examples)) <= 1:
+        return stacked.mean(dim=0)
+    weights = torch.tensor(examples or [1.0] * len(stacked), dtype=torch.float64)
+    mean: Tensor = torch.tensordot(weights / weights.sum(), stacked.double(), dims=1)
+    return (mean if stacked.is_floating_point() else mean.round()).to(stacked.dtype)
 
 
 def of_round(records: Path, server_round: int) -> Path:

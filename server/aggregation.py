@@ -6,14 +6,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 from torch import Tensor
 
-from fedmjp.training.config import FederatedConfig
-from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
-from server.strategy import OneStep
+from fedmjp.scenario import Scenario
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, mean_of
 
 # Every message is sent to the nodes that it is meant for, whatever their number.
 EVERYBODY: dict[str, Any] = {
@@ -27,20 +26,25 @@ MOMENTS = ("momentum_vector", "m_t", "v_t")  # what FedAvgM and FedAdam carry fr
 CARRIED = (*MOMENTS, "current_arrays")  # FedAvgM goes on from its own copy of the weights
 
 
-def make_strategy(config: FederatedConfig) -> FedAvg:
-    """The strategy that a configuration names."""
-    rate = config.server_rate
-    match config.strategy:
-        case "fedavg":
-            return FedAvg(**EVERYBODY)
-        case "fedprox":
-            return FedProx(**EVERYBODY, proximal_mu=config.proximal_mu)
-        case "fedavgm":
-            return FedAvgM(**EVERYBODY, server_learning_rate=rate, server_momentum=config.server_momentum)
+def make_strategy(scenario: Scenario) -> FedAvg:
+    """The strategy that a scenario names; FedSGD is the mean of weights that are one step away."""
+    rate, training = scenario.server_rate, scenario.training
+    match training and training.strategy:
+        case "fedprox" if training:
+            return FedProx(**EVERYBODY, proximal_mu=training.proximal_mu)
+        case "fedavgm" if training:
+            return FedAvgM(**EVERYBODY, server_learning_rate=rate, server_momentum=training.server_momentum)
         case "fedadam":
             return FedAdam(**EVERYBODY, eta=rate)
-        case "fedsgd":
-            return OneStep(update="gradient", learning_rate=rate, clients=1)
+        case _:
+            return FedAvg(**EVERYBODY)
+
+
+def step_along(scenario: Scenario) -> float:
+    """How far the weights that a strategy is given are along an update: down a gradient, by a change of weights."""
+    if scenario.threat.update == "gradient":
+        return -scenario.server_rate
+    return scenario.server_rate if scenario.training is None else 1.0
 
 
 @dataclass(frozen=True)
@@ -54,19 +58,22 @@ class _Nodes:
 
 
 class Aggregator:
-    """A strategy that sees a model's parameters; buffers are averaged beside it.
+    """A strategy that sees the weights that clients' updates lead to; buffers are averaged beside it.
+
+    What is withheld keeps its values, and no strategy sees it.
 
     A strategy would treat the running statistics of a batch norm as weights: Adam's step makes variances
     negative.
 
     Args:
-        config: Names the strategy.
+        scenario: Names the strategy.
         parameters: Names of the model's parameters; what else its state holds are buffers.
+        withheld: Those that clients do not send.
     """
 
-    def __init__(self, config: FederatedConfig, parameters: Iterable[str]) -> None:
-        self._strategy = make_strategy(config)
-        self._parameters = frozenset(parameters)
+    def __init__(self, scenario: Scenario, parameters: Iterable[str], withheld: frozenset[str] = frozenset()) -> None:
+        self._strategy, self._step = make_strategy(scenario), step_along(scenario)
+        self._parameters, self._withheld = frozenset(parameters), withheld
 
     def records(self, weights: Mapping[str, Tensor]) -> dict[str, ArrayRecord]:
         """A model's state as the records that cross the wire."""
@@ -74,15 +81,29 @@ class Aggregator:
         found = {ARRAYS: ArrayRecord({name: value for name, value in weights.items() if name in self._parameters})}
         return found | ({BUFFERS: ArrayRecord(buffers)} if buffers else {})
 
-    def messages(self, server_round: int, sent: Mapping[str, ArrayRecord], nodes: Sequence[int]) -> list[Message]:
-        """The messages of a round, to these nodes."""
+    def expected(self, sent: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
+        """What clients answer records with: the same without what is withheld."""
+        arrays = {name: array for name, array in sent[ARRAYS].items() if name not in self._withheld}
+        return {**sent, ARRAYS: ArrayRecord(arrays)}
+
+    def messages(
+        self, server_round: int, sent: Mapping[str, ArrayRecord], nodes: Sequence[int], *, scenario: int = 0
+    ) -> list[Message]:
+        """The messages of a round, to these nodes.
+
+        Args:
+            server_round: From 1.
+            sent: Records of the weights.
+            nodes: In this order.
+            scenario: Which of the run's scenarios it is.
+        """
         if not nodes:
             return []
-        grid = cast(Grid, _Nodes(nodes))
-        messages = list(self._strategy.configure_train(server_round, sent[ARRAYS], ConfigRecord(), grid))
+        grid, config = cast(Grid, _Nodes(nodes)), ConfigRecord({"scenario": scenario})
+        messages = list(self._strategy.configure_train(server_round, self.expected(sent)[ARRAYS], config, grid))
         for message in messages:
-            if BUFFERS in sent:
-                message.content[BUFFERS] = sent[BUFFERS]
+            for name, record in sent.items():
+                message.content[name] = record
         return messages
 
     def aggregate(
@@ -93,19 +114,13 @@ class Aggregator:
         Finite replies may overflow together; the strategy then forgets them. Replies must have been
         screened, and be in an order that does not depend on who was faster: sums of floats do.
         """
-        if not replies:
+        if not replies or not self._step:
             return dict(weights)
         before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
         found = self._mean_buffers(replies)
-        order = [name for name in weights if name in self._parameters]
-        for reply in replies:
-            reply.content.pop(BUFFERS, None)
-            # A strategy averages all metrics, whatever they are; history has its own way.
-            reply.content[METRICS] = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
-            # FedAvgM pairs tensors by their places, not by their names.
-            sent = reply.content.array_records[ARRAYS]
-            reply.content[ARRAYS] = ArrayRecord({name: sent[name] for name in order})
-        arrays, _ = self._strategy.aggregate_train(server_round, replies)
+        order = [name for name in weights if name in self._parameters - self._withheld]
+        ahead = [self._ahead(reply, weights, order) for reply in replies]
+        arrays, _ = self._strategy.aggregate_train(server_round, ahead)
         found |= arrays.to_torch_state_dict() if arrays is not None else {}
         # Strategies compute in other types: FedAdam in float64.
         stepped = {name: found.get(name, value).to(value.dtype) for name, value in weights.items()}
@@ -115,6 +130,14 @@ class Aggregator:
         for name, value in before.items():
             setattr(self._strategy, name, value)
         return None
+
+    def _ahead(self, reply: Message, weights: Mapping[str, Tensor], order: Sequence[str]) -> Message:
+        """A reply as strategies take it: with weights, in the order of the model, since FedAvgM goes by places."""
+        update = reply.content.array_records[ARRAYS].to_torch_state_dict()
+        arrays = ArrayRecord({name: weights[name] + self._step * update[name] for name in order})
+        # A strategy averages all metrics, whatever they are; history has its own way.
+        metrics = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
+        return Message(content=RecordDict({ARRAYS: arrays, METRICS: metrics}), metadata=reply.metadata)
 
     def state(self) -> dict[str, Any]:
         """What the strategy carries from round to round, as tensors."""
@@ -127,18 +150,9 @@ class Aggregator:
             setattr(self._strategy, name, _arrays(value))
 
     def _mean_buffers(self, replies: Sequence[Message]) -> dict[str, Tensor]:
-        sent = [
-            dict(reply.content.array_records.get(BUFFERS, ArrayRecord()).to_torch_state_dict()) for reply in replies
-        ]
+        sent = [reply.content.array_records.get(BUFFERS, ArrayRecord()).to_torch_state_dict() for reply in replies]
         counts = [float(cast(float, reply.content.metric_records[METRICS][EXAMPLES])) for reply in replies]
-        shares = torch.tensor(counts, dtype=torch.float64)
-        shares /= shares.sum()
-        return {name: _mean([each[name] for each in sent], shares) for name in sent[0]}
-
-
-def _mean(values: Sequence[Tensor], shares: Tensor) -> Tensor:
-    mean: Tensor = torch.tensordot(shares, torch.stack([value.double() for value in values]), dims=1)
-    return mean if values[0].is_floating_point() else mean.round()
+        return mean_of(sent, counts)
 
 
 def _all_finite(value: Any) -> bool:

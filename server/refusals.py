@@ -49,6 +49,7 @@ class RefusalFile:
     def add(self, refusals: list[Refusal]) -> None:
         """Append."""
         if refusals:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._write([*self.read(), *refusals])
 
     def keep_until(self, last: int) -> None:

@@ -1,30 +1,67 @@
 """Which replies of a round are fit to be aggregated, and why the others are not."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
-from fedmjp.wire import EXAMPLES, METRICS, REPORTED
+from fedmjp.wire import EXAMPLES, METRICS, REFUSED, REPORTED
+from server.between import Between
 
 LONGEST = 500  # letters of a reason: clients write part of it
 LARGEST = 2**31  # of any count or measurement that a client reports
 HEADER = 4096  # bytes that NumPy puts before an array's values, at most
 
 
-def refusal(reply: Message, sent: Mapping[str, ArrayRecord], most: int = LARGEST) -> str | None:
+class Screen(Between):
+    """Hands on the replies to training messages that are fit to be aggregated, of others why they are not.
+
+    Args:
+        grid: That reaches the clients.
+        check: Why the reply of a node cannot be used; None if it can.
+    """
+
+    def __init__(self, grid: Grid, check: Callable[[int, Message], str | None]) -> None:
+        super().__init__(grid)
+        self._check = check
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send, wait for the replies, screen them."""
+        outgoing = list(messages)
+        replies = list(super().send_and_receive(outgoing, timeout=timeout))
+        training = [each for each in outgoing if each.metadata.message_type == MessageType.TRAIN]
+        asked = {each.metadata.message_id: each for each in training}  # they are named while they are sent
+        return [self._screened(reply, asked.get(reply.metadata.reply_to_message_id)) for reply in replies]
+
+    def _screened(self, reply: Message, message: Message | None) -> Message:
+        if message is None:
+            return reply
+        reason = self._check(message.metadata.dst_node_id, reply)
+        # Flower's own error replies come from another node than the message went to.
+        return reply if reason is None else Message(Error(code=REFUSED, reason=reason), reply_to=message)
+
+
+def refusal(
+    reply: Message,
+    expected: Mapping[str, ArrayRecord],
+    most: int = LARGEST,
+    reported: Collection[str] = REPORTED,
+) -> str | None:
     """Why a reply cannot be used, in one line; None if it can.
 
     Args:
         reply: Of one client.
-        sent: What the server had sent, by record name: the reply must hold tensors of the same names,
-            shapes and types.
+        expected: By record name: the reply must hold tensors of the same names, shapes and types.
         most: Pictures that the client can have; it has that much weight in the mean.
+        reported: Names of the metrics that it must report.
     """
     if reply.has_error():
         return last_line(reply.error.reason or "")
     content = reply.content
-    reason = _wrong_layout(content, sent) or _wrong_tensors(content, sent) or _wrong_metrics(content, most)
+    reason = (
+        _wrong_layout(content, expected) or _wrong_tensors(content, expected) or _wrong_metrics(content, most, reported)
+    )
     return last_line(reason) if reason else None
 
 
@@ -54,7 +91,7 @@ def _wrong_tensors(content: RecordDict, sent: Mapping[str, ArrayRecord]) -> str 
         if missing := expected.keys() - arrays.keys():
             return f"sent no tensor {_listed(set(missing))}"
         if unknown := arrays.keys() - expected.keys():
-            return f"sent a tensor that the model does not have: {_listed(set(unknown))}"
+            return f"sent a tensor that nobody asked for: {_listed(set(unknown))}"
         for name, array in expected.items():
             if problem := _misstated(arrays[name], array) or _wrong_values(arrays[name], array):
                 return f"tensor {name!r} {problem}"
@@ -89,11 +126,11 @@ def _wrong_values(array: Array, expected: Array) -> str | None:
     return None
 
 
-def _wrong_metrics(content: RecordDict, most: int) -> str | None:
+def _wrong_metrics(content: RecordDict, most: int, reported: Collection[str]) -> str | None:
     """Only the weight in the mean can spoil anything; what else is absurd is left out of the history."""
     metrics: MetricRecord = content.metric_records[METRICS]
-    if set(metrics) != set(REPORTED):
-        return f"reported {_listed(set(metrics))} instead of {_listed(set(REPORTED))}"
+    if set(metrics) != set(reported):
+        return f"reported {_listed(set(metrics))} instead of {_listed(set(reported))}"
     examples = metrics[EXAMPLES]
     if not isinstance(examples, int | float) or not 1 <= examples <= most or examples != int(examples):
         return f"reported {EXAMPLES} = {examples}, not a whole number from 1 to {most}"

@@ -1,17 +1,17 @@
 """A Flower Grid that records what crosses the wire, whatever strategy drives it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from torch import Tensor
 
 from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
+from fedmjp.wire import BUFFERS, EXAMPLES
+from server.between import Between
 from server.screening import last_line
 from server.uploads import UploadFolder
 
@@ -19,52 +19,40 @@ from server.uploads import UploadFolder
 class _Sent(NamedTuple):
     server_round: int
     weights: str
+    node: int
 
 
-class UploadTap(Grid):
+class UploadTap(Between):
     """Wraps a Grid: everything passes through unchanged, replies to training messages are recorded.
 
-    It counts rounds itself: a round is a set of training messages sent together.
+    It counts rounds itself: a round is a set of training messages sent together. Where updates are summed, it stands
+    on the server's side of the sum.
 
     Args:
         grid: The Grid that does the work.
         folder: Where uploads go; None records nothing.
         kind: What the clients were asked to send.
+        done: Rounds that were played before.
+        number: A name for each node that is the same in every run.
 
     Attributes:
         failures: One line per reply that was an error or could not be an upload.
     """
 
-    def __init__(self, grid: Grid, folder: UploadFolder | None, kind: UpdateKind) -> None:
-        self._grid = grid
-        self._kind = kind
-        self._folder = folder
+    def __init__(
+        self,
+        grid: Grid,
+        folder: UploadFolder | None,
+        kind: UpdateKind,
+        *,
+        done: int = 0,
+        number: Callable[[int], int] = lambda node: node,
+    ) -> None:
+        super().__init__(grid)
+        self._kind, self._folder, self._number = kind, folder, number
         self._sent: dict[str, _Sent] = {}
-        self._rounds = 0
+        self._rounds = done
         self.failures: list[str] = []
-
-    def set_run(self, run: Run) -> None:
-        """Hand through."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """Hand through."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Hand through."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Hand through."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Hand through."""
-        return self._grid.get_nodes()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send, wait for the replies, record both sides."""
@@ -96,16 +84,19 @@ class UploadTap(Grid):
         if self._folder is None or not training:
             return
         self._rounds += 1
-        digests: dict[int, str] = {}  # strategies put one array record into all messages of a round
+        digests: dict[int, str] = {}  # strategies put one content into all messages of a round
         for message in training:
             try:
-                arrays = _only_arrays(message.content)
+                _only_arrays(message.content)
             except RecordError as error:
                 self.failures.append(f"server, round {self._rounds}: {error}")
                 continue
-            if id(arrays) not in digests:
-                digests[id(arrays)] = self._folder.keep_weights(_tensors(arrays))
-            self._sent[message.metadata.message_id] = _Sent(self._rounds, digests[id(arrays)])
+            content, node = message.content, self._number(message.metadata.dst_node_id)
+            if id(content) not in digests:
+                records = content.array_records.values()
+                weights = {name: value for each in records for name, value in _tensors(each).items()}
+                digests[id(content)] = self._folder.keep_weights(weights)
+            self._sent[message.metadata.message_id] = _Sent(self._rounds, digests[id(content)], node)
 
     def _record_replies(self, replies: list[Message]) -> None:
         for reply in replies:
@@ -126,17 +117,18 @@ def _upload(reply: Message, sent: _Sent, kind: UpdateKind) -> Upload:
     return Upload(
         tensors=_tensors(_only_arrays(reply.content)),
         kind=kind,
-        num_examples=int(metrics.get("num-examples", 0)),  # type: ignore[arg-type]
+        num_examples=int(metrics.get(EXAMPLES, 0)),  # type: ignore[arg-type]
         server_round=sent.server_round,
-        node=reply.metadata.src_node_id,
+        node=sent.node,
         weights=sent.weights,
     )
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:
-    if len(content.array_records) != 1:
-        raise RecordError(f"a training message with {len(content.array_records)} array records instead of one")
-    return next(iter(content.array_records.values()))
+    found = [record for name, record in content.array_records.items() if name != BUFFERS]
+    if len(found) != 1:
+        raise RecordError(f"a training message with {len(found)} array records instead of one")
+    return found[0]
 
 
 def _tensors(arrays: ArrayRecord) -> dict[str, Tensor]:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import evaluation_batches
-from fedmjp.evaluation.accuracy import Accuracy, top1
+from fedmjp.learning import Recipe
 from fedmjp.models.classifier import Classifier
-from fedmjp.training.config import TrainingConfig
+from fedmjp.scenario import Scenario
+from fedmjp.training.accuracy import Accuracy, top1
 
 
 class Validation:
@@ -18,27 +19,30 @@ class Validation:
 
     Args:
         model: Of the configuration.
-        config: Names data, device and recipe.
+        scenario: Names data and device.
+        recipe: Of the evaluation.
         on_skipped: Told once of each picture that cannot be read; it is left out.
 
     Raises:
         DataError: If there is no validation split, or its labels do not fit the model.
     """
 
-    def __init__(self, model: Classifier, config: TrainingConfig, on_skipped: Callable[[str], None]) -> None:
+    def __init__(
+        self, model: Classifier, scenario: Scenario, recipe: Recipe, on_skipped: Callable[[str], None]
+    ) -> None:
         self._on_skipped, self._skipped = on_skipped, set[str]()
-        self._model, self._config = model.to(torch.device(config.device)), config
-        self._pictures = open_dataset(config.data, "validation", classes=config.model.classes)
+        self._model, self._recipe = model.to(torch.device(scenario.device)), recipe
+        self._pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
 
     def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:
         """Top-1 accuracy of weights."""
-        recipe = self._config.recipe
+        recipe = self._recipe
         self._model.load_state_dict(dict(weights))
         batches = evaluation_batches(
             self._pictures,
             np.arange(len(self._pictures)),
             recipe.crop_share,
-            size=self._config.model.image_size,
+            size=self._model.image_size,
             batch_size=recipe.batch_size,
             workers=recipe.workers,
             on_skipped=self._skip,

@@ -1,7 +1,13 @@
 """What tests of all attacks share: on which small model each applies, and options that make it quick."""
 
+from dataclasses import replace
+
 from attacks import ATTACKS
+from fedmjp.defences.base import Client
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of
+from fedmjp.randomness import SeededRandomness
+from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
 QUICK: dict[str, dict[str, object]] = {
@@ -20,3 +26,10 @@ def applies(name: str, model: VitClassifier) -> bool:
     """Whether a server can run the attack on the model."""
     attack = ATTACKS.get(name)
     return attack.role != "bound" and attack().refusal(model, ThreatModel()) is None
+
+
+def protected(upload: Upload, model: VitClassifier, threat: ThreatModel, *, seed: int = 0) -> Upload:
+    """The upload as it leaves a client that does what the threat model says."""
+    client = Client(upload.kind, roles_of(model), upload.num_examples)
+    tensors = threat.pipeline.protect(upload.tensors, client, randomness=SeededRandomness(seed))
+    return replace(upload, tensors=tensors)

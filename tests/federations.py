@@ -14,13 +14,13 @@ from flwr.app import Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
-from benchmarks.federation.training import check_recordable, deal, partition_file, records_folder
+from benchmarks.federation.training import check_recordable, deal, partition_file, plan_for, records_folder
 from clients.app import query, train
-from fedmjp.config import FederationConfig, RecordingConfig, TrainingRun, to_run_config
 from fedmjp.data.partitions import Partition
-from fedmjp.training.config import FederatedConfig
+from fedmjp.learning import Training
+from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.run_folder import TrainingFolder
-from server.training import FederatedTraining
+from server.loop import Federation
 
 PLAIN = {
     "batch_size": 2, "learning_rate": 0.05, "warmup_epochs": 0, "repeats": 1, "rand_augment": "", "color_jitter": 0,
@@ -45,18 +45,25 @@ def pictures() -> str:
     return str(root)
 
 
-def config_of(**changes: Any) -> FederatedConfig:
-    """Two clients with four pictures each, unless said otherwise."""
-    training = {"model": MICRO, "data": pictures(), "recipe": PLAIN, **changes.pop("training", {})}
-    return FederatedConfig.parse({"training": training, "partition": {"clients": 2}, "rounds": 3, **changes})
+def scenario_of(**changes: Any) -> Scenario:
+    """Two clients with four pictures each that train for three rounds, unless said otherwise.
+
+    Args:
+        changes: Keys of the scenario, and of its training.
+    """
+    own = {key: value for key, value in changes.items() if key in Training.model_fields}
+    shared = {key: value for key, value in changes.items() if key not in own}
+    training = {"recipe": PLAIN, "rounds": 3, **own}
+    return Scenario.parse({"model": MICRO, "data": pictures(), "clients": 2, "training": training, **shared})
 
 
 class InProcess:
     """A Grid that asks the real ClientApp.
 
     Args:
-        config: Of the run.
+        scenario: Of the run.
         folder: Of the run.
+        shares: How many pictures each client has.
         nodes: Node of each client, to vary.
         answer: What becomes of a reply on its way; None loses it.
         own: Pictures that lie with a client alone, as in a deployment.
@@ -64,26 +71,28 @@ class InProcess:
 
     def __init__(
         self,
-        config: FederatedConfig,
+        scenario: Scenario,
         folder: TrainingFolder,
+        shares: tuple[int, ...] = (),
         *,
         nodes: tuple[int, ...] | None = None,
         answer: Answer = lambda _round, _client, reply: reply,
         own: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-        self.nodes = nodes or tuple(range(10, 10 + config.partition.clients))
+        self.nodes = nodes or tuple(range(10, 10 + scenario.clients))
         self.answer, self.own = answer, own
         self.query: Callable[[Message, Any], Message] = query
         self.replies: dict[tuple[int, int], Message] = {}
-        records = str(records_folder(folder)) if config.uploads else ""
-        run = TrainingRun(
-            training=config.model_dump_json(),
+        records = str(records_folder(folder)) if scenario.training and scenario.training.records else ""
+        self.run = run_config_of(
+            [scenario],
             output_folder=str(folder.root),
             partition_file=str(partition_file(folder)),
+            share_sizes=() if own else shares,
+            uploads_folder=records,
+            evaluator_folder=records,
         )
-        recording = RecordingConfig(uploads_folder=records, evaluator_folder=records)
-        self.run_config = to_run_config(FederationConfig(), recording, run)
 
     def get_node_ids(self) -> Iterable[int]:
         return self.nodes
@@ -96,7 +105,7 @@ class InProcess:
             node: dict[str, Any] = {"partition-id": client, "num-partitions": len(self.nodes)}
             if client in self.own:
                 node["data"] = self.own[client]
-            context: Any = SimpleNamespace(run_config=self.run_config, node_config=node, node_id=self.nodes[client])
+            context: Any = SimpleNamespace(run_config=self.run.flat(), node_config=node, node_id=self.nodes[client])
             if message.metadata.message_type == MessageType.QUERY:
                 reply: Message | None = self.query(message, context)
             else:
@@ -111,22 +120,20 @@ class InProcess:
         return replies
 
 
-def prepare(config: FederatedConfig, folder: TrainingFolder) -> Partition:
+def prepare(scenario: Scenario, folder: TrainingFolder) -> tuple[Scenario, Partition]:
     """What the launcher does before Flower starts."""
-    _, dealt = deal(config)
-    check_recordable(config, dealt)
+    _, dealt = deal(scenario)
+    check_recordable(scenario, dealt)
     folder.root.mkdir(parents=True, exist_ok=True)
     dealt.save(partition_file(folder))
-    return dealt
+    return plan_for(scenario, dealt), dealt
 
 
-def play(config: FederatedConfig, root: Path, **grid: Any) -> tuple[dict[str, torch.Tensor], InProcess]:
+def play(scenario: Scenario, root: Path, **grid: Any) -> tuple[dict[str, torch.Tensor], InProcess]:
     """Train, or go on; the last weights, and the grid."""
     folder = TrainingFolder(root)
-    dealt = prepare(config, folder)
-    between = InProcess(config, folder, **grid)
-    records = records_folder(folder) if config.uploads else None
-    shares = () if between.own else tuple(map(len, dealt.shares))
-    FederatedTraining(between, config, folder, records, shares=shares).run()  # type: ignore[arg-type]
+    planned, dealt = prepare(scenario, folder)
+    between = InProcess(planned, folder, tuple(map(len, dealt.shares)), **grid)
+    Federation(between, planned, between.run).play()  # type: ignore[arg-type]
     state = torch.load(folder.state, weights_only=True)
     return state["weights"], between

@@ -35,7 +35,7 @@ class Witness(Attack):
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         return [names.POSITION_EMBEDDING]
 
-    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         return None
 
     def _reconstruct(

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from fedmjp.data.loading import Batch
 from fedmjp.errors import DataError
-from fedmjp.evaluation.accuracy import top1
+from fedmjp.training.accuracy import top1
 from fedmjp.models.classifier import VitClassifier
 
 CLASSES = 5

@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
 
 
 def one_block(name: str = "deit_tiny", defence: str = "none") -> VitClassifier:
-    model = build_vit(ModelConfig.parse({"name": name, "defence": defence, **SIZE}))
+    model = build_vit(ModelConfig.parse({"name": name, "unknown_embedding": defence == "mjp", **SIZE}))
     del model.backbone.blocks[1:]
     return model
 
@@ -539,7 +539,8 @@ def test_listing_the_attacks_does_not_import_breaching() -> None:
 
 
 def test_sums_of_updates_are_refused(model: VitClassifier) -> None:
-    assert "each client's own update" in (adapter.Modern().refusal(model, ThreatModel(individual_updates=False)) or "")
+    summed = ThreatModel(defences="secure_sum:clients=2")
+    assert "each client's own update" in (adapter.Modern().refusal(model, summed) or "")
 
 
 @pytest.mark.parametrize(

@@ -14,27 +14,27 @@ from attacks.patch_embedding import PatchEmbedding
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.store import Store, Trial
-from benchmarks.plan.experiment import AttackConfig, Experiment
+from benchmarks.plan.experiment import Plan
 from benchmarks.running.engine import Engine, Silent, jobs
 from benchmarks.running.workers import run_local
 from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import Recorded
-from fedmjp.config import FederationConfig
+from benchmarks.uploads.source import Batch, RecordedUploads
 from fedmjp.data.selection import select_for
 from fedmjp.errors import FederationError
+from fedmjp.exchange import Exchange
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload, weights_digest
-from fedmjp.settings import Picture
+from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
 from tests.experiments import (
     Told,
-    engine_of,
-    planned_trials,
+    planned,
     record_directly,
     rows,
+    run,
     run_small,
     small_campaign,
-    small_experiment,
+    small_experiments,
 )
 
 TRIALS = 96  # 2 models x 2 defences x 2 attacks x 3 settings x 4 pictures
@@ -47,28 +47,28 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> OutputFolder:
     return output
 
 
-def stored(output: OutputFolder, experiment: Experiment) -> Sequence[Trial]:
-    return Store.at(output.database).trials([trial.key for trial in planned_trials(experiment)])
+def stored(output: OutputFolder, plan: Plan) -> Sequence[Trial]:
+    return Store.at(output.database).trials([trial.key for trial in plan.trials])
 
 
 def test_every_trial_is_finished_and_scored(finished: OutputFolder) -> None:
-    trials = stored(finished, small_experiment())
+    trials = stored(finished, planned(small_experiments()))
     assert len(trials) == TRIALS
     assert {trial.status for trial in trials} == {"ok"}
     for trial in trials:
         assert set(trial.scores) == {"mse", "psnr", "ssim", "fft2d", "lpips_alex"}
         assert trial.weights_sha256
-        assert 0 < (trial.realised_ratio or 0) <= 0.27 or (trial.defence, trial.setting) == ("none", "a")
+        assert 0 < (trial.realised_ratio or 0) <= 0.27 or trial.defence == "none"
 
 
 def test_closed_form_leaks_undefended_and_not_naively_against_mjp(finished: OutputFolder) -> None:
     psnr: dict[tuple[str, str], list[float]] = {}
-    for trial in stored(finished, small_experiment()):
+    for trial in stored(finished, planned(small_experiments())):
         if trial.attack == "patch_embedding":
             psnr.setdefault((trial.defence, trial.setting), []).append(trial.scores["psnr"])
     assert min(psnr["none", "a"]) > 60
-    assert min(psnr["none", "b"]) > 60
-    assert max(psnr["none", "c"]) < 40
+    assert min(psnr["jigsaw", "b"]) > 60
+    assert max(psnr["jigsaw", "c"]) < 40
     assert max(psnr["mjp", "b"]) < 30
 
 
@@ -77,13 +77,12 @@ def test_pictures_are_on_disk_and_the_records_of_the_run_are_gone(finished: Outp
     assert not finished.run.root.exists()
 
 
-def never(config: FederationConfig, folder: RunFolder, **_: object) -> None:
+def never(scenarios: Sequence[Scenario], folder: RunFolder, **_: object) -> None:
     raise AssertionError("nothing is missing, so nothing may run")
 
 
 def test_a_second_run_finds_everything_done(finished: OutputFolder) -> None:
-    experiment = small_experiment()
-    engine_of(experiment, finished, never).run(planned_trials(experiment))
+    run(planned(small_experiments()), finished, never)
 
 
 def test_fresh_forgets_trials_and_pictures_and_keeps_what_others_put_there(tmp_path: Path) -> None:
@@ -95,39 +94,31 @@ def test_fresh_forgets_trials_and_pictures_and_keeps_what_others_put_there(tmp_p
 
 
 def test_a_failed_federation_becomes_rows_and_is_tried_again(tmp_path: Path) -> None:
-    experiment, output = small_experiment(), OutputFolder(tmp_path)
-    planned = planned_trials(experiment)
+    plan, output = planned(small_experiments()), OutputFolder(tmp_path)
 
     def half(
-        config: FederationConfig, folder: RunFolder, *, upload_tensors: Sequence[str], on_round: Callable[[], None]
+        scenarios: Sequence[Scenario], folder: RunFolder, *, upload_tensors: Sequence[str], on_round: Callable[[], None]
     ) -> None:
-        record_directly(config, folder, upload_tensors=upload_tensors, on_round=on_round)
+        record_directly(scenarios, folder, upload_tensors=upload_tensors, on_round=on_round)
         for upload in folder.uploads.rglob("*-node-1.safetensors"):
             upload.unlink()
         raise FederationError("client 1: ValueError: broken")
 
-    engine_of(experiment, output, half).run(planned)
-    trials = stored(output, experiment)
+    run(plan, output, half)
+    trials = stored(output, plan)
     assert sorted(trial.status for trial in trials) == ["failed"] * (TRIALS // 2) + ["ok"] * (TRIALS // 2)
     assert {trial.error for trial in trials if trial.status == "failed"} == {"client 1: ValueError: broken"}
 
-    engine_of(experiment, output, record_directly).run(planned)
-    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+    run(plan, output)
+    assert {trial.status for trial in stored(output, plan)} == {"ok"}
 
 
 def test_a_refused_attack_has_no_trials_and_stops_nothing(tmp_path: Path) -> None:
-    experiment = small_experiment().model_copy(
-        update={
-            "attacks": {
-                "deit_tiny": (AttackConfig(name="april"), AttackConfig(name="grey")),
-                "deit_tiny_april": (AttackConfig(name="grey"),),
-            }
-        }
-    )
-    output = OutputFolder(tmp_path)
-    engine_of(experiment, output, record_directly).run(planned_trials(experiment))
-    trials = stored(output, experiment)
-    assert len(trials) == 2 * 2 * 3 * 4
+    experiments = small_experiments(models={"deit_tiny": "april"})
+    plan, output = planned(experiments), OutputFolder(tmp_path)
+    run(plan, output)
+    trials = stored(output, plan)
+    assert len(trials) == 2 * 3 * 4
     assert {(trial.attack, trial.status) for trial in trials} == {("grey", "ok")}
 
 
@@ -139,23 +130,24 @@ def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tm
     arms = [arm for arm, _ in groupby(job.arm for job in found)]
     assert len(arms) == len(set(arms)) == 4, "two seeds with and without MJP"
     for job in found:
-        assert {(trial.arm, trial.cell.setting.gradient_of) for trial in job.trials} == {(job.arm, job.gradient_of)}
+        assert {trial.arm for trial in job.trials} == {job.arm}
         assert all(trial in plan.parts[job.part].trials for trial in job.trials)
-    experiment, source = setup.experiments[0], DirectUploads(setup.experiments[0], setup.selection)
+    experiment = setup.experiments[found[0].part]
+    source = DirectUploads(experiment, setup.selection)
     Engine(experiment, setup.output, store, Silent(), source).work(found[0])
     assert jobs(plan, store) == found[1:]
 
 
 def test_an_upload_does_not_depend_on_its_neighbours_to_the_last_bit(tmp_path: Path) -> None:
     plan, setup = small_campaign(tmp_path)
-    source = DirectUploads(setup.experiments[0], setup.selection)
     batches = list(dict.fromkeys(trial.batch for trial in plan.trials))
-    for arm in setup.experiments[0].arms:
-        together = source.uploads(arm, Picture.SHUFFLED, batches)
+    for experiment in setup.experiments[:4]:
+        source = DirectUploads(experiment, setup.selection)
+        together = source.uploads(batches)
         for batch in batches:
-            alone, same = source.uploads(arm, Picture.SHUFFLED, [batch])[batch], together[batch]
-            assert isinstance(alone, Recorded)
-            assert isinstance(same, Recorded)
+            alone, same = source.uploads([batch])[batch], together[batch]
+            assert isinstance(alone, Exchange)
+            assert isinstance(same, Exchange)
             assert weights_digest(alone.upload.tensors) == weights_digest(same.upload.tensors)
 
 
@@ -186,10 +178,9 @@ def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, mo
         return solve(self, uploads, model, threat, **named)
 
     monkeypatch.setattr(PatchEmbedding, "_reconstruct", sometimes)
-    experiment, output = small_experiment(), OutputFolder(tmp_path)
-    planned = planned_trials(experiment)
-    engine_of(experiment, output, record_directly).run(planned)
-    failed = [trial for trial in stored(output, experiment) if trial.status == "failed"]
+    plan, output = planned(small_experiments()), OutputFolder(tmp_path)
+    run(plan, output)
+    failed = [trial for trial in stored(output, plan) if trial.status == "failed"]
     assert {trial.error for trial in failed} == {"ArithmeticError: did not converge"}
     assert {(trial.attack, trial.model, trial.setting) for trial in failed} == {("patch_embedding", "deit_tiny", "a")}
     assert len({trial.picture for trial in failed}) == 1
@@ -204,17 +195,16 @@ def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypat
             raise KeyboardInterrupt
         return solve(self, uploads, *rest, **named)
 
-    experiment, output = small_experiment(), OutputFolder(tmp_path)
-    planned = planned_trials(experiment)
+    plan, output = planned(small_experiments()), OutputFolder(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(PatchEmbedding, "_reconstruct", interrupted)
         patch.setattr(PatchEmbedding, "stack", 1)  # as an optimisation that takes one upload at a time
         with pytest.raises(KeyboardInterrupt):
-            engine_of(experiment, output).run(planned)
-    kept = {trial.key for trial in stored(output, experiment) if trial.status == "ok"}
+            run(plan, output)
+    kept = {trial.key for trial in stored(output, plan) if trial.status == "ok"}
     assert len(kept) == 2, "one setting of the two uploads before"
-    engine_of(experiment, output).run(planned)
-    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+    run(plan, output)
+    assert {trial.status for trial in stored(output, plan)} == {"ok"}
 
 
 def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
@@ -230,14 +220,16 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
         return made
 
     monkeypatch.setattr(PatchEmbedding, "_reconstruct", spying)
-    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    plan, output = planned(small_experiments()), OutputFolder(tmp_path)
     output.prepare(fresh=False)
-    source = DirectUploads(experiment, select_for(experiment.federation))
-    Engine(experiment, output, Store.at(output.database), Silent(), source).run(planned_trials(experiment))
+    store = Store.at(output.database)
+    for part in plan.parts:
+        source = DirectUploads(part.experiment, select_for(part.experiment.scenario))
+        Engine(part.experiment, output, store, Silent(), source).run(part.trials)
     assert seen == [], "no picture of a client passes through the attacker's model"
     psnr = [
         t.scores["psnr"]
-        for t in stored(output, experiment)
+        for t in stored(output, plan)
         if (t.attack, t.defence, t.setting) == ("patch_embedding", "none", "a")
     ]
     assert min(psnr) > 60, "the clients' weights are as they were"
@@ -245,50 +237,47 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
 
 def test_memory_holds_a_few_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.running.engine.CHUNK", 2)
-    experiment, output = small_experiment(), OutputFolder(tmp_path)
+    plan, output = planned(small_experiments()), OutputFolder(tmp_path)
     asked: list[int] = []
-    engine = engine_of(experiment, output)
-    uploads = type(engine.source).uploads
+    uploads = RecordedUploads.uploads
 
-    def counted(self: object, arm: object, gradient_of: object, batches: Sequence[object]) -> object:
+    def counted(self: RecordedUploads, batches: Sequence[Batch]) -> object:
         asked.append(len(batches))
-        return uploads(self, arm, gradient_of, batches)
+        return uploads(self, batches)
 
-    monkeypatch.setattr(type(engine.source), "uploads", counted)
-    engine.run(planned_trials(experiment))
-    assert asked == [2] * (4 // 2) * 2 * 4, "two chunks of two versions of four arms"
-    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+    monkeypatch.setattr(RecordedUploads, "uploads", counted)
+    run(plan, output)
+    assert asked == [2] * (4 // 2) * 2 * 4, "two chunks of two versions of two models with and without MJP"
+    assert {trial.status for trial in stored(output, plan)} == {"ok"}
 
 
 def test_damaged_records_are_rows_and_the_next_run_repairs_them(tmp_path: Path) -> None:
-    experiment, output = small_experiment(), OutputFolder(tmp_path)
-    planned = planned_trials(experiment)
+    plan, output = planned(small_experiments()), OutputFolder(tmp_path)
 
-    def damaging(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
-        record_directly(config, folder, **named)
+    def damaging(scenarios: Sequence[Scenario], folder: RunFolder, **named: Any) -> None:
+        record_directly(scenarios, folder, **named)
         next(folder.uploads.rglob("round-*")).write_bytes(b"cut")
 
-    engine_of(experiment, output, damaging).run(planned)
-    failed = [trial for trial in stored(output, experiment) if trial.status == "failed"]
+    run(plan, output, damaging)
+    failed = [trial for trial in stored(output, plan) if trial.status == "failed"]
     assert 0 < len(failed) <= 6
     assert all("upload or private record is missing or damaged" in (trial.error or "") for trial in failed)
-    engine_of(experiment, output, record_directly).run(planned)
-    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+    run(plan, output)
+    assert {trial.status for trial in stored(output, plan)} == {"ok"}
 
 
 def test_missing_uploads_are_not_taken_for_a_completed_run(tmp_path: Path) -> None:
-    experiment, output = small_experiment(), OutputFolder(tmp_path)
-    planned = planned_trials(experiment)
+    plan, output = planned(small_experiments()), OutputFolder(tmp_path)
 
-    def losing(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
-        record_directly(config, folder, **named)
+    def losing(scenarios: Sequence[Scenario], folder: RunFolder, **named: Any) -> None:
+        record_directly(scenarios, folder, **named)
         next(folder.uploads.rglob("round-*")).unlink()
 
-    engine_of(experiment, output, losing).run(planned)
-    errors = {trial.error for trial in stored(output, experiment) if trial.status == "failed"}
+    run(plan, output, losing)
+    errors = {trial.error for trial in stored(output, plan) if trial.status == "failed"}
     assert errors == {"the federated run completed, but 1 uploads are missing"}
-    engine_of(experiment, output, record_directly).run(planned)
-    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+    run(plan, output)
+    assert {trial.status for trial in stored(output, plan)} == {"ok"}
 
 
 def test_records_of_other_pictures_are_never_scored(tmp_path: Path) -> None:
@@ -300,23 +289,23 @@ def test_records_of_other_pictures_are_never_scored(tmp_path: Path) -> None:
             pixels = np.random.RandomState(seed + index).randint(0, 256, (64, 64, 3)).astype(np.uint8)
             Image.fromarray(pixels).save(data / f"{index}.png")
 
-    def losing(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
-        record_directly(config, folder, **named)
-        shutil.rmtree(folder.uploads / "deit_tiny_april-mjp")
+    def losing(scenarios: Sequence[Scenario], folder: RunFolder, **named: Any) -> None:
+        record_directly(scenarios, folder, **named)
+        shutil.rmtree(folder.uploads / "deit_tiny_april-mjp-mask_ratio=0.27")
 
-    experiment, output = small_experiment(data=str(data.parent)), OutputFolder(tmp_path / "output")
+    output = OutputFolder(tmp_path / "output")
     output.prepare(fresh=False)
     draw(0)
-    engine_of(experiment, output, losing).run(planned_trials(experiment))
+    run(planned(small_experiments(data=str(data.parent))), output, losing)
     assert output.run.root.exists(), "kept for the trials that failed"
     draw(100)
-    planned = planned_trials(experiment)
-    recorded: list[FederationConfig] = []
+    plan = planned(small_experiments(data=str(data.parent)))
+    recorded: list[Sequence[Scenario]] = []
 
-    def again(config: FederationConfig, folder: RunFolder, **named: Any) -> None:
-        recorded.append(config)
-        record_directly(config, folder, **named)
+    def again(scenarios: Sequence[Scenario], folder: RunFolder, **named: Any) -> None:
+        recorded.append(scenarios)
+        record_directly(scenarios, folder, **named)
 
-    engine_of(experiment, output, again).run(planned)
+    run(plan, output, again)
     assert len(recorded) == 1, "the pictures changed, so the records are stale"
-    assert {trial.status for trial in stored(output, experiment)} == {"ok"}
+    assert {trial.status for trial in stored(output, plan)} == {"ok"}

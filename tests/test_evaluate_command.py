@@ -21,7 +21,7 @@ from fedmjp.cli import main
 from fedmjp.config import ModelConfig
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import evaluation_batches
-from fedmjp.evaluation.accuracy import top1
+from fedmjp.training.accuracy import top1
 from fedmjp.evaluation.consistency import Puzzles, consistency
 from fedmjp.evaluation.figures import figures
 from fedmjp.evaluation.runs import kinds, open_run, refuse_twins

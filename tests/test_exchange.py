@@ -19,8 +19,8 @@ from tests.conftest import small_scenario
 
 PIPELINES = [
     "none", "jigsaw", "mjp", "mjp:shuffle=false", "clip:norm=0.1", "gaussian", "laplace", "prune", "quantise",
-    "round:precision=bfloat16", "sign", "withhold:roles=head", "local_dp", "dp_sgd", "soteria", ["mjp", "gaussian", "round"],
-    ["clip", "quantise"], ["dp_sgd", "withhold:roles=head"],
+    "round:precision=bfloat16", "sign", "withhold:roles=head", "local_dp", "dp_sgd", "soteria",
+    ["mjp", "gaussian", "round"], ["clip", "quantise"], ["dp_sgd", "withhold:roles=head"],
 ]  # fmt: skip
 
 

@@ -108,8 +108,8 @@ def test_layers_are_as_many_as_asked_for(kind: str, layers: int, count: int) -> 
 
 @pytest.mark.parametrize(("name", "patch_size"), [("deit_micro", 8), ("swin_tiny", 4)])
 def test_a_model_localises_its_patches_and_not_its_class_token(name: str, patch_size: int) -> None:
-    config = {"name": name, "defence": "mjp", "localisation": "linear", "image_size": 64, "patch_size": patch_size}
-    model = build(ModelConfig.parse(config))
+    sizes = {"image_size": 64, "patch_size": patch_size}
+    model = build(ModelConfig.parse({"name": name, "unknown_embedding": True, "localisation": "linear", **sizes}))
     assert model.localisation is not None
     rows = dict(model.named_parameters())[f"backbone.{model.positions_name}"][0]  # type: ignore[attr-defined]
     patches = rows[1:] if name == "deit_micro" else rows

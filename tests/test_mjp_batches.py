@@ -12,7 +12,6 @@ from scipy.optimize import linear_sum_assignment
 from attacks import ATTACKS
 from attacks.mjp.batches import _stating
 from attacks.mjp.facts import linear_facts
-from fedmjp.config import FederationConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackFailedError
@@ -24,7 +23,7 @@ from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
-from tests.conftest import SMALL, small_model, upload_of
+from tests.conftest import small_model, small_scenario, upload_of
 from tests.test_mjp_facts import EXACT, in_double
 
 # Pairs of the eight bundled pictures, epoch by epoch: picture 0 meets another one in each, as do all others.
@@ -40,7 +39,7 @@ ROUNDS = (
 @pytest.fixture(scope="module")
 def eight() -> Selection:
     """Two crops each of four photographs."""
-    return select_for(FederationConfig(clients=2, pictures_per_client=4, **SMALL))
+    return select_for(small_scenario(clients=2, pictures_per_client=4))
 
 
 def pairs(epoch: int) -> list[tuple[int, int]]:
@@ -191,7 +190,7 @@ def test_uploads_that_nothing_tells_apart_are_refused() -> None:
 def test_degraded_batches_come_with_a_warning(defended: VitClassifier) -> None:
     caveat = ATTACKS.get("mjp_intersection")().caveat
     assert "degraded" not in (caveat(defended, ThreatModel(batch_size=2)) or "")
-    assert "degraded" in (caveat(defended, ThreatModel(batch_size=2, noise=1e-3)) or "")
+    assert "degraded" in (caveat(defended, ThreatModel(batch_size=2, defences="gaussian:noise=0.001")) or "")
 
 
 def test_of_one_upload_batches_are_refused(defended: VitClassifier) -> None:

@@ -9,10 +9,9 @@ from torch import Tensor
 from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.facts import LinearFacts, linear_facts, refusal
 from attacks.mjp.linking import linked
-from fedmjp.config import FederationConfig, ModelConfig
+from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
-from fedmjp.degradation import degrade
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
@@ -20,8 +19,11 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
+from tests.attacks import protected
 from tests.conftest import batch_of, small_model, upload_of
 
 EXACT = 1e-6
@@ -107,11 +109,10 @@ def test_the_expected_error_is_of_the_size_of_the_error(
 
 def test_the_mask_is_read_through_noise(defended: VitClassifier, pictures: Selection) -> None:
     batch = batch_of(pictures, Picture.SHUFFLED)
-    protocol = SimpleNamespace(precision="float32", noise=1e-3, kept=1.0)
-    noisy = degrade(upload_of(defended, batch).tensors, protocol, generator=torch.Generator().manual_seed(0))
-    upload = Upload(noisy, "gradient", 1, 1, 0, "weights")
+    threat = ThreatModel(defences="gaussian:noise=0.001")
+    upload = protected(upload_of(defended, batch), defended, threat)
     assert not linear_facts(upload, defended).mask.any()
-    assert torch.equal(linear_facts(upload, defended, noise=1e-3).mask, batch.mask[0])
+    assert torch.equal(linear_facts(upload, defended, threat).mask, batch.mask[0])
 
 
 def test_equal_patches_do_no_harm(defended: VitClassifier, pictures: Selection) -> None:
@@ -133,12 +134,15 @@ def test_an_upload_with_every_patch_masked_states_nothing(defended: VitClassifie
 
 
 def test_a_model_with_more_patches_than_dimensions_is_refused() -> None:
-    assert "196 patches are more than the 192 dimensions" in (refusal(build_vit(ModelConfig(name="deit_tiny"))) or "")
+    model = build_vit(ModelConfig(name="deit_tiny"))
+    assert "196 patches are more than the 192 dimensions" in (refusal(model, ThreatModel()) or "")
 
 
 def test_where_no_equation_is_left_over_nothing_is_said_of_the_noise_and_nothing_is_joined() -> None:
-    model = build_vit(ModelConfig.parse({"name": "deit_micro", "defence": "mjp", "image_size": 32, "patch_size": 4}))
-    selection = select_for(FederationConfig(clients=1, pictures_per_client=1, image_size=32, patch_size=4))
+    scenario = Scenario.parse(
+        {"model": {"name": "deit_micro", "image_size": 32, "patch_size": 4}, "defences": "mjp"},
+    )
+    model, selection = build_vit(scenario.network), select_for(scenario)
     picture = selection.load(selection.entries[0])
     facts = []
     for number in range(2):

@@ -10,13 +10,13 @@ from attacks import ATTACKS
 from attacks.testing import CHECKS, Trial
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
-from fedmjp.degradation import degrade
 from fedmjp.metrics import METRICS
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
+from tests.attacks import protected
 from tests.conftest import small_model, upload_of
 
 
@@ -85,12 +85,9 @@ def test_undefended_uploads_of_one_picture_are_averaged(undefended: VitClassifie
 
 
 def test_noise_is_averaged_over_uploads(defended: VitClassifier, pictures: Selection) -> None:
-    threat = ThreatModel(noise=1e-4)
+    threat = ThreatModel(defences="gaussian:noise=1e-4")
     batches = puzzles(pictures, 4)
     uploads = [upload_of(defended, batch) for batch in batches]
-    noisy = [
-        replace(upload, tensors=degrade(upload.tensors, threat, generator=torch.Generator().manual_seed(number)))
-        for number, upload in enumerate(uploads)
-    ]
+    noisy = [protected(upload, defended, threat, seed=number) for number, upload in enumerate(uploads)]
     one, all_ = (psnr(attack(noisy[:count], defended, threat), batches[0]) for count in (1, 4))
     assert all_ > one + 3

@@ -8,13 +8,13 @@ import torch
 
 from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.mjp.linking import Statement, Verdict, compare, groups, linked
-from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
-from tests.conftest import SMALL, small_model, upload_of
+from tests.conftest import small_model, small_scenario, upload_of
 
 UPLOADS = 3
 
@@ -22,7 +22,7 @@ UPLOADS = 3
 @pytest.fixture(scope="module")
 def crops() -> Selection:
     """All eight bundled pictures, two crops each of four photographs."""
-    return select_for(FederationConfig(clients=2, pictures_per_client=4, **SMALL))
+    return select_for(small_scenario(clients=2, pictures_per_client=4))
 
 
 def facts_of(
@@ -90,8 +90,8 @@ def test_noise_as_large_as_what_is_stated_leaves_it_undecided(facts: list[list[L
 def test_patches_of_few_values_are_not_guessed_at() -> None:
     """Two masks of 0.9 leave none of the 48 values of a patch to compare."""
     sizes = {"image_size": 32, "patch_size": 4}
-    model = build_vit(ModelConfig.parse({"name": "deit_micro", "defence": "mjp", **sizes}))
-    pictures = select_for(FederationConfig(clients=1, pictures_per_client=1, **sizes))
+    scenario = Scenario.parse({"model": {"name": "deit_micro", **sizes}, "defences": "mjp"})
+    model, pictures = build_vit(scenario.network), select_for(scenario)
     uploads = [facts_of(model, pictures, 0, number, mask_ratio=0.9) for number in range(3)]
     comparison = compare(Statement.of(uploads[:1]), Statement.of(uploads[1:2]))
     assert comparison.directions == 0

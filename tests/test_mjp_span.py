@@ -198,7 +198,7 @@ def test_conformance(check: Callable[[Trial], None]) -> None:
     [
         (ThreatModel(batch_size=2), "single picture"),
         (ThreatModel(update="delta", local_steps=2), "one step"),
-        (ThreatModel(individual_updates=False), "own update"),
+        (ThreatModel(defences="secure_sum:clients=2"), "own update"),
     ],
 )
 def test_what_it_cannot_read_is_refused(threat: ThreatModel, reason: str) -> None:

@@ -3,7 +3,10 @@
 import json
 import math
 import multiprocessing
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +17,12 @@ import torch
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
+from flwr.common import FitIns, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
@@ -25,6 +31,7 @@ from clients.mods import REFUSED, defence_mod
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError, DefenceError, UnknownNameError
 from fedmjp.randomness import SeededRandomness
+from tests.conftest import ROOT
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
@@ -146,11 +153,11 @@ def test_an_update_of_zeros_is_protected_like_any_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("kind", ["weights", None])
+@pytest.mark.parametrize("kind", ["weights", "gradient", None])
 def test_one_nan_keeps_the_whole_update_from_leaving(broken: float, kind: Any) -> None:
-    reply = {"a": torch.tensor([broken, 11.0, 12.0])}
-    assert "leave" in reason_of(call(defence_mod("local_dp", kind="weights"), {"a": torch.full((3,), 10.0)}, reply))
-    reason_of(call(defence_mod("clip", kind=kind), {"a": torch.full((3,), 10.0)}, reply))
+    sent, reply = {"a": torch.full((3,), 10.0)}, {"a": torch.tensor([broken, 11.0, 12.0])}
+    for name in ("local_dp", "clip"):
+        assert "NaN or infinite" in reason_of(call(defence_mod(name, kind=kind), sent, reply))
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
@@ -334,6 +341,70 @@ def test_mods_compose_in_a_flower_app_from_the_last_to_the_first() -> None:
     torch.testing.assert_close(left, update.sign() * scale, rtol=1e-3, atol=1e-5)
 
 
+def test_apps_of_numpy_clients_take_mods_too() -> None:
+    class Trains(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return [each + 1 for each in parameters], 5, {"loss": 0.5}
+
+    app = ClientApp(client_fn=lambda _context: Trains().to_client(), mods=[defence_mod("clip", norm=0.5)])
+    sent = [np.full((3, 2), 10.0, np.float32), np.array(20.0, np.float32)]
+    content = fitins_to_recorddict(FitIns(ndarrays_to_parameters(sent), {}), keep_input=True)
+    message = train_message(SENT)
+    message.content = content
+    reply = app(message, context())
+    assert not reply.has_error()
+    result = recorddict_to_fitres(reply.content, keep_input=True)
+    left = [after - before for after, before in zip(parameters_to_ndarrays(result.parameters), sent, strict=True)]
+    assert [each.shape for each in left] == [(3, 2), ()]
+    np.testing.assert_allclose(math.hypot(*(float(np.linalg.norm(each)) for each in left)), 0.5, rtol=1e-4)
+    assert result.num_examples == 5
+
+
+SIMULATION = """
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from clients.mods import defence_mod
+
+client, server = ClientApp(mods=[defence_mod("clip", norm=0.5)]), ServerApp()
+
+
+@client.train()
+def train(message, context):
+    added = float("nan") if context.node_config["partition-id"] == 0 else 1.0
+    moved = {name: t + added for name, t in message.content["arrays"].to_torch_state_dict().items()}
+    content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord({"num-examples": 1})})
+    return Message(content, reply_to=message)
+
+
+@server.main()
+def main(grid, context):
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
+    result = strategy.start(grid=grid, initial_arrays=ArrayRecord({"a": torch.full((4,), 10.0)}), num_rounds=1)
+    print("RESULT", result.arrays.to_torch_state_dict()["a"].tolist())
+
+
+if __name__ == "__main__":
+    resources = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1, "num_gpus": 0}}
+    run_simulation(server, client, 2, backend_config=resources)
+"""
+
+
+@pytest.mark.slow
+def test_a_simulation_goes_on_without_the_client_whose_update_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "simulation.py"
+    script.write_text(SIMULATION)
+    variables = {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+    command, env = [sys.executable, str(script)], os.environ | variables
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert "RESULT [10.25, 10.25, 10.25, 10.25]" in done.stdout, done.stdout + done.stderr
+    assert "clip: tensor 'a' holds NaN or infinite values" in done.stdout + done.stderr
+
+
 # What uploads cost, in a file.
 
 
@@ -342,7 +413,7 @@ def test_a_ledger_survives_restarts_and_composes_as_privacy_loss_distributions_s
     for epsilon, uploads in ((1.0, 3), (4.0, 2)):
         for _ in range(uploads):  # a mod made anew is a client started anew
             protected(defence_mod("local_dp", epsilon=epsilon, ledger=path), sent, sent)
-    ones, fours = (DEFENCES.get("local_dp")({"epsilon": epsilon}).multiplier for epsilon in (1.0, 4.0))  # type: ignore[attr-defined]
+    ones, fours = (DEFENCES.get("local_dp")({"epsilon": epsilon}).multiplier for epsilon in (1.0, 4.0))
     accountant = PLDAccountant()
     events = [SelfComposedDpEvent(GaussianDpEvent(ones), 3), SelfComposedDpEvent(GaussianDpEvent(fours), 2)]
     accountant.compose(ComposedDpEvent(events))
@@ -353,7 +424,7 @@ def test_a_budget_refuses_the_upload_that_would_exceed_it_and_stays_refused(tmp_
     path, sent = tmp_path / "ledger.json", {"a": torch.full((10,), 1e3)}
     mod = defence_mod("local_dp", epsilon=1.0, ledger=path, budget=2.5)
     alone = DEFENCES.get("local_dp")({"epsilon": 1.0})
-    allowed = max(n for n in range(20) if alone.spent(n).epsilon <= 2.5)  # type: ignore[union-attr]
+    allowed = max(n for n in range(20) if alone.spent(n).epsilon <= 2.5)
     assert allowed > 2
     for _ in range(allowed):
         protected(mod, sent, sent)

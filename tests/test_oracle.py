@@ -24,7 +24,7 @@ RENAMED = {"index_embedding": "index_embed", "localisation.": "dlocr.", "head.fc
 def config_of(case: dict[str, Any], weights: Checkpoint | None = None) -> ModelConfig:
     return ModelConfig(
         name=case["model"],
-        defence="mjp" if case["unknown"] else "none",
+        unknown_embedding=case["unknown"],
         index_embedding=case["index"],
         localisation=case["localisation"],
         localisation_layers=2,

@@ -1,175 +1,208 @@
 """From an experiment to cells and trials: keys, refused cells, pictures that are left out, what is shared."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.campaign.prepare import ledger_of
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.output import OutputFolder
-from benchmarks.plan.experiment import AttackConfig, Experiment, Plan
+from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of
 from benchmarks.plan.planning import plan
 from fedmjp import provenance
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError, OutputError
-from fedmjp.settings import Picture, Setting
-from tests.experiments import small_experiment
+from fedmjp.settings import Setting
+from tests.conftest import small_scenario
+from tests.experiments import small_experiments
 
 Batches = list[tuple[PictureEntry, ...]]
 
 
 @pytest.fixture(scope="module")
-def experiment() -> Experiment:
-    return small_experiment()
+def experiments() -> list[Experiment]:
+    return small_experiments()
 
 
 @pytest.fixture(scope="module")
-def batches(experiment: Experiment) -> Batches:
-    return select_for(experiment.federation).batches(experiment.federation)
+def batches(experiments: list[Experiment]) -> Batches:
+    return select_for(experiments[0].scenario).batches(experiments[0].scenario)
 
 
-def keys(experiment: Experiment, batches: Batches, uploads: str = "direct") -> list[str]:
-    return [trial.key for trial in plan([experiment], [batches], uploads=uploads).trials]
+def planned(experiments: Sequence[Experiment], batches: Batches, uploads: str = "direct") -> Plan:
+    return plan(experiments, [batches] * len(experiments), uploads=uploads)
 
 
-def test_cells_name_the_ratio_that_went_into_the_gradient(experiment: Experiment, batches: Batches) -> None:
-    defences = experiment.federation.model_copy(update={"defences": ("none", "jigsaw", "mjp")})
-    planned = plan([experiment.model_copy(update={"federation": defences})], [batches], uploads="direct")
-    ratios = {(each.cell.defence, each.cell.setting): each.cell.mask_ratio for each in planned.cells}
-    only_mjp_masks_a_clean_picture = {
-        (defence, setting): 0.0 if setting is Setting.A and defence != "mjp" else 0.27
-        for defence in ("none", "jigsaw", "mjp")
-        for setting in Setting
+def keys(experiments: Sequence[Experiment], batches: Batches, uploads: str = "direct") -> list[str]:
+    return [trial.key for trial in planned(experiments, batches, uploads).trials]
+
+
+def changed(experiments: Sequence[Experiment], **values: object) -> list[Experiment]:
+    return [each.model_copy(update=values) for each in experiments]
+
+
+def test_cells_say_what_a_client_does_in_each_setting(experiments: list[Experiment], batches: Batches) -> None:
+    cells = [each.cell for each in planned(experiments, batches).cells]
+    done = {(cell.defence, str(cell.setting), cell.mask_ratio, cell.pipeline.shuffles) for cell in cells}
+    assert done == {
+        ("none", "a", 0.0, False),
+        ("jigsaw", "b", 0.27, True),
+        ("jigsaw", "c", 0.27, True),
+        ("mjp", "a", 0.27, False),
+        ("mjp", "b", 0.27, True),
+        ("mjp", "c", 0.27, True),
     }
-    assert ratios == only_mjp_masks_a_clean_picture
+
+
+def test_every_defended_cell_has_its_undefended_twin_and_one_per_defence_left_out(batches: Batches) -> None:
+    asked = small_scenario(defences=["mjp", "gaussian"], clients=2, pictures_per_client=2)
+    tried = (AttackConfig(name="patch_embedding"), AttackConfig(name="grey"))
+    found = experiments_of(asked, (Setting.C,), tried, mask_ratio=0.27)
+    cells = [each.cell for each in planned(found, batches).cells]
+    assert [(cell.defence, str(cell.setting), cell.attack) for cell in cells] == [
+        ("mjp + gaussian", "c", "patch_embedding"),
+        ("mjp + gaussian", "c", "grey"),
+        ("none", "a", "patch_embedding"),
+        ("gaussian", "a", "patch_embedding"),
+        ("mjp", "c", "patch_embedding"),
+    ]
 
 
 def test_keys_are_unique_stable_and_depend_on_what_determines_the_trial(
-    experiment: Experiment, batches: Batches
+    experiments: list[Experiment], batches: Batches
 ) -> None:
-    base = keys(experiment, batches)
+    base = keys(experiments, batches)
     assert len(set(base)) == len(base) == 96
-    assert keys(small_experiment(), batches) == base
-    read = AttackConfig(name="patch_embedding", options={"reading": "zeros"})
-    attacks = {"deit_tiny": (read, AttackConfig(name="grey")), "deit_tiny_april": experiment.attacks["deit_tiny_april"]}
-    other_option = keys(experiment.model_copy(update={"attacks": attacks}), batches)
+    assert keys(small_experiments(), batches) == base
+    read = {"name": "patch_embedding", "options": {"reading": "zeros"}}
+    other_option = keys(small_experiments(models={"deit_tiny": read, "deit_tiny_april": "april"}), batches)
     assert len(set(base) & set(other_option)) == 96 - 24
-    for changed in (
-        small_experiment(mask_ratio=0.5),
-        small_experiment(seed=1),
-        small_experiment(patch_size=16),
-        experiment.model_copy(update={"protocol": "8bit"}),
-        experiment.model_copy(update={"metrics": ("mse",)}),
-        experiment.model_copy(update={"labels_known": True}),
-        small_experiment(update="delta", local_steps=2),
+    for other in (
+        small_experiments(mask_ratio=0.5),
+        small_experiments(seed=1),
+        changed(experiments, protocol="8bit"),
+        changed(experiments, metrics=("mse",)),
+        small_experiments(labels_known=True),
+        small_experiments(update="delta", local_steps=2),
     ):
-        unchanged = set(base) & set(keys(changed, batches))
+        unchanged = set(base) & set(keys(other, batches))
         # An undefended clean picture does not depend on the mask ratio.
-        assert len(unchanged) == (16 if changed.federation.mask_ratio == 0.5 else 0)
+        ratios = {each.scenario.pipeline.mask_ratio for each in other}
+        assert len(unchanged) == (16 if 0.5 in ratios else 0)
+
+
+def test_keys_depend_on_defences_and_their_options(batches: Batches) -> None:
+    tried = (AttackConfig(name="grey"),)
+    found = [
+        keys(experiments_of(small_scenario(defences=each), (Setting.A,), tried, mask_ratio=0.27), batches[:1])
+        for each in ("none", "gaussian", "gaussian:noise=0.1", "clip", ["clip", "gaussian"], ["gaussian", "clip"])
+    ]
+    assert len({key for each in found for key in each}) == len(found)
 
 
 def test_keys_depend_on_device_versions_code_learning_rate_and_the_picture_itself(
-    experiment: Experiment, batches: Batches, monkeypatch: pytest.MonkeyPatch
+    experiments: list[Experiment], batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture, mate = batches[0][0], batches[1][0]
-    base = set(keys(experiment, [(picture,)]))
-    changed = [
-        keys(small_experiment(device="cuda"), [(picture,)]),
-        keys(small_experiment(server_learning_rate=0.1), [(picture,)]),
-        keys(experiment, [(replace(picture, sha256="0"),)]),
-        keys(experiment, [(replace(picture, label=3),)]),
-        keys(experiment, [(replace(picture, name="other"),)]),
-        keys(experiment, [(picture, mate)]),
-        keys(experiment, [(picture,)], uploads="federated"),
+    base = set(keys(experiments, [(picture,)]))
+    other = [
+        keys(small_experiments(device="cuda"), [(picture,)]),
+        keys(small_experiments(server_learning_rate=0.1), [(picture,)]),
+        keys(experiments, [(replace(picture, sha256="0"),)]),
+        keys(experiments, [(replace(picture, label=3),)]),
+        keys(experiments, [(replace(picture, name="other"),)]),
+        keys(experiments, [(picture, mate)]),
+        keys(experiments, [(picture,)], uploads="federated"),
     ]
     monkeypatch.setattr("fedmjp.provenance.code_digest", lambda: "changed code")
-    changed.append(keys(experiment, [(picture,)]))
+    other.append(keys(experiments, [(picture,)]))
     monkeypatch.undo()
     versions = provenance.versions()
     monkeypatch.setattr("fedmjp.provenance.versions", lambda: {**versions, "torch": "0.0"})
-    changed.append(keys(experiment, [(picture,)]))
-    for other in changed:
-        assert base.isdisjoint(other)
+    other.append(keys(experiments, [(picture,)]))
+    for each in other:
+        assert base.isdisjoint(each)
 
 
-def test_what_experiments_share_is_planned_once(experiment: Experiment, batches: Batches) -> None:
-    other = small_experiment(mask_ratio=0.5)
-    both = plan([experiment, other], [batches, batches], uploads="direct")
+def test_what_experiments_share_is_planned_once(experiments: list[Experiment], batches: Batches) -> None:
+    both = planned([*experiments, *small_experiments(mask_ratio=0.5)], batches)
     assert len({trial.key for trial in both.trials}) == len(both.trials) == 96 + 96 - 16
-    assert len(both.cells) == len({planned.cell for planned in both.cells}) == 24 + 24 - 4
-    again = plan([experiment, experiment], [batches, batches], uploads="direct")
-    assert (len(again.trials), len(again.parts[1].trials)) == (96, 0)
+    assert len(both.cells) == len({each.cell for each in both.cells}) == 24 + 24 - 4
+    again = planned([*experiments, *experiments], batches)
+    assert (len(again.trials), sum(len(part.trials) for part in again.parts[len(experiments) :])) == (96, 0)
 
 
-def refusing(experiment: Experiment, batches: Batches, **federation: object) -> Plan:
-    changed = small_experiment(**federation)
-    attacks = dict.fromkeys(changed.federation.models, ("april", "patch_embedding", "grey"))
-    values = {**dict(changed), "attacks": attacks}
-    return plan([Experiment.parse(values)], [batches], uploads="direct")
+def refusing(batches: Batches) -> Plan:
+    attacks = {"deit_tiny": ("april", "patch_embedding"), "deit_tiny_april": ("april", "patch_embedding")}
+    found = [each for place in range(2) for each in small_experiments(models={k: v[place] for k, v in attacks.items()})]
+    return planned(found, batches)
 
 
-def test_an_attack_that_does_not_apply_is_a_cell_with_its_reason_and_no_trial(
-    experiment: Experiment, batches: Batches
-) -> None:
-    planned = refusing(experiment, batches)
-    refused = {(each.cell.model, each.cell.attack) for each in planned.cells if each.refusal}
+def test_an_attack_that_does_not_apply_is_a_cell_with_its_reason_and_no_trial(batches: Batches) -> None:
+    made = refusing(batches)
+    refused = {(each.cell.model, each.cell.attack) for each in made.cells if each.refusal}
     assert refused == {("deit_tiny", "april")}
-    assert all("first block" in (each.refusal or "") for each in planned.cells if each.cell.attack == "april"
+    assert all("first block" in (each.refusal or "") for each in made.cells if each.cell.attack == "april"
                and each.cell.model == "deit_tiny")  # fmt: skip
-    assert ("deit_tiny", "april") not in {(trial.cell.model, trial.cell.attack) for trial in planned.trials}
+    assert ("deit_tiny", "april") not in {(trial.cell.model, trial.cell.attack) for trial in made.trials}
 
 
-def test_a_bound_is_refused_where_uploads_were_recorded(experiment: Experiment, batches: Batches) -> None:
-    attacks = dict.fromkeys(experiment.federation.models, (AttackConfig(name="oracle_patch_embedding"),))
-    bound = experiment.model_copy(update={"attacks": attacks})
-    assert all(each.refusal is None for each in plan([bound], [batches], uploads="direct").cells)
-    assert all("bound" in (each.refusal or "") for each in plan([bound], [batches], uploads="federated").cells)
+def test_a_bound_is_refused_where_uploads_were_recorded(batches: Batches) -> None:
+    bound = small_experiments(models={"deit_tiny": "oracle_patch_embedding"})
+    direct, federated = (planned(bound, batches, uploads).cells for uploads in ("direct", "federated"))
+    assert all(each.refusal is None for each in direct)
+    assert all("bound" in (each.refusal or "") for each in federated if each.cell.role == "bound")
+
+
+def test_a_withheld_tensor_is_refused_at_planning(batches: Batches) -> None:
+    found = small_scenario(defences="withhold:roles=position_embedding", clients=2, pictures_per_client=2)
+    tried = (AttackConfig(name="patch_embedding"),)
+    cells = planned(experiments_of(found, (Setting.A,), tried, mask_ratio=0.27), batches).cells
+    assert ["withhold" in (each.refusal or "") for each in cells] == [True, False], "the twin is not refused"
 
 
 def test_pictures_that_a_prior_was_made_of_are_left_out_of_its_cells_and_counted(
-    experiment: Experiment, batches: Batches, monkeypatch: pytest.MonkeyPatch
+    experiments: list[Experiment], batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = batches[0][0].name
     monkeypatch.setattr("benchmarks.plan.planning.measured_on", lambda name, sha256: name == known)
-    planned = plan([experiment], [batches], uploads="direct")
-    left_out = {each.cell.attack: each.left_out for each in planned.cells}
+    made = planned(experiments, batches)
+    left_out = {each.cell.attack: each.left_out for each in made.cells}
     assert left_out == {"april": 1, "patch_embedding": 0, "grey": 0}
-    assert known not in {trial.picture.name for trial in planned.trials if trial.cell.attack == "april"}
+    assert known not in {trial.picture.name for trial in made.trials if trial.cell.attack == "april"}
 
 
-def test_experiments_that_do_not_fit_together_are_refused(experiment: Experiment) -> None:
-    with pytest.raises(ConfigError, match="attacks names none for deit_tiny_april"):
-        Experiment.parse({"federation": experiment.federation, "attacks": {"deit_tiny": ("grey",)}})
-    shuffled_only = experiment.federation.model_copy(update={"inputs": (Picture.SHUFFLED,)})
-    with pytest.raises(ConfigError, match="settings a need gradients"):
-        Experiment.parse({"federation": shuffled_only, "attacks": experiment.attacks})
+def test_settings_that_do_not_fit_a_scenario_are_refused() -> None:
+    with pytest.raises(ConfigError, match="settings b do not fit uploads of the clean picture"):
+        Experiment.parse({"scenario": small_scenario(), "attacks": ("grey",), "settings": ("a", "b")})
+    with pytest.raises(ConfigError, match="attacks must each be named once"):
+        Experiment.parse({"scenario": small_scenario(), "attacks": ("grey", "grey"), "settings": ("a",)})
 
 
-def test_a_ledger_comes_back_as_it_was_saved(
-    experiment: Experiment, batches: Batches, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = OutputFolder(tmp_path_factory.mktemp("ledger"))
-    planned = refusing(experiment, batches)
-    ledger = ledger_of(experiment, planned, title='Some, "title"', uploads="here", command="a 'b'")
+def test_a_ledger_comes_back_as_it_was_saved(batches: Batches, tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    made = refusing(batches)
+    ledger = ledger_of(
+        [part.experiment for part in made.parts], made, title='Some, "title"', uploads="here", command="a 'b'"
+    )
     ledger.save(folder.root)
     found = Ledger.load(folder.root)
-    assert found.cells == planned.cells
+    assert found.cells == made.cells
     assert found.about == ledger.about
     assert found.trials.equals(ledger.trials)
-    paths = {
-        str(path.relative_to(folder.pictures.root)) for trial in planned.trials for path in folder.pictures.of(trial)
-    }
+    paths = {str(path.relative_to(folder.pictures.root)) for trial in made.trials for path in folder.pictures.of(trial)}
     assert paths == set(found.trials[["clean", "shuffled", "reconstruction"]].to_numpy().ravel())
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "other"])
-def test_a_folder_without_a_whole_plan_is_named(experiment: Experiment, batches: Batches, damage: str,
-                                                tmp_path_factory: pytest.TempPathFactory) -> None:  # fmt: skip
-    folder = tmp_path_factory.mktemp("ledger")
-    ledger_of(experiment, plan([experiment], [batches], uploads="direct"), title="t", uploads="u", command="c").save(
-        folder
-    )
+def test_a_folder_without_a_whole_plan_is_named(
+    experiments: list[Experiment], batches: Batches, damage: str, tmp_path: Path
+) -> None:
+    folder = tmp_path
+    ledger_of(experiments, planned(experiments, batches), title="t", uploads="u", command="c").save(folder)
     path = folder / "plan.json"
     match damage:
         case "missing":

@@ -5,10 +5,10 @@ import torch
 
 from attacks import ATTACKS
 from attacks.patch_embedding import PatchEmbedding
-from fedmjp.config import FederationConfig, ModelConfig
-from fedmjp.data.batches import batch_of_round
+from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError, BadInputError, ConfigError
+from fedmjp.exchange import private_of_round
 from fedmjp.models import names
 from fedmjp.models.build import ARCHITECTURES, blueprint, build_vit, upload_bytes
 from fedmjp.models.classifier import VitClassifier
@@ -17,19 +17,19 @@ from fedmjp.settings import Picture
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta, gradient
-from tests.conftest import SMALL, small_model, upload_of
+from tests.conftest import SMALL, small_model, small_scenario, upload_of
 
 UNAFFECTED = {name for name in ATTACKS if name.startswith("breaching_")} - {"breaching_april"} | {"grey"}
 
 
 @pytest.fixture(scope="module")
 def batch() -> PrivateBatch:
-    config = FederationConfig.parse({"clients": 1, "pictures_per_client": 2, "batch_size": 2, **SMALL})
-    return batch_of_round(config, select_for(config), 0, 1)
+    scenario = small_scenario(defences="jigsaw", pictures_per_client=2, batch_size=2)
+    return private_of_round(scenario, select_for(scenario), 0, 1)
 
 
 def config_of(name: str, defence: str = "none", **values: int) -> ModelConfig:
-    return ModelConfig.parse({"name": name, "defence": defence, **SMALL, **values})
+    return ModelConfig.parse({"name": name, "unknown_embedding": defence == "mjp", **SMALL, **values})
 
 
 @pytest.mark.parametrize("april", ["", "_april"])
@@ -64,11 +64,11 @@ def test_mjp_has_nothing_to_replace_where_no_position_embedding_is_learned(name:
     for make in (build_vit, blueprint):
         with pytest.raises(ConfigError, match=f"{name} has no learned position embedding"):
             make(config_of(name, "mjp"))
-    assert not build_vit(config_of(name, "jigsaw")).defended
+    assert not build_vit(small_scenario(name, defences="jigsaw").network).defended
 
 
 def test_jigsaw_without_its_unknown_embedding_is_the_undefended_network(undefended: VitClassifier) -> None:
-    jigsaw = small_model(defence="jigsaw")
+    jigsaw = build_vit(small_scenario(defences="jigsaw").network)
     assert not jigsaw.defended
     assert all(torch.equal(a, b) for a, b in zip(jigsaw.parameters(), undefended.parameters(), strict=True))
 
@@ -100,8 +100,8 @@ def test_what_reads_the_position_gradient_refuses_a_model_without(attack: str, n
 
 
 def test_the_floor_runs_where_nothing_shows_the_tokens(generator: torch.Generator) -> None:
-    config = FederationConfig.parse({"clients": 1, "inputs": (Picture.CLEAN,), **SMALL})
-    private = batch_of_round(config, select_for(config), 0, 1)
+    scenario = small_scenario()
+    private = private_of_round(scenario, select_for(scenario), 0, 1)
     model = small_model("deit_tiny_without_positions")
     upload = upload_of(model, private)
     made = ATTACKS.get("grey")().reconstruct([upload], model, ThreatModel(), generator=generator)
@@ -116,7 +116,7 @@ def test_a_blueprint_is_refused_for_the_same_reasons_as_the_model(name: str, siz
     defences = ("none",) if "positions" in name else ("none", "mjp")
     for config in [config_of(name, defence, **size) for defence in defences]:
         drawn, real = blueprint(config), build_vit(config)
-        for threat in (ThreatModel(), ThreatModel(batch_size=2), ThreatModel(individual_updates=False)):
+        for threat in (ThreatModel(), ThreatModel(batch_size=2), ThreatModel(defences="secure_sum:clients=2")):
             for attack in [ATTACKS.get(each)() for each in ATTACKS]:
                 assert attack.refusal(drawn, threat) == attack.refusal(real, threat), attack.name
 

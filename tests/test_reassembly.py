@@ -121,7 +121,9 @@ def test_the_stage_needs_one_picture_per_upload(defended: VitClassifier, undefen
     tried = AttackConfig(name="patch_embedding", then="reassembly")
     assert tried.refusal(defended, ThreatModel()) is None
     assert "of 2, no upload tells" in (tried.refusal(defended, ThreatModel(batch_size=2)) or "")
-    assert "noise of 0.01 RMS hides" in (tried.refusal(defended, ThreatModel(noise=0.01)) or "")
+    hidden = ThreatModel(defences=["gaussian", "prune"])
+    assert "gaussian and prune together hide the zeros" in (tried.refusal(defended, hidden) or "")
+    assert "not the sum" in (tried.refusal(defended, ThreatModel(defences="secure_sum:clients=2")) or "")
     assert "none is put elsewhere" in (tried.caveat(undefended, ThreatModel()) or "")
 
 

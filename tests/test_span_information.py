@@ -8,21 +8,20 @@ import torch
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.equations import LEVEL_WEIGHT, equations
 from benchmarks.studies.span_information import patch_bounds
-from fedmjp.config import FederationConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import select_for
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.settings import Picture
-from tests.conftest import SMALL, upload_of
+from tests.conftest import small_scenario, upload_of
 
 STEP = 1e-5
 
 
 @pytest.fixture(scope="module")
 def batch() -> PrivateBatch:
-    chosen = select_for(FederationConfig(clients=1, pictures_per_client=1, **SMALL))
+    chosen = select_for(small_scenario())
     pictures = [chosen.load(chosen.entries[0])]
     return private_batch(pictures, grid=8, mask_ratio=0.09, gradient_of=Picture.SHUFFLED, seed=0)
 
@@ -63,7 +62,7 @@ def test_more_equations_never_tell_less(batch: PrivateBatch, defended: VitClassi
 
 
 def test_without_a_mask_there_is_nothing_to_bound(defended: VitClassifier) -> None:
-    chosen = select_for(FederationConfig(clients=1, pictures_per_client=1, **SMALL))
+    chosen = select_for(small_scenario())
     pictures = [chosen.load(chosen.entries[0])]
     clear = private_batch(pictures, grid=8, mask_ratio=0.0, gradient_of=Picture.SHUFFLED, seed=0)
     first, both = patch_bounds(upload_of(defended, clear), clear, defended)

@@ -6,23 +6,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedmjp.config import FederationConfig
-from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
+from fedmjp.exchange import private_of_round
 from fedmjp.models import names
 from fedmjp.private import PrivateBatch
-from fedmjp.settings import Picture
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 from fedmjp.updates import delta, gradient
-from tests.conftest import SMALL, small_model
+from tests.conftest import small_model, small_scenario
 
 
 def batches(size: int, count: int) -> list[PrivateBatch]:
-    config = FederationConfig.parse(
-        {"clients": count, "pictures_per_client": size, "batch_size": size, "inputs": (Picture.SHUFFLED,), **SMALL}
-    )
-    selection = select_for(config)
-    return [batch_of_round(config, selection, client, 1) for client in range(count)]
+    scenario = small_scenario(defences="jigsaw", clients=count, pictures_per_client=size, batch_size=size)
+    selection = select_for(scenario)
+    return [private_of_round(scenario, selection, client, 1) for client in range(count)]
 
 
 @pytest.mark.parametrize("defence", ["none", "mjp"])

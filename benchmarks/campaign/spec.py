@@ -17,7 +17,7 @@ from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import Scenario, of_single_batches
 from fedmjp.settings import Setting
 
 
@@ -187,7 +187,7 @@ class Campaign(Config):
         Raises:
             ConfigError: If a combination cannot be run, with its own reason.
         """
-        found: dict[tuple[str, tuple[AttackConfig, ...], tuple[Setting, ...]], Experiment] = {}
+        found: dict[str, Experiment] = {}
         for grid in self.grids:
             asked = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
             for seed, view, mask_ratio, model, defences in asked:
@@ -202,19 +202,14 @@ class Campaign(Config):
                     protocol=self.protocol,
                 ):
                     own = self._with_weights(each)
-                    found.setdefault((own.scenario.digest(), own.attacks, own.settings), own)
+                    found.setdefault(own.digest(), own)
         return list(found.values())
 
     def _asked(self, grid: Grid, model: str, defences: Defences, view: Mapping[str, Any]) -> Scenario:
-        together = pipeline_of(defences).clients
         pictures = min(grid.pictures or self.data.count, self.data.count)
-        if pictures % together:
-            raise ConfigError(f"{pictures} pictures are no whole shares of {together} clients whose updates are summed")
         sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
-        shares = {"clients": together, "pictures_per_client": pictures // together}
-        return Scenario.parse(
-            {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **shares, **view}
-        )
+        values = {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **view}
+        return of_single_batches(values, pictures)
 
     def _with_weights(self, experiment: Experiment) -> Experiment:
         scenario = experiment.scenario

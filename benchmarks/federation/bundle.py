@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import fedmjp
-from fedmjp.config import FederationConfig, RecordingConfig, TrainingRun, to_run_config
+from fedmjp.config import RunConfig
 from fedmjp.errors import FederationError
 
 PACKAGES = ("attacks", "clients", "fedmjp", "server")
+LEFT_OUT = ("__pycache__", "cli")  # the command line stays at home
 
 
 def as_toml(values: Mapping[str, str | int | float | bool]) -> str:
@@ -33,13 +34,12 @@ def write_app(folder: Path) -> Path:
         if spec is None or not spec.submodule_search_locations:
             raise FederationError(f"package {package!r} is not installed; reinstall fedmjp")
         source = Path(next(iter(spec.submodule_search_locations)))
-        shutil.copytree(source, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    defaults = to_run_config(FederationConfig(), RecordingConfig(), TrainingRun())
+        shutil.copytree(source, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
     (folder / "pyproject.toml").write_text(
         f'[project]\nname = "fedmjp"\nversion = "{fedmjp.__version__}"\ndependencies = []\n\n'
         '[tool.hatch.build.targets.wheel]\npackages = ["fedmjp"]\n\n'
         '[tool.flwr.app]\npublisher = "fedmjp"\n\n'
         '[tool.flwr.app.components]\nserverapp = "server.app:app"\nclientapp = "clients.app:app"\n\n'
-        f"[tool.flwr.app.config]\n{as_toml(defaults)}"
+        f"[tool.flwr.app.config]\n{as_toml(RunConfig().flat())}"
     )
     return folder

@@ -11,38 +11,40 @@ from pathlib import Path
 from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
-from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, to_run_config
 from fedmjp.errors import FederationError, RecordError
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Upload, load_fields
-from fedmjp.settings import Picture
+from fedmjp.records import Upload, load_fields, record_name
+from fedmjp.scenario import Scenario, run_config_of
 from server.uploads import UploadFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-ROUND = re.compile(r"\[ROUND \d+/\d+\]")
+ROUND = re.compile(r"\[ROUND \d+/\d+\] done")
 ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
 COMPLETED = "finished:completed"
 RECORDS = "round-*.safetensors"
+NAME = re.compile(r"round-(\d+)-node-(\d+)\.safetensors")
+RunValues = Mapping[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """Records of one federated run: what the server kept, and what clients left for the evaluator.
 
-    The two lie side by side and share file names (round and node), which is how a score finds its
-    private picture. Server-side code is given ``uploads`` alone.
+    The two lie side by side and share file names (round and client), which is how a score finds its
+    private picture; of clients whose updates are summed, the upload has the name of the first. Server-side code is
+    given ``uploads`` alone.
     """
 
     root: Path
 
     @property
     def uploads(self) -> Path:
-        """The server's records, one folder per arm."""
+        """The server's records, one folder per scenario."""
         return self.root / "uploads"
 
     @property
     def evaluator(self) -> Path:
-        """The evaluator's records, one folder per arm."""
+        """The evaluator's records, one folder per scenario."""
         return self.root / "evaluator"
 
     def clear(self) -> None:
@@ -51,70 +53,98 @@ class RunFolder:
             if folder.exists():
                 shutil.rmtree(folder)
 
-    def upload_folder(self, arm: ModelConfig) -> UploadFolder:
-        """The server's records of one arm."""
-        return UploadFolder(self.uploads / arm.label)
+    def upload_folder(self, folder: str) -> UploadFolder:
+        """The server's records of a scenario, by the name of its folder."""
+        return UploadFolder(self.uploads / folder)
 
-    def index(self, arm: ModelConfig) -> dict[tuple[tuple[str, ...], Picture], list[Path]]:
-        """Readable private records of an arm, by the pictures in them and the version in the gradient.
+    def index(self, scenario: Scenario) -> dict[tuple[str, ...], list[Path]]:
+        """Readable private records of a scenario by the pictures behind an upload, in the order of their rounds.
 
-        Records of the same pictures come in the order of their rounds.
+        Of clients whose updates are summed, the path is that of the first one's record.
         """
-        found: dict[tuple[tuple[str, ...], Picture], list[Path]] = {}
-        for path in sorted((self.evaluator / arm.label).glob(RECORDS)):
+        found: dict[tuple[str, ...], list[Path]] = {}
+        for path in sorted((self.evaluator / scenario.folder).glob(RECORDS)):
             try:
-                fields = load_fields(path)
-                found.setdefault((tuple(fields["pictures"]), Picture(fields["gradient_of"])), []).append(path)
-            except (RecordError, KeyError, TypeError, ValueError):
+                fields = [load_fields(each) for each in _group(path, scenario)]
+                names = tuple(str(name) for each in fields for name in each["pictures"])
+            except (RecordError, KeyError, TypeError):
                 continue
+            if names:
+                found.setdefault(names, []).append(path)
         return found
 
-    def record(self, arm: ModelConfig, private: Path) -> tuple[PrivateBatch, Upload]:
+    def record(self, scenario: Scenario, private: Path) -> tuple[PrivateBatch, Upload]:
         """A private record and the upload that was computed from it.
 
         Raises:
             RecordError: If one of them is missing or damaged.
         """
-        return PrivateBatch.load(private), Upload.load(self.uploads / arm.label / private.name)
+        return self.private(scenario, private), Upload.load(self.uploads / scenario.folder / private.name)
+
+    def private(self, scenario: Scenario, path: Path) -> PrivateBatch:
+        """What is behind one upload: a private record, with those of the clients that it is summed with.
+
+        Raises:
+            RecordError: If one is missing or damaged.
+        """
+        return PrivateBatch.joined([PrivateBatch.load(each) for each in _group(path, scenario)])
+
+    def stands_for_group(self, scenario: Scenario, path: Path) -> bool:
+        """Whether a record is that of the first of the clients that are summed."""
+        return bool(_group(path, scenario))
 
     def count(self) -> int:
-        """Number of uploads, of all arms."""
+        """Number of uploads, of all scenarios."""
         return len(list(self.uploads.glob(f"*/{RECORDS}")))
 
 
+def _group(path: Path, scenario: Scenario) -> list[Path]:
+    """Private records of the clients that a record's client is summed with; nothing if it is not the first."""
+    found, together = NAME.fullmatch(path.name), scenario.pipeline.clients
+    if found is None or int(found[2]) % together:
+        return []
+    first = int(found[2])
+    return [path.with_name(record_name(int(found[1]), client)) for client in range(first, first + together)]
+
+
 def simulate(
-    config: FederationConfig,
+    scenarios: Sequence[Scenario],
     folder: RunFolder,
     *,
     upload_tensors: Sequence[str] = (),
     on_round: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run a federation on this machine and record it.
+    """Play scenarios of single batches on this machine and record them.
 
     Args:
-        config: What to run.
+        scenarios: What to play, with one Flower run for those that have as many clients.
         folder: Where uploads and private batches go.
         upload_tensors: Names of the tensors to keep of every upload; empty keeps all.
-        on_round: Called at the start of every round.
+        on_round: Called after every round.
 
     Raises:
         FederationError: If the run failed, with the client's or server's error. Uploads of the
             clients that did not fail are there.
     """
-    recording = RecordingConfig(
-        uploads_folder=str(folder.uploads.resolve()),
-        evaluator_folder=str(folder.evaluator.resolve()),
-        upload_tensors=tuple(upload_tensors),
-    )
 
     def on_line(line: str) -> None:
         if ROUND.search(line):
             on_round()
 
-    processes = min(provenance.hardware()["cores"], config.clients)
-    share = 1 / config.clients if config.device == "cuda" else 0
-    resources = Resources(config.clients, processes, cores=1, gpus=share)
-    run_app(to_run_config(config, recording), resources, on_line)
+    alike: dict[tuple[int, str], list[Scenario]] = {}
+    for scenario in scenarios:
+        alike.setdefault((scenario.clients, scenario.device), []).append(scenario)
+    jobs = []
+    for (clients, device), played in alike.items():
+        run = run_config_of(
+            played,
+            uploads_folder=str(folder.uploads.resolve()),
+            evaluator_folder=str(folder.evaluator.resolve()),
+            upload_tensors=tuple(upload_tensors),
+        )
+        processes = min(provenance.hardware()["cores"], clients)
+        jobs.append((run.flat(), Resources(clients, processes, cores=1, gpus=1 / clients if device == "cuda" else 0)))
+    run_app(jobs, on_line)
 
 
 @dataclass(frozen=True)
@@ -151,30 +181,31 @@ def _plural(count: int, what: str) -> str:
     return f"{count} {what}" + ("s" if count > 1 else "")
 
 
-def run_app(
-    run_config: Mapping[str, str | int | float | bool], resources: Resources, on_line: Callable[[str], None]
-) -> None:
-    """Run our Flower app in a simulation of its own.
+def run_app(jobs: Sequence[tuple[RunValues, Resources]], on_line: Callable[[str], None]) -> None:
+    """Run our Flower app in a simulation of its own, once or several times.
 
     Args:
-        run_config: Of the app.
-        resources: Of the simulation.
+        jobs: Run-config and resources of each run.
         on_line: Called with every line of the server's log.
 
     Raises:
-        FederationError: If the run failed, with the client's or server's error.
+        FederationError: If a run failed, with the client's or server's error, after the others.
     """
+    failures = []
     with PrivateSuperLink() as superlink:
         app = write_app(superlink.home / "app" / "fedmjp")
         path = superlink.home / "run-config.toml"
-        path.write_text(as_toml(run_config), encoding="utf-8")
-        run = superlink.submit(app, path, str(resources))
-        tail: deque[str] = deque(maxlen=200)
-        for line in superlink.log(run):
-            tail.append(ANSI.sub("", line))
-            on_line(tail[-1])
-        if superlink.status(run) != COMPLETED:
-            raise FederationError(f"the federated run failed: {_error(tail)}")
+        for run_config, resources in jobs:
+            path.write_text(as_toml(run_config), encoding="utf-8")
+            run = superlink.submit(app, path, str(resources))
+            tail: deque[str] = deque(maxlen=200)
+            for line in superlink.log(run):
+                tail.append(ANSI.sub("", line))
+                on_line(tail[-1])
+            if superlink.status(run) != COMPLETED:
+                failures.append(_error(tail))
+    if failures:
+        raise FederationError(f"the federated run failed: {'; '.join(failures)}")
 
 
 def _error(lines: Sequence[str]) -> str:

@@ -12,11 +12,12 @@ import torch
 from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.simulation import Resources, run_app
 from fedmjp import provenance
-from fedmjp.config import FederationConfig, RecordingConfig, TrainingRun, to_run_config
+from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
 from fedmjp.errors import ConfigError, DataError
+from fedmjp.learning import Training
+from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.central import Pictures, open_pictures
-from fedmjp.training.config import FederatedConfig
 from fedmjp.training.history import History, draw
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state
@@ -61,12 +62,12 @@ class Listener(Protocol):
 
 
 def train_federated(
-    config: FederatedConfig, dealt: Partition, folder: TrainingFolder, resources: Resources, listener: Listener
+    scenario: Scenario, dealt: Partition, folder: TrainingFolder, resources: Resources, listener: Listener
 ) -> None:
     """Train, and leave everything in the folder.
 
     Args:
-        config: What to train.
+        scenario: What to train.
         dealt: Which client has which pictures, as it is in the partition file.
         folder: Of the run. If it holds a checkpoint of the same configuration, the run goes on there.
         resources: Of the simulation.
@@ -86,26 +87,39 @@ def train_federated(
         elif found := SKIPPED.search(line):
             listener.skipped(found[1])
 
-    records = str(records_folder(folder).resolve()) if config.uploads else ""
-    run = TrainingRun(
-        training=config.model_dump_json(),
+    training = training_of(scenario)
+    records = str(records_folder(folder).resolve()) if training.records else ""
+    run = run_config_of(
+        [scenario],
         output_folder=str(folder.root.resolve()),
         partition_file=str(partition_file(folder).resolve()),
         share_sizes=tuple(map(len, dealt.shares)),
+        uploads_folder=records,
+        evaluator_folder=records,
     )
-    recording = RecordingConfig(uploads_folder=records, evaluator_folder=records)
-    run_app(to_run_config(FederationConfig(), recording, run), resources, on_line)
-    describe_records(config, records_folder(folder), tuple(map(len, dealt.shares)))
-    draw(folder.history, folder.figure, title=f"{config.training.model.label}, {config.strategy}")
+    run_app([(run.flat(), resources)], on_line)
+    describe_records(scenario, records_folder(folder), tuple(map(len, dealt.shares)))
+    draw(folder.history, folder.figure, title=f"{scenario.label}, {training.strategy}")
 
 
-def rounds_done(config: FederatedConfig, folder: TrainingFolder) -> int:
+def training_of(scenario: Scenario) -> Training:
+    """The training of a scenario.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    if scenario.training is None:
+        raise ConfigError(f"{scenario.label} is a scenario of single batches: set training")
+    return scenario.training
+
+
+def rounds_done(scenario: Scenario, folder: TrainingFolder) -> int:
     """How many rounds the folder's last checkpoint had done.
 
     Raises:
         CheckpointError: If it is of another configuration.
     """
-    state = load_state(folder.state, config=config.digest())
+    state = load_state(folder.state, config=scenario.digest_of_run())
     return 0 if state is None else int(state["round"])
 
 
@@ -119,43 +133,45 @@ def records_folder(folder: TrainingFolder) -> Path:
     return folder.root / "records"
 
 
-def deal(config: FederatedConfig, kept: Path | None = None) -> tuple[Pictures, Partition]:
+def deal(scenario: Scenario, kept: Path | None = None) -> tuple[Pictures, Partition]:
     """The pictures of a run, and which client has which.
 
     Args:
-        config: Of the run.
+        scenario: Of the run.
         kept: The file of a run that goes on: what was dealt stays with whom it is.
 
     Raises:
         DataError: If there are no pictures, they cannot be dealt as asked, or are not those that were dealt.
     """
-    pictures = open_pictures(config.training)
-    seed = config.training.seed
+    pictures = open_pictures(scenario.data, scenario.model.classes)
+    labels, config = pictures.train.labels, training_of(scenario).partition
     if kept is not None:
-        return pictures, Partition.load(kept, pictures.train.labels, config.partition, seed=seed)
-    return pictures, partition(pictures.train.labels, config.partition, seed=seed)
+        return pictures, Partition.load(kept, labels, config, clients=scenario.clients, seed=scenario.seed)
+    return pictures, partition(labels, config, clients=scenario.clients, seed=scenario.seed)
 
 
-def check_recordable(config: FederatedConfig, dealt: Partition) -> None:
+def plan_for(scenario: Scenario, dealt: Partition) -> Scenario:
+    """The same with what follows for its defences from the pictures that clients have."""
+    return scenario.planned(steps_per_epoch(max(map(len, dealt.shares)), training_of(scenario).recipe))
+
+
+def check_recordable(scenario: Scenario, dealt: Partition) -> None:
     """Uploads of a batch that a record cannot describe are refused before anything is trained.
 
     Raises:
         ConfigError: With what to change.
         DataError: If a client has too few pictures for a batch.
     """
-    if not config.uploads or config.strategy != "fedsgd":
+    training = training_of(scenario)
+    if not training.records or training.update != "gradient":
         return
-    recipe, puzzle = config.training.recipe, config.training.puzzle
+    recipe = training.recipe
     # A record holds pictures in [0, 1], each once and as it went into the network.
     for name, harmless in (("mixup", 0), ("cutmix", 0), ("random_erasing", 0), ("repeats", 1)):
         if getattr(recipe, name) != harmless:
             raise ConfigError(
                 f"training.recipe.{name}={getattr(recipe, name):g} forbids recorded uploads: set it to {harmless}"
             )
-    if puzzle.shuffle == "pixels":
-        raise ConfigError(
-            "uploads cannot be recorded with training.puzzle.shuffle=pixels: no attack here puts pixels back"
-        )
     smallest = min(range(len(dealt.shares)), key=lambda client: len(dealt.shares[client]))
     if len(dealt.shares[smallest]) < recipe.batch_size:
         raise DataError(
@@ -164,24 +180,22 @@ def check_recordable(config: FederatedConfig, dealt: Partition) -> None:
         )
 
 
-def resources_for(config: FederatedConfig, *, gpus_per_client: float | None) -> Resources:
+def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resources:
     """As many clients at a time as there are cores, each with an equal share of cores and GPUs.
 
     Args:
-        config: Of the run.
+        scenario: Of the run.
         gpus_per_client: Share of a GPU; None divides what there is.
 
     Raises:
         ConfigError: If a share was asked for that no GPU here can give.
     """
-    clients = config.partition.clients
     cores = provenance.hardware()["cores"]
-    busy = max(1, round(config.participation * clients))
-    processes = min(cores, busy)
-    if config.training.device == "cpu":
+    processes = min(cores, len(scenario.participants(1)))
+    if scenario.device == "cpu":
         if gpus_per_client:
             raise ConfigError(f"--gpus-per-client {gpus_per_client:g} was asked for, but the run is on the CPU")
-        return Resources(clients, processes, cores // processes, 0)
+        return Resources(scenario.clients, processes, cores // processes, 0)
     gpus = torch.cuda.device_count()
     if gpus_per_client is None:
         share = math.floor(SHARE_DIGITS / math.ceil(processes / gpus)) / SHARE_DIGITS
@@ -190,7 +204,7 @@ def resources_for(config: FederatedConfig, *, gpus_per_client: float | None) -> 
         processes = min(processes, int(gpus / share + 1e-6) if share >= 1 else gpus * int(1 / share + 1e-6))
     else:
         raise ConfigError(f"--gpus-per-client {gpus_per_client:g} is not above 0 and at most {gpus}")
-    return Resources(clients, processes, cores // processes, share)
+    return Resources(scenario.clients, processes, cores // processes, share)
 
 
 def _report(row: Mapping[Any, Any]) -> RoundReport:

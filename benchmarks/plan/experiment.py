@@ -160,10 +160,10 @@ def experiments_of(
     """
     shared = {"metrics": tuple(metrics), "protocol": protocol}
     ranked = tuple(each for each in attacks if each.made().role == "attack")
-    found: dict[tuple[str, tuple[AttackConfig, ...]], Experiment] = {}
+    found: dict[tuple[str, ...], Experiment] = {}
 
     def add(asked: Scenario, compared: Sequence[Setting], tried: Sequence[AttackConfig]) -> None:
-        key = asked.digest(), tuple(tried)
+        key = (asked.digest(), *(each.label for each in tried))
         known = found[key].settings if key in found else ()
         values = {"scenario": asked, "attacks": tuple(tried), "settings": tuple(dict.fromkeys([*known, *compared]))}
         found[key] = Experiment.parse({**values, **shared})

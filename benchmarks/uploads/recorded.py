@@ -10,28 +10,28 @@ from benchmarks.federation.round_records import ROUND_OF_TRAINING
 from benchmarks.federation.simulation import RECORDS, RunFolder
 from benchmarks.plan.experiment import Experiment
 from benchmarks.uploads.source import RecordedUploads, UploadSource, tensors_read
-from fedmjp.config import Checkpoint, FederationConfig, ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.scenario import Scenario
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A folder of records and the configuration that they were made with.
+    """A folder of records and the scenarios that they were made of.
 
     Attributes:
         folder: Where they lie.
-        config: What was run.
+        scenarios: What was played.
         sha256: Of each picture.
         of_training: Whether it is a round of a training run.
-        localisation_weights: Of the localisation loss in each client's gradient, by node, where there was one.
+        localisation_weights: Of the localisation loss in each client's gradient, by client, where there was one.
     """
 
     folder: RunFolder
-    config: FederationConfig
+    scenarios: tuple[Scenario, ...]
     sha256: dict[str, str]
     of_training: bool
     localisation_weights: dict[str, float]
@@ -47,7 +47,7 @@ class Recording:
             about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
             recording = Recording(
                 RunFolder(folder),
-                FederationConfig.parse(about["config"]),
+                tuple(Scenario.parse(values) for values in about["scenarios"]),
                 dict(about["pictures"]),
                 about.get("kind") == ROUND_OF_TRAINING,
                 dict(about.get("localisation_weights", {})),
@@ -61,50 +61,41 @@ class Recording:
             )
         return recording
 
-    def arms(self, model: str | None, defence: str | None, *, device: str) -> FederationConfig:
-        """The configuration, reduced to a model and a defence where they are named.
+    def attacked(self, model: str | None, *, device: str) -> list[Scenario]:
+        """The scenarios that were recorded; those of one model where it is named.
 
         Raises:
-            BadInputError: If they were not recorded.
+            BadInputError: If it was not recorded.
         """
-        for what, name, recorded in (("model", model, self.config.models), ("defence", defence, self.config.defences)):
-            if name is not None and name not in recorded:
-                raise BadInputError(f"{what} {name!r} was not recorded in {self.folder.root}: {', '.join(recorded)}")
-        reduced = {
-            "models": self.config.models if model is None else (model,),
-            "defences": self.config.defences if defence is None else (defence,),
-            "device": device,
-        }
-        return FederationConfig.parse(self.config.model_dump() | reduced)
-
-    def checkpoints(self, federation: FederationConfig) -> dict[str, Checkpoint]:
-        """Weights in files: none, they were drawn from the seed."""
-        del federation
-        return {}
+        found = [each for each in self.scenarios if model in (None, each.model.name)]
+        if not found:
+            recorded = ", ".join(dict.fromkeys(each.model.name for each in self.scenarios))
+            raise BadInputError(f"model {model!r} was not recorded in {self.folder.root}: {recorded}")
+        return [each.model_copy(update={"device": device}) for each in found]
 
     def source(self, experiment: Experiment) -> UploadSource:
         """What gives an experiment these uploads."""
         return RecordedUploads(experiment, self.folder)
 
-    def batches(self, federation: FederationConfig) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload, from the evaluator's records of all arms.
+    def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
+        """The pictures behind each upload, from the evaluator's records.
 
         Raises:
             BadInputError: If there is no readable one.
         """
         found: dict[tuple[str, ...], tuple[PictureEntry, ...]] = {}
-        for arm in federation.arms:
-            for (names, _), (path, *_) in self.folder.index(arm).items():
-                if names not in found:
-                    found |= self.entries(names, path)
+        for names, (path, *_) in self.folder.index(scenario).items():
+            found |= self.entries(scenario, names, path)
         if not found:
             raise BadInputError(f"{self.folder.evaluator} holds no readable record of pictures that the manifest names")
         return list(found.values())
 
-    def entries(self, names: tuple[str, ...], path: Path) -> dict[tuple[str, ...], tuple[PictureEntry, ...]]:
+    def entries(
+        self, scenario: Scenario, names: tuple[str, ...], path: Path
+    ) -> dict[tuple[str, ...], tuple[PictureEntry, ...]]:
         """The pictures in a private record, by their names; nothing if it, or the manifest, does not show them."""
         try:
-            labels = PrivateBatch.load(path).labels.tolist()
+            labels = self.folder.private(scenario, path).labels.tolist()
         except FedmjpError:
             return {}  # told as a problem
         if not all(name in self.sha256 for name in names):
@@ -123,53 +114,52 @@ class Recording:
 
     def problems(self, experiment: Experiment) -> list[str]:
         """Each record that cannot be used: its file, and what is wrong with it."""
-        return [
-            f"{path}: {problem}"
-            for arm in experiment.federation.arms
-            for path, problem in self._problems(experiment, arm)
-        ]
+        return [f"{path}: {problem}" for path, problem in self._problems(experiment)]
 
-    def _problems(self, experiment: Experiment, arm: ModelConfig) -> list[tuple[Path, str]]:
-        model = build_vit(arm)
+    def _problems(self, experiment: Experiment) -> list[tuple[Path, str]]:
+        scenario = experiment.scenario
+        model = build_vit(scenario.network)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        read = {name: shapes[name] for name in tensors_read(experiment, arm, model) if name in shapes}
-        uploads, private = self.folder.uploads / arm.label, self.folder.evaluator / arm.label
+        read = {name: shapes[name] for name in tensors_read(experiment, model) if name in shapes}
+        uploads, private = self.folder.uploads / scenario.folder, self.folder.evaluator / scenario.folder
         names = sorted({path.name for folder in (uploads, private) for path in folder.glob(RECORDS)})
         sent: set[str] = set()
         found = []
         for name in names:
+            if not self.folder.stands_for_group(scenario, private / name):
+                continue
             try:
-                batch = PrivateBatch.load(private / name)
+                batch = self.folder.private(scenario, private / name)
             except FedmjpError as error:
                 found.append((private / name, str(error)))
                 continue
             try:
                 upload = Upload.load(uploads / name)
-                problem = _problem(upload, read, experiment, len(batch.pictures))
+                problem = _problem(upload, read, scenario, batch)
                 sent.add(upload.weights)
             except FedmjpError as error:
                 problem = str(error)
             if problem:
                 found.append((uploads / name, problem))
-        return found + self._weights_problems(arm, sent)
+        return found + self._weights_problems(scenario, sent)
 
-    def _weights_problems(self, arm: ModelConfig, sent: set[str]) -> list[tuple[Path, str]]:
+    def _weights_problems(self, scenario: Scenario, sent: set[str]) -> list[tuple[Path, str]]:
         found = []
         for digest in sorted(sent):
             try:
-                self.folder.upload_folder(arm).weights(digest)
+                self.folder.upload_folder(scenario.folder).weights(digest)
             except FedmjpError as error:
-                found.append((self.folder.uploads / arm.label, f"the weights that had been sent: {error}"))
+                found.append((self.folder.uploads / scenario.folder, f"the weights that had been sent: {error}"))
         return found
 
 
 def _problem(
-    upload: Upload, shapes: Mapping[str, tuple[int, ...]], experiment: Experiment, pictures: int
+    upload: Upload, shapes: Mapping[str, tuple[int, ...]], scenario: Scenario, batch: PrivateBatch
 ) -> str | None:
-    if upload.kind != experiment.federation.update:
-        return f"a {upload.kind}, but the run was of {experiment.federation.update}s"
-    if upload.num_examples != pictures:
-        return f"reports {upload.num_examples} pictures, the client had {pictures}"
+    if upload.kind != scenario.update:
+        return f"a {upload.kind}, but the run was of {scenario.update}s"
+    if upload.num_examples != len(batch.pictures):
+        return f"reports {upload.num_examples} pictures, the client had {len(batch.pictures)}"
     for name, shape in shapes.items():
         if name not in upload.tensors:
             return f"no tensor {name!r}"

@@ -8,24 +8,25 @@ the server can compute it itself.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from attacks.mjp.localisation import without_localisation
-from benchmarks.federation.round_records import sent_weights
-from benchmarks.plan.experiment import Experiment, PlannedTrial
+from benchmarks.plan.experiment import Experiment
 from benchmarks.uploads.recorded import Recording
-from benchmarks.uploads.source import MISSING, Batch, Recorded, UploadSource, sent_model, tensors_read
-from fedmjp.config import Checkpoint, FederationConfig, ModelConfig
+from benchmarks.uploads.source import MISSING, Batch, UploadSource, sent_model, tensors_read, told
+from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError, RecordError
+from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields
-from fedmjp.settings import Picture
+from fedmjp.scenario import Scenario
+from server.uploads import WEIGHTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,22 +34,25 @@ class _Record:
     """An upload of a recorded round, before it is read: where it lies, and what its header states."""
 
     recording: Recording
-    arm: ModelConfig
+    scenario: Scenario
     path: Path
     pictures: Batch
-    version: Picture
     node: int
     weights: str
 
-    def upload(self, device: str) -> Upload:
+    def upload(self) -> Upload:
         """As the server can use it: without what it can compute itself."""
-        upload = Upload.load(self.recording.folder.uploads / self.arm.label / self.path.name)
+        upload = Upload.load(self.recording.folder.uploads / self.scenario.folder / self.path.name)
         weight = self.recording.localisation_weights.get(str(self.node), 0.0)
-        return without_localisation(upload, self.model(device), weight) if weight else upload
+        return without_localisation(upload, self.model(), weight) if weight else upload
 
-    def model(self, device: str) -> VitClassifier:
+    def private(self) -> PrivateBatch:
+        """What it was computed from."""
+        return self.recording.folder.private(self.scenario, self.path)
+
+    def model(self) -> VitClassifier:
         """With the weights that the server had sent."""
-        return sent_model(self.recording.folder, self.arm, self.weights, device)
+        return sent_model(self.recording.folder, self.scenario, self.weights)
 
 
 @dataclass(frozen=True)
@@ -67,36 +71,38 @@ class RecordedRounds:
         rounds = tuple(Recording.open(path.parent) for path in sorted(folder.glob("round-*/manifest.json")))
         if not rounds:
             raise BadInputError(f"{folder} holds no records of `fedmjp record` or `fedmjp simulate --uploads`")
-        if len({tuple(arm.digest() for arm in each.config.arms) for each in rounds}) > 1:
+        if len({tuple(scenario.network.digest() for scenario in each.scenarios) for each in rounds}) > 1:
             raise BadInputError(f"{folder} holds rounds of different models; attack one round at a time")
         return RecordedRounds(rounds)
 
-    def arms(self, model: str | None, defence: str | None, *, device: str) -> FederationConfig:
-        """The configuration of the last round, reduced to a model and a defence where they are named.
+    def attacked(self, model: str | None, *, device: str) -> list[Scenario]:
+        """The scenario of the last round, with the weights that its uploads were computed with.
 
         ``uploads_per_picture`` is the number of recorded uploads of the picture that has most.
 
         Raises:
-            BadInputError: If they were not recorded.
+            BadInputError: If the model was not recorded.
         """
-        last = self.rounds[-1].arms(model, defence, device=device)
-        seen = Counter((arm.label, name) for arm in last.arms for each in self.records(arm) for name in each.pictures)
-        return FederationConfig.parse(last.model_dump() | {"uploads_per_picture": max(seen.values(), default=1)})
+        return [self._attacked(each) for each in self.rounds[-1].attacked(model, device=device)]
 
-    def checkpoints(self, federation: FederationConfig) -> dict[str, Checkpoint]:
-        """The weights that the last round's uploads were computed with, by arm."""
-        return sent_weights(self.rounds[-1].folder, federation)
+    def _attacked(self, scenario: Scenario) -> Scenario:
+        seen = Counter(name for each in self.records(scenario) for name in each.pictures)
+        changes = {"uploads_per_picture": max(seen.values(), default=1)}
+        sent = next((self.rounds[-1].folder.uploads / scenario.folder).glob(WEIGHTS), None)
+        if sent is None:
+            return scenario.model_copy(update=changes)
+        model = scenario.model.model_copy(update={"weights": Checkpoint.of(sent)})
+        return scenario.model_copy(update={**changes, "model": model})
 
-    def batches(self, federation: FederationConfig) -> list[tuple[PictureEntry, ...]]:
+    def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
         """The pictures behind each upload that is attacked.
 
         Raises:
             BadInputError: If there is no readable one.
         """
         found: dict[Batch, tuple[PictureEntry, ...]] = {}
-        for arm in federation.arms:
-            for each in attacked(self.records(arm)):
-                found |= each.recording.entries(each.pictures, each.path)
+        for each in attacked(self.records(scenario)):
+            found |= each.recording.entries(scenario, each.pictures, each.path)
         if not found:
             raise BadInputError(f"{self.rounds[-1].folder.root.parent} holds no readable record of a picture")
         return list(found.values())
@@ -113,14 +119,14 @@ class RecordedRounds:
         """What gives an experiment these uploads."""
         return RoundUploads(experiment, self)
 
-    def records(self, arm: ModelConfig) -> list[_Record]:
-        """Every upload of an arm that has a private record, in the order of rounds and nodes."""
+    def records(self, scenario: Scenario) -> list[_Record]:
+        """Every upload of a scenario that has a private record, in the order of rounds and clients."""
         return [
             record
             for recording in self.rounds
-            for (pictures, version), paths in recording.folder.index(arm).items()
+            for pictures, paths in recording.folder.index(scenario).items()
             for path in paths
-            for record in _described(recording, arm, path, pictures, version)
+            for record in _described(recording, scenario, path, pictures)
         ]
 
 
@@ -148,77 +154,61 @@ class RoundUploads:
 
     experiment: Experiment
     recorded: RecordedRounds
-    _kept: dict[str, list[tuple[_Record, Upload]]] = field(default_factory=dict)
+    _kept: list[tuple[_Record, Upload]] = field(default_factory=list)
 
-    def prepare(self, planned: Sequence[PlannedTrial], on_rounds: Callable[[int], None]) -> str | None:
-        """Recorded before."""
-        del planned, on_rounds
-        return None
-
-    def uploads(
-        self, arm: ModelConfig, gradient_of: Picture, batches: Sequence[Batch]
-    ) -> Mapping[Batch, Recorded | str]:
+    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
         """Read the last upload of each batch, and all others of its client."""
-        last = {(each.pictures, each.version): each for each in self._records[arm.label]}
-        found: dict[Batch, Recorded | str] = {}
+        last = {each.pictures: each for each in self._records}
+        found: dict[Batch, Exchange | str] = {}
         for batch in batches:
-            record = last.get((batch, gradient_of))
+            record = last.get(batch)
             try:
                 found[batch] = MISSING if record is None else self._read(record)
             except FedmjpError as error:
                 found[batch] = f"{MISSING}: {error}"
         return found
 
-    def model(self, arm: ModelConfig, weights: str) -> VitClassifier:
+    def model(self, weights: str) -> VitClassifier:
         """The model with the weights that an upload was computed with."""
-        return next(each for each in self._records[arm.label] if each.weights == weights).model(self._device)
+        return next(each for each in self._records if each.weights == weights).model()
 
     def stale(self) -> None:
         """Nothing can be recorded anew."""
 
-    def finish(self) -> None:
-        """The records are the user's."""
+    def _read(self, record: _Record) -> Exchange:
+        private, others = record.private(), self._others(record)
+        upload = told(record.upload(), private, self.experiment.scenario)
+        return Exchange(private, replace(upload, others=others))
 
-    def _read(self, record: _Record) -> Recorded:
-        kept = self._kept_of(record.arm)
-        others = tuple(upload for other, upload in kept if other.node == record.node and other.path != record.path)
-        return Recorded(PrivateBatch.load(record.path), replace(record.upload(self._device), others=others))
+    def _others(self, record: _Record) -> tuple[Upload, ...]:
+        """Every other upload of the client, reduced to what attacks read of others; read once, round by round."""
+        scenario = self.experiment.scenario
+        read = tensors_read(self.experiment, blueprint(scenario.network), of_others=True)
+        if read and not self._kept:
+            reduced = ((each, self._reduced(each, read)) for each in self._records)
+            self._kept.extend((each, upload) for each, upload in reduced if upload is not None)
+        return tuple(up for other, up in self._kept if other.node == record.node and other.path != record.path)
 
-    def _kept_of(self, arm: ModelConfig) -> list[tuple[_Record, Upload]]:
-        """Every upload of the arm, reduced to what attacks read of others; read once, round by round."""
-        if arm.label not in self._kept:
-            read = tensors_read(self.experiment, arm, blueprint(arm), of_others=True)
-            records = self._records[arm.label] if read else []
-            self._kept[arm.label] = [(each, upload) for each in records if (upload := self._readable(each, read))]
-        return self._kept[arm.label]
-
-    def _readable(self, record: _Record, read: frozenset[str]) -> Upload | None:
+    def _reduced(self, record: _Record, read: frozenset[str]) -> Upload | None:
         """None if it cannot be read, which ``problems`` tells: others can be done without."""
         try:
-            return self._reduced(record, read)
+            upload = record.upload()
+            kept = {name: value for name, value in upload.tensors.items() if name in read}
+            scenario = self.experiment.scenario
+            reduced = replace(upload, tensors=kept)
+            return told(reduced, record.private(), scenario) if scenario.labels_known else reduced
         except FedmjpError:
             return None
 
-    def _reduced(self, record: _Record, read: frozenset[str]) -> Upload:
-        upload = record.upload(self._device)
-        upload = replace(upload, tensors={name: value for name, value in upload.tensors.items() if name in read})
-        if not self.experiment.labels_known:
-            return upload
-        return Recorded(PrivateBatch.load(record.path), upload).for_attack(labels_known=True)
-
     @cached_property
-    def _records(self) -> dict[str, list[_Record]]:
-        return {arm.label: self.recorded.records(arm) for arm in self.experiment.arms}
-
-    @property
-    def _device(self) -> str:
-        return self.experiment.federation.device
+    def _records(self) -> list[_Record]:
+        return self.recorded.records(self.experiment.scenario)
 
 
-def _described(recording: Recording, arm: ModelConfig, path: Path, pictures: Batch, version: Picture) -> list[_Record]:
+def _described(recording: Recording, scenario: Scenario, path: Path, pictures: Batch) -> list[_Record]:
     """The record behind a private one, unless it cannot be read, which is told as a problem."""
     try:
-        fields = load_fields(recording.folder.uploads / arm.label / path.name)
-        return [_Record(recording, arm, path, pictures, version, fields["node"], fields["weights"])]
+        fields = load_fields(recording.folder.uploads / scenario.folder / path.name)
+        return [_Record(recording, scenario, path, pictures, fields["node"], fields["weights"])]
     except (RecordError, KeyError):
         return []

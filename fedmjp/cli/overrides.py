@@ -10,6 +10,8 @@ import yaml
 from fedmjp.config import Checkpoint
 from fedmjp.errors import ConfigError
 
+DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; several act in the order given."
+
 
 def read_values(path: Path | None) -> dict[str, Any]:
     """The values of a YAML file; none without a file.

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmjp.cli.overrides import DEFENCE_HELP
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -14,11 +16,8 @@ if TYPE_CHECKING:
 
 def record(
     context: typer.Context,
-    models: Annotated[list[str], typer.Option("--model", help="May be repeated; see `fedmjp list models`.")] = [
-        "deit_small"
-    ],
-    defences: Annotated[list[str], typer.Option("--defence", help="none or mjp; may be repeated.")] = ["mjp"],
-    mask_ratio: Annotated[float, typer.Option(help="Wanted share of shuffled patches, 0 to 1.")] = 0.27,
+    model: Annotated[str, typer.Option(help="See `fedmjp list models`.")] = "deit_small",
+    defences: Annotated[list[str], typer.Option("--defence", help=DEFENCE_HELP)] = ["mjp"],
     data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 2,
     pictures_per_client: Annotated[int, typer.Option(help="One round each, or per batch.")] = 1,
@@ -26,12 +25,6 @@ def record(
     uploads_per_picture: Annotated[int, typer.Option(help="Under masks drawn independently.")] = 1,
     local_steps: Annotated[int | None, typer.Option(help="Upload the weight delta after so many SGD steps.")] = None,
     local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
-    precision: Annotated[str, typer.Option(help="Uploads are rounded to float32, float16 or bfloat16.")] = "float32",
-    noise: Annotated[float, typer.Option(help="Added to uploads, relative to each tensor's RMS.")] = 0.0,
-    kept: Annotated[float, typer.Option(help="Share of each tensor that pruning leaves.")] = 1.0,
-    inputs: Annotated[list[str], typer.Option("--gradient-of", help="clean or shuffled picture; may be repeated.")] = [
-        "shuffled"
-    ],
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
     patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
     classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
@@ -47,39 +40,42 @@ def record(
     from fedmjp import provenance
     from fedmjp.cli.device import choose
     from fedmjp.cli.progress import TerminalProgress, wide_console
-    from fedmjp.config import FederationConfig
+    from fedmjp.cli.train import located
+    from fedmjp.config import ModelConfig
     from fedmjp.data.selection import select_for
-    from fedmjp.models.build import architecture
+    from fedmjp.models.build import blueprint
+    from fedmjp.scenario import Scenario
 
     console = wide_console()
-    values = {key: value for key, value in context.params.items() if key in FederationConfig.model_fields}
+    values = {key: value for key, value in context.params.items() if key in Scenario.model_fields}
+    network = {key: value for key, value in context.params.items() if key in ModelConfig.model_fields}
     values |= {
+        "model": {"name": model, **network},
         "update": "gradient" if local_steps is None else "delta",
         "local_steps": 1 if local_steps is None else local_steps,
+        "device": choose(device),
+        "data": located(data),
     }
-    values |= {"device": choose(device), "data": data if data == "bundled" else str(Path(data).resolve())}
-    config = FederationConfig.parse(values)
-    for name in config.models:
-        architecture(name)
-    selection = select_for(config)
+    scenario = Scenario.parse(values)
+    blueprint(scenario.network)
+    selection = select_for(scenario)
     _tell_skipped(selection.skipped, console)
     claim_folder(output)
     folder = RunFolder(output)
     _make_room(folder, fresh=fresh)
     with TerminalProgress(console) as progress:
-        progress.federation(config.rounds * len(config.arms))
-        simulate(config, folder, on_round=progress.round)
+        progress.federation(scenario.rounds)
+        simulate([scenario], folder, on_round=progress.round)
     about = {
-        "config": config.model_dump(mode="json"),
+        "scenarios": [scenario.model_dump(mode="json")],
         "versions": provenance.versions(),
         "revision": provenance.revision(),
         "hardware": provenance.hardware(),
         "pictures": {entry.name: entry.sha256 for entry in selection.entries},
     }
     write_json(output / "manifest.json", about)
-    for arm in config.arms:
-        count = sum(map(len, folder.index(arm).values()))
-        console.print(f"{arm.label}: {count} uploads in {folder.uploads / arm.label}", markup=False)
+    count, uploads = sum(map(len, folder.index(scenario).values())), folder.uploads / scenario.folder
+    console.print(f"{scenario.label}: {count} uploads in {uploads}", markup=False)
     console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}", markup=False)
 
 

@@ -5,23 +5,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedmjp.cli.overrides import DEFENCE_HELP
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from benchmarks.federation.simulation import Resources
     from fedmjp.data.datasets import LabelledDataset
     from fedmjp.data.partitions import Partition
-    from fedmjp.training.config import FederatedConfig
+    from fedmjp.scenario import Scenario
     from fedmjp.training.run_folder import TrainingFolder
 
 TOLD = 10  # refusals that are listed on the terminal
 # Warm-up of the paper's recipe: 20 of 300 epochs.
 WARMUP, EPOCHS = 20, 300
+CLIENTS = 8
 
 
 def simulate(
     settings: Annotated[
-        list[str] | None, typer.Argument(help="KEY=VALUE, such as training.recipe.batch_size=64 or proximal_mu=0.1.")
+        list[str] | None,
+        typer.Argument(help="KEY=VALUE, such as training.recipe.batch_size=64 or clients=4."),
     ] = None,
     data: Annotated[
         str | None,
@@ -29,6 +33,7 @@ def simulate(
     ] = None,
     config_file: Annotated[Path | None, typer.Option("--config", help="A YAML file of such keys.")] = None,
     row: Annotated[str | None, typer.Option(help="A row of the paper, such as table4-J.")] = None,
+    defences: Annotated[list[str] | None, typer.Option("--defence", help=DEFENCE_HELP)] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients; 8 by default.")] = None,
     scheme: Annotated[
         str | None, typer.Option("--partition", help="How pictures are dealt: iid, dirichlet or pathological.")
@@ -48,39 +53,49 @@ def simulate(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
 ) -> None:
     """Train over clients of a federation on this machine; goes on where it was stopped."""
-    from benchmarks.federation.training import check_recordable, deal, partition_file, rounds_done, train_federated
+    from benchmarks.federation.training import (
+        check_recordable,
+        deal,
+        partition_file,
+        plan_for,
+        rounds_done,
+        train_federated,
+    )
     from benchmarks.folder.output import claim_folder
     from fedmjp.cli.federated_progress import FederatedProgress
     from fedmjp.cli.overrides import merged, overridden
     from fedmjp.cli.progress import wide_console
-    from fedmjp.training.config import FederatedConfig
+    from fedmjp.scenario import Scenario
     from fedmjp.training.run_folder import TrainingFolder
 
-    dealing = {"clients": clients, "scheme": scheme, "alpha": alpha}
-    federation = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
-    training = {"data": data, "seed": seed, "model": _given({"seed": seed}), "device": device}
-    given = {**_given(federation | {"uploads": uploads}), "partition": _given(dealing), "training": _given(training)}
-    values: dict[str, Any] = {"training": {"model": {"name": "deit_small"}}}
+    rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
+    dealing = _given({"scheme": scheme, "alpha": alpha})
+    training = _given(rounds_of | {"records": uploads}) | {"partition": dealing}
+    whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences}
+    given = {**_given(whole), "model": _given({"seed": seed}), "training": training}
+    values: dict[str, Any] = {"model": {"name": "deit_small"}, "clients": CLIENTS, "training": {}}
     for layer in (_file(config_file), _row(row), given):
         values = merged(values, layer)
     values = overridden(values, settings or [])
-    config = FederatedConfig.parse(_with_files(_with_defaults(values)))
-    resources = _resources(config, gpus_per_client)
+    asked = Scenario.parse(_with_files(_with_defaults(values)))
+    resources = _resources(asked, gpus_per_client)
     claim_folder(output)
     folder = TrainingFolder(output)
     folder.check_own()
+    pictures, dealt = deal(asked)
+    scenario = plan_for(asked, dealt)
     console = wide_console()
-    done = 0 if fresh else rounds_done(config, folder)
-    if done == config.rounds:
-        console.print(f"All {config.rounds} rounds are done; --fresh starts over.")
+    done = 0 if fresh else rounds_done(scenario, folder)
+    if done == scenario.rounds:
+        console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
         return
-    pictures, dealt = deal(config, partition_file(folder) if done else None)
     if done:
+        pictures, dealt = deal(scenario, partition_file(folder))
         folder.check_classes(pictures.train.class_names)
-    check_recordable(config, dealt)
+    check_recordable(scenario, dealt)
     if fresh:
         _clear(folder)  # only now: what is refused before leaves the former run as it is
-    _describe(config, folder, pictures.train, dealt)
+    _describe(scenario, folder, pictures.train, dealt)
     if len(dealt.dropped):
         console.print(f"{len(dealt.dropped)} of {len(pictures.train)} pictures are with no client.")
     if not pictures.held_out:
@@ -88,10 +103,10 @@ def simulate(
         console.print(f"{pictures.train.name} {told}.", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{resources.sentence()}.", highlight=False)
     if done:
-        console.print(f"Going on after round {done} of {config.rounds}.")
-    with FederatedProgress(console, done, config.rounds) as progress:
-        train_federated(config, dealt, folder, resources, progress)
-    _tell(config, folder, console)
+        console.print(f"Going on after round {done} of {scenario.rounds}.")
+    with FederatedProgress(console, done, scenario.rounds) as progress:
+        train_federated(scenario, dealt, folder, resources, progress)
+    _tell(scenario, folder, console)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -105,9 +120,9 @@ def _file(path: Path | None) -> dict[str, Any]:
 
     values = read_values(path)
     training = values.get("training", {})
-    groups = {"training": training, "partition": values.get("partition", {})}
+    groups = {"training": training, "model": values.get("model", {})}
     if isinstance(training, dict):
-        groups |= {f"training.{name}": training.get(name, {}) for name in ("model", "puzzle", "recipe")}
+        groups |= {f"training.{name}": training.get(name, {}) for name in ("partition", "puzzle", "recipe")}
     for name, value in groups.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{path}: {name} = {value!r} is no group of keys; write its keys below it, indented")
@@ -119,19 +134,20 @@ def _row(name: str | None) -> dict[str, Any]:
         return {}
     from fedmjp.training.rows import row
 
-    found = row(name)
-    return {"training": {"model": dict(found.model), "puzzle": dict(found.puzzle)}}
+    return row(name).values
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The paper's share of warm-up epochs: 20 are more than most federated runs have."""
     from fedmjp.cli.overrides import merged
-    from fedmjp.training.config import FederatedConfig
+    from fedmjp.learning import Training
 
-    fields = FederatedConfig.model_fields
-    epochs = [values.get(name, fields[name].default) for name in ("rounds", "local_epochs")]
-    if not all(isinstance(count, int) for count in epochs):
+    given = values["training"]
+    if not isinstance(given, dict):
         return values  # refused when it is read
+    epochs = [given.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs")]
+    if not all(isinstance(count, int) for count in epochs):
+        return values
     defaults: dict[str, Any] = {"training": {"recipe": {"warmup_epochs": epochs[0] * epochs[1] * WARMUP // EPOCHS}}}
     return merged(defaults, values)
 
@@ -142,22 +158,21 @@ def _with_files(values: dict[str, Any]) -> dict[str, Any]:
     from fedmjp.cli.overrides import with_checkpoint
     from fedmjp.cli.train import located
 
-    training = values["training"]
-    if isinstance(training, dict):  # else refused when it is read
-        training["device"] = choose(str(training.get("device", "auto")))
-        if isinstance(training.get("data"), str):
-            training["data"] = located(training["data"])
-        if isinstance(training.get("model"), dict):
-            training["model"] = with_checkpoint(training["model"])
-    return values
+    data = values.get("data", "bundled")
+    return {
+        **values,
+        "device": choose(str(values.get("device", "auto"))),
+        "data": located(data) if isinstance(data, str) else data,
+        "model": with_checkpoint(values["model"]),
+    }
 
 
-def _resources(config: "FederatedConfig", gpus_per_client: float | None) -> "Resources":
+def _resources(scenario: "Scenario", gpus_per_client: float | None) -> "Resources":
     from benchmarks.federation.training import resources_for
     from fedmjp.models.build import build
 
-    build(config.training.model)  # whatever is wrong with it is told now, not by the server
-    return resources_for(config, gpus_per_client=gpus_per_client)
+    build(scenario.network)  # whatever is wrong with it is told now, not by the server
+    return resources_for(scenario, gpus_per_client=gpus_per_client)
 
 
 def _clear(folder: "TrainingFolder") -> None:
@@ -172,9 +187,7 @@ def _clear(folder: "TrainingFolder") -> None:
     shutil.rmtree(records_folder(folder), ignore_errors=True)
 
 
-def _describe(
-    config: "FederatedConfig", folder: "TrainingFolder", pictures: "LabelledDataset", dealt: "Partition"
-) -> None:
+def _describe(scenario: "Scenario", folder: "TrainingFolder", pictures: "LabelledDataset", dealt: "Partition") -> None:
     """What is known before training: the manifest, the classes, who has what. Pictures are named without folders."""
     from benchmarks.federation.training import partition_file
     from benchmarks.folder.output import write_json
@@ -183,14 +196,14 @@ def _describe(
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.training.run_folder import published
 
-    about = {"kind": "federated", "command": published_command(), "config": published(config)}
+    about = {"kind": "federated", "command": published_command(), "config": published(scenario)}
     write_json(folder.manifest, about | dict(provenance.environment()))
     folder.keep_classes(pictures.class_names)
     dealt.save(partition_file(folder))
     draw_partition(dealt, pictures.labels, folder.root / "partition.png")
 
 
-def _tell(config: "FederatedConfig", folder: "TrainingFolder", console: "Console") -> None:
+def _tell(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
     from benchmarks.federation.training import records_folder
     from fedmjp.wire import of_round
     from server.refusals import RefusalFile
@@ -202,6 +215,6 @@ def _tell(config: "FederatedConfig", folder: "TrainingFolder", console: "Console
     if len(refused) > TOLD:
         console.print(f"{len(refused)} replies were refused in all; see {file.path}.", markup=False)
     console.print(f"Written to {folder.root}: weights.safetensors, history.csv, history.png.", markup=False)
-    for server_round in sorted(config.uploads):
+    for server_round in sorted(scenario.training.records if scenario.training else ()):
         recorded = of_round(records_folder(folder), server_round)
         console.print(f"Uploads of round {server_round}: {recorded}", markup=False, highlight=False)

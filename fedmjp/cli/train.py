@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedmjp.cli.overrides import DEFENCE_HELP
+
 # Of x~: of the paper's Table 5, and of the official consistency script; Tables 1, 3 and 4 do not say theirs.
 ROW_RATIOS = (0.27, 0.5)
 
@@ -24,6 +26,7 @@ def train(
     row: Annotated[
         str | None, typer.Option(help="A row of the paper, such as table4-J; evaluated beside its figures at the end.")
     ] = None,
+    defences: Annotated[list[str] | None, typer.Option("--defence", help=DEFENCE_HELP)] = None,
     seed: Annotated[int | None, typer.Option(help="Of initial weights and of everything else; 0 by default.")] = None,
     device: Annotated[str | None, typer.Option(help="auto (default), cpu or cuda.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for weights, history and state.")] = Path("results/train"),
@@ -41,13 +44,14 @@ def train(
     from fedmjp.training.run_folder import TrainingFolder
     from fedmjp.training.state import load_state
 
-    given = {"data": data, "seed": seed, "model": None if seed is None else {"seed": seed}, "device": device}
+    own = {"data": data, "seed": seed, "model": None if seed is None else {"seed": seed}, "device": device}
+    given = {**own, "defences": defences or None}
     values: dict[str, Any] = {"model": {"name": "deit_small"}}
     for layer in (read_values(config_file), _row(row), {key: each for key, each in given.items() if each is not None}):
         values = merged(values, layer)
     values = _with_files(overridden(values, settings or []))
     config = TrainingConfig.parse(values | {"device": choose(str(values.get("device", "auto")))})
-    pictures = open_pictures(config)  # before anything is deleted
+    pictures = open_pictures(config.data, config.model.classes)  # before anything is deleted
     claim_folder(output)
     folder = TrainingFolder(output)
     folder.check_own()
@@ -97,8 +101,7 @@ def _row(name: str | None) -> dict[str, Any]:
         return {}
     from fedmjp.training.rows import row
 
-    found = row(name)
-    return {"model": dict(found.model), "puzzle": dict(found.puzzle)}
+    return row(name).values
 
 
 def _note(config: "TrainingConfig", folder: "TrainingFolder") -> None:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from fedmjp.cli.progress import LiveBars, Rate
 
 if TYPE_CHECKING:
-    from fedmjp.evaluation.accuracy import Accuracy
+    from fedmjp.training.accuracy import Accuracy
     from fedmjp.training.central import TrainingEvents
     from fedmjp.training.loop import EpochReport
 

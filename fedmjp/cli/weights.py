@@ -26,7 +26,7 @@ def table(context: typer.Context) -> None:
     console = _console()
     for known in known_checkpoints():
         path = known.find()
-        fits = "" if known.defence == "none" else f", for {known.model} with defence {known.defence}"
+        fits = f", for {known.model} with an unknown position embedding" if known.unknown_embedding else ""
         console.print(f"{known.name:<{NAME_WIDTH}}{'here' if path else 'not here'}{fits}")
         console.print(f"  from {known.source}")
         if known.release:
@@ -53,7 +53,9 @@ def fetch(name: Annotated[str, typer.Argument(help="As `fedmjp weights` lists it
 def verify(
     file: Annotated[Path, typer.Argument(help="Weights: .safetensors, .pth, .pt or .bin.", show_default=False)],
     model: Annotated[str, typer.Option(help="The model that they are for, see `fedmjp list models`.")],
-    defence: Annotated[str, typer.Option(help="none, jigsaw or mjp.")] = "none",
+    defences: Annotated[
+        list[str] | None, typer.Option("--defence", help="That the model is trained under; may be repeated.")
+    ] = None,
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
     patch_size: Annotated[int | None, typer.Option(help="Pixels per side.", show_default="the model's")] = None,
     classes: Annotated[int, typer.Option(help="Of the training.")] = 1000,
@@ -63,6 +65,7 @@ def verify(
 ) -> None:
     """Load a file into a model, strictly, and tell what it is."""
     from fedmjp.config import ModelConfig
+    from fedmjp.defences.pipeline import read_pipeline
     from fedmjp.models.architectures import architecture
     from fedmjp.models.build import build
     from fedmjp.models.checkpoints import load_checkpoint
@@ -72,7 +75,6 @@ def verify(
     config = ModelConfig.parse(
         {
             "name": model,
-            "defence": defence,
             "image_size": image_size,
             "patch_size": patch_size or found.patch_size or 16,
             "classes": classes,
@@ -82,10 +84,11 @@ def verify(
         }
     )
     checkpoint = checked(file)
-    built = build(config)
+    pipeline = read_pipeline(defences or [])
+    built = build(pipeline.change_model(config))
     layout = load_checkpoint(built, checkpoint, ignored=found.ignored_weights)
     console = _console()
-    console.print(f"{file} fits {model} with defence {defence}")
+    console.print(f"{file} fits {model} with defence {pipeline.label}")
     console.print(f"layout      {layout}")
     console.print(f"parameters  {sum(parameter.numel() for parameter in built.parameters()):,}")
     console.print(f"sha256      {checkpoint.sha256}")

@@ -19,7 +19,7 @@ from torchvision.transforms import Compose
 
 from fedmjp.data.pictures import to_image
 from fedmjp.errors import ConfigError
-from fedmjp.training.config import Recipe
+from fedmjp.learning import Recipe
 
 Transform = Callable[[Image.Image], Tensor]
 

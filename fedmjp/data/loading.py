@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from fedmjp.data.augmentation import Transform, evaluation_transform, training_transform
 from fedmjp.data.datasets import LabelledDataset
 from fedmjp.errors import DataError
+from fedmjp.learning import Recipe
 from fedmjp.seeds import derive, numpy_generator, scoped_randomness
-from fedmjp.training.config import Recipe
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, Partitioner, PathologicalPartitioner
 
 from fedmjp.errors import DataError
+from fedmjp.learning import PartitionConfig
 from fedmjp.seeds import derive
-from fedmjp.training.config import PartitionConfig
 
 INDEX, LABEL = "index", "label"
 
@@ -44,7 +44,7 @@ class Partition:
             )
 
     @classmethod
-    def load(cls, path: Path, labels: np.ndarray, config: PartitionConfig, *, seed: int) -> Self:
+    def load(cls, path: Path, labels: np.ndarray, config: PartitionConfig, *, clients: int, seed: int) -> Self:
         """Read a partition that was saved; the other arguments are those that it was drawn with.
 
         Raises:
@@ -55,47 +55,48 @@ class Partition:
                 indices, lengths, dropped, digest = (file[key] for key in ("indices", "lengths", "dropped", "digest"))
         except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} cannot be read as a partition: {error}; draw it again") from error
-        if str(digest) != digest_of(labels, config, seed=seed):
+        if str(digest) != digest_of(labels, config, clients=clients, seed=seed):
             raise DataError(f"{path} was drawn for other pictures, clients or another seed; draw it again")
         return cls(tuple(np.split(indices, np.cumsum(lengths)[:-1])), dropped, str(digest))
 
 
-def digest_of(labels: np.ndarray, config: PartitionConfig, *, seed: int) -> str:
+def digest_of(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed: int) -> str:
     """SHA-256 of what a partition is drawn from, as hex."""
-    whole = hashlib.sha256(f"{config.digest()} {seed} {len(labels)} ".encode())
+    whole = hashlib.sha256(f"{config.digest()} {clients} {seed} {len(labels)} ".encode())
     whole.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
     return whole.hexdigest()
 
 
-def partition(labels: np.ndarray, config: PartitionConfig, *, seed: int) -> Partition:
+def partition(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed: int) -> Partition:
     """Deal pictures to clients.
 
     Args:
         labels: Of all pictures.
-        config: Scheme and number of clients.
+        config: Scheme.
+        clients: How many.
         seed: Of the run.
 
     Raises:
         DataError: If there are too few pictures or classes, so that a client would have none.
     """
-    _check(labels, config)
-    partitioner = _partitioner(config, derive(seed, "partition"))
+    _check(labels, config, clients)
+    partitioner = _partitioner(config, clients, derive(seed, "partition"))
     table = Dataset.from_dict({INDEX: np.arange(len(labels)), LABEL: labels}).with_format("arrow")
     # flwr-datasets' IidPartitioner cuts the pictures as they lie, and they often lie class by class.
     partitioner.dataset = table.shuffle(seed=derive(seed, "shuffle")) if config.scheme == "iid" else table
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what they say is in ``dropped`` or raised
-            shares = tuple(partitioner.load_partition(client)[INDEX].to_numpy() for client in range(config.clients))
+            shares = tuple(partitioner.load_partition(client)[INDEX].to_numpy() for client in range(clients))
     except ValueError as error:
-        raise DataError(_remedy(config)) from error
+        raise DataError(_remedy(config, clients)) from error
     dropped = np.setdiff1d(np.arange(len(labels)), np.concatenate(shares))
-    return Partition(shares, dropped, digest_of(labels, config, seed=seed))
+    return Partition(shares, dropped, digest_of(labels, config, clients=clients, seed=seed))
 
 
-def _check(labels: np.ndarray, config: PartitionConfig) -> None:
-    if config.clients > len(labels):
-        raise DataError(f"{config.clients} clients cannot share {len(labels)} pictures; set fewer clients")
+def _check(labels: np.ndarray, config: PartitionConfig, clients: int) -> None:
+    if clients > len(labels):
+        raise DataError(f"{clients} clients cannot share {len(labels)} pictures; set fewer clients")
     classes = len(np.unique(labels))
     if config.scheme == "pathological" and config.classes_per_client > classes:
         raise DataError(
@@ -103,15 +104,15 @@ def _check(labels: np.ndarray, config: PartitionConfig) -> None:
         )
 
 
-def _partitioner(config: PartitionConfig, seed: int) -> Partitioner:
+def _partitioner(config: PartitionConfig, clients: int, seed: int) -> Partitioner:
     if config.scheme == "iid":
-        return IidPartitioner(num_partitions=config.clients)
+        return IidPartitioner(num_partitions=clients)
     if config.scheme == "dirichlet":
         return DirichletPartitioner(
-            num_partitions=config.clients, partition_by=LABEL, alpha=config.alpha, min_partition_size=1, seed=seed
+            num_partitions=clients, partition_by=LABEL, alpha=config.alpha, min_partition_size=1, seed=seed
         )
     return PathologicalPartitioner(
-        num_partitions=config.clients,
+        num_partitions=clients,
         partition_by=LABEL,
         num_classes_per_partition=config.classes_per_client,
         class_assignment_mode="first-deterministic",  # of the paper; uses every class if there are enough clients
@@ -119,13 +120,13 @@ def _partitioner(config: PartitionConfig, seed: int) -> Partitioner:
     )
 
 
-def _remedy(config: PartitionConfig) -> str:
+def _remedy(config: PartitionConfig, clients: int) -> str:
     if config.scheme == "dirichlet":
         return (
-            f"with alpha {config.alpha} one of {config.clients} clients was left without pictures eleven times; "
+            f"with alpha {config.alpha} one of {clients} clients was left without pictures eleven times; "
             "set a larger alpha or fewer clients"
         )
     return (
-        f"{config.clients} clients with {config.classes_per_client} classes each need more pictures of some class "
+        f"{clients} clients with {config.classes_per_client} classes each need more pictures of some class "
         "than there are; set fewer clients or fewer classes per client"
     )

@@ -36,9 +36,10 @@ class Selection:
         return self.entries[client::clients]
 
     def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload, client by client (or group by group, where updates are summed), in turn.
+        """The pictures behind each upload, client by client, turn by turn.
 
-        Runs that want fewer pictures than were chosen share the first ones.
+        Groups of clients whose updates are summed stand together. Runs that want fewer pictures than were chosen
+        share the first ones.
         """
         size, count, together = scenario.batch_size, scenario.pictures_per_client, scenario.pipeline.clients
         shares = [self.partition(client, scenario.clients)[:count] for client in range(scenario.clients)]

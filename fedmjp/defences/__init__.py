@@ -1,7 +1,8 @@
 """Defences: one file per method, one contract (``fedmjp.defences.base``).
 
 A package of its own adds defences through the entry-point group ``fedmjp.defences``: the name, and
-``module:class`` of a subclass of ``fedmjp.defences.base.Defence``.
+``module:class`` of a subclass of ``fedmjp.defences.base.Defence``. ``fedmjp.defences.testing`` checks that it keeps
+the contract.
 """
 
 from fedmjp.defences.base import Defence
@@ -17,6 +18,7 @@ DEFENCES: Registry[type[Defence]] = Registry(
         "laplace": "fedmjp.defences.laplace:Laplace",
         "local_dp": "fedmjp.defences.local_dp:LocalDp",
         "mjp": "fedmjp.defences.mjp:Mjp",
+        "pixels": "fedmjp.defences.pixels:Pixels",
         "prune": "fedmjp.defences.prune:Prune",
         "quantise": "fedmjp.defences.quantise:Quantise",
         "round": "fedmjp.defences.round:Round",

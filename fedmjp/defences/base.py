@@ -30,7 +30,7 @@ from fedmjp.randomness import Randomness
 
 Stage = Literal["pictures", "model", "examples", "update", "aggregate"]
 # What must be seen at once: with "tensor", a part of an update is protected as the whole is.
-Scope = Literal["tensor", "update"]
+Scope = Literal["tensor", "update", "example"]
 # What a defence leaves on an upload, for attacks to take into account or to be blind to.
 Mark = Literal[
     "shuffled",  # patches of the picture changed places
@@ -90,6 +90,26 @@ class Spent:
     relation: Relation
     unit: Literal["client", "picture"]
     uploads: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a run before it begins.
+
+    Options that are called as these fields, and that nobody gave, are taken from here: a guarantee that is for the
+    rounds of the run is then the one that was asked for.
+
+    Attributes:
+        rounds: Uploads of the client that makes most.
+        steps: Of the optimiser of a client, in all rounds.
+        steps_per_upload: Of them behind one upload.
+        batch_size: Pictures of a step, at most.
+    """
+
+    rounds: int
+    steps: int
+    steps_per_upload: int
+    batch_size: int
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,17 @@
 """Defences in the order in which a client applies them: ``mjp + round:precision=bfloat16``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Self
 
+import torch
 from pydantic import BeforeValidator, ValidationError, model_serializer, model_validator
 from torch import Tensor
 
 from fedmjp.config import Config, ModelConfig
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Spent, Stage
+from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Plan, Spent, Stage
 from fedmjp.errors import BadInputError, ConfigError
 from fedmjp.randomness import Randomness
 
@@ -18,9 +19,10 @@ NONE = "none"  # how an empty pipeline is called
 Scalar = bool | int | float | str | None
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
-# Options that columns of their own tell in every table: the mask ratio, and the setting.
+# Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
 MASK_RATIO = "mask_ratio"
-ELSEWHERE = frozenset({MASK_RATIO, "shuffle"})
+ELSEWHERE = frozenset({MASK_RATIO, "shuffle", *(each.name for each in fields(Plan))})
+MOVABLE = 2  # patches that can change places
 
 
 class DefenceConfig(Config):
@@ -204,7 +206,7 @@ class Pipeline:
     @property
     def parts(self) -> bool:
         """Whether a part of an update is protected as the whole is."""
-        return all(each.scope == "tensor" and "examples" not in each.stages for each in self.made)
+        return all(each.scope == "tensor" for each in self.made)
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -257,6 +259,34 @@ class Pipeline:
         """Those that protect the gradients of single pictures."""
         return tuple(each for each in self.made if "examples" in each.stages)
 
+    def combine(self, single: Sequence[Mapping[str, Tensor]], *, randomness: Randomness) -> dict[str, Tensor]:
+        """The gradient of a step from those of its pictures, by the defences that protect these.
+
+        Raises:
+            DefenceError: If a defence cannot protect them.
+        """
+        found = {name: torch.stack([each[name] for each in single]) for name in single[0]}
+        for place, defence in enumerate(self.by_example):
+            found = defence.protect_examples(found, randomness=randomness.of(place))
+        return found
+
+    def planned(self, plan: Plan) -> tuple[DefenceConfig, ...]:
+        """Their configurations with what the plan says of options that were not given."""
+        return tuple(_planned(config, asdict(plan)) for config in self.configs)
+
+    def require_puzzle(self, grid: int, warmup_epochs: int, epochs: int | None) -> None:
+        """A puzzle in training must move something at some time.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        if not self.shuffles:
+            return
+        if int(grid**2 * self.mask_ratio) < MOVABLE:
+            raise ValueError(f"mask-ratio {self.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
+        if epochs is not None and warmup_epochs >= epochs:
+            raise ValueError(f"{warmup_epochs} epochs without a puzzle leave none of {epochs} with one")
+
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
         """An update as it leaves a client.
 
@@ -290,8 +320,23 @@ def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
     return Pipeline(configs)
 
 
+def read_pipeline(texts: Sequence[str]) -> Pipeline:
+    """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each.
+
+    Raises:
+        ConfigError: If there is no such defence or option, or an order is impossible.
+    """
+    return pipeline_of(tuple(DefenceConfig.parse_text(each) for each in texts if each != NONE))
+
+
 def _first(defence: Defence) -> int:
     return min(ORDER.index(stage) for stage in defence.stages)
+
+
+def _planned(config: DefenceConfig, plan: Mapping[str, Any]) -> DefenceConfig:
+    known = config.made().options_type.model_fields
+    follows = {key: value for key, value in plan.items() if key in known}
+    return DefenceConfig.model_validate({"name": config.name, **follows, **config.options})
 
 
 def _because(late: Defence) -> str:

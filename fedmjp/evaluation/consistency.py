@@ -11,8 +11,8 @@ from torch import Tensor
 from fedmjp import jigsaw
 from fedmjp.data.loading import Batch
 from fedmjp.errors import BadInputError, DataError
-from fedmjp.evaluation.inference import UNDECIDED, evaluated, predictions
 from fedmjp.models.classifier import Classifier
+from fedmjp.models.inference import UNDECIDED, evaluated, predictions
 from fedmjp.seeds import torch_generator
 
 Floats = npt.NDArray[np.float64]

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmjp.config import DIGEST, ModelConfig
+from fedmjp.defences.pipeline import NONE, Pipeline
 from fedmjp.errors import BadInputError
-from fedmjp.training.config import FederatedConfig, PartitionConfig, Puzzle, Recipe, TrainingConfig
+from fedmjp.learning import Learning, PartitionConfig, Recipe
+from fedmjp.scenario import Scenario
+from fedmjp.training.config import TrainingConfig
 from fedmjp.training.rows import Reported, reported
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -23,7 +26,7 @@ INCIDENTAL = frozenset(
         "recipe.workers",
         "recipe.compile",
         "round_seconds",
-        "uploads",
+        "records",
     }
 )
 
@@ -41,30 +44,28 @@ class Trained:
 
     name: str
     model: ModelConfig
-    config: TrainingConfig | FederatedConfig | None
+    config: TrainingConfig | Scenario | None
     unfinished: str = ""
 
     @property
-    def training(self) -> TrainingConfig | None:
-        """What a client, or the only party, does."""
-        return self.config.training if isinstance(self.config, FederatedConfig) else self.config
+    def learning(self) -> Learning | None:
+        """How a client, or the only party, trains."""
+        return self.config.training if isinstance(self.config, Scenario) else self.config
 
     @property
     def seed(self) -> int | None:
         """Of the training, if it is known."""
-        return self.training.seed if self.training else None
+        return self.config.seed if self.config else None
 
     @property
     def crop_share(self) -> float:
         """Of pictures that it is evaluated on."""
-        return (self.training.recipe if self.training else Recipe()).crop_share
+        return (self.learning.recipe if self.learning else Recipe()).crop_share
 
     @property
     def reported(self) -> Reported | None:
         """What the paper says of such a model. One that was trained elsewhere is taken to have its best ratio."""
-        if self.training:
-            return reported(self.model, self.training.puzzle)
-        return reported(self.model, Puzzle(shuffle="none" if self.model.defence == "none" else "jigsaw"))
+        return reported(self.model, self.config.pipeline if self.config else None)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -73,9 +74,13 @@ class Trained:
             values: dict[str, Any] = {"model": self.model.model_dump(mode="json", context=DIGEST)}
         else:
             values = self.config.model_dump(mode="json", context=DIGEST)
-        if isinstance(self.config, FederatedConfig):
+        if isinstance(self.config, Scenario):
             values |= values.pop("training")
             del values["recipe"]["epochs"]  # rounds take its place
+        if self.config is not None:
+            made = self.config.pipeline.made
+            values["defences"] = [(each.name, each.options.model_dump(exclude={"mask_ratio"})) for each in made]
+            values["mask_ratio"] = self.config.pipeline.mask_ratio
         if "data" in values:
             values["data"] = Path(values["data"]).name  # wherever it lies
         return {key: value for key, value in _flat(values) if key not in INCIDENTAL}
@@ -150,50 +155,50 @@ def told_apart(kinds: Sequence[Kind]) -> tuple[str, list[str]]:
 
 
 def _word(name: str, value: str) -> str:
-    if value == "none":
+    if value == NONE:
         return {"defence": "no defence", "localisation": "no DAL"}[name]
     return f"DAL {value}" if name == "localisation" else value
 
 
 def _described(run: Trained) -> Kind:
     model = run.model
-    if run.training is None:
-        defence, training = str(model.defence), "trained elsewhere"
+    if run.config is None:
+        defence, training = "unknown embedding" if model.unknown_embedding else NONE, "trained elsewhere"
     else:
-        defence, training = _defence(model, run.training.puzzle), _training(run.config)
+        defence, training = _defence(run.config.pipeline), _training(run.config)
     index = " + IDX" if model.index_embedding else ""
     return Kind(model.name, defence + index, model.localisation, training)
 
 
-def _defence(model: ModelConfig, puzzle: Puzzle) -> str:
-    if puzzle.shuffle == "pixels":
-        return "pixels shuffled"
-    return model.defence if puzzle.shuffle == "none" else f"{model.defence} {puzzle.mask_ratio:g}"
+def _defence(pipeline: Pipeline) -> str:
+    """The pipeline's label, with the mask ratio, which it leaves out."""
+    return f"{pipeline.label} {pipeline.mask_ratio:g}" if pipeline.mask_ratio else pipeline.label
 
 
-def _training(config: TrainingConfig | FederatedConfig | None) -> str:
-    if isinstance(config, FederatedConfig):
-        local = f" of {config.local_epochs} epochs" if config.local_epochs > 1 else ""
-        return f"{config.strategy}, {_partition(config.partition)}, {config.rounds} rounds{local}"
-    return f"central, {config.recipe.epochs} epochs" if config else ""
+def _training(config: TrainingConfig | Scenario | None) -> str:
+    if isinstance(config, Scenario) and (training := config.training):
+        local = f" of {training.local_epochs} epochs" if training.local_epochs > 1 else ""
+        dealt = _partition(training.partition, config.clients)
+        return f"{training.strategy}, {dealt}, {training.rounds} rounds{local}"
+    return f"central, {config.recipe.epochs} epochs" if isinstance(config, TrainingConfig) else ""
 
 
-def _partition(partition: PartitionConfig) -> str:
+def _partition(partition: PartitionConfig, clients: int) -> str:
     scheme = {
         "iid": "iid",
         "dirichlet": f"dirichlet {partition.alpha:g}",
         "pathological": f"{partition.classes_per_client} classes each",
     }
-    return f"{partition.clients} clients, {scheme[partition.scheme]}"
+    return f"{clients} clients, {scheme[partition.scheme]}"
 
 
-def _unfinished(run: TrainingFolder, config: TrainingConfig | FederatedConfig) -> str:
-    wanted = config.rounds if isinstance(config, FederatedConfig) else config.recipe.epochs
+def _unfinished(run: TrainingFolder, config: TrainingConfig | Scenario) -> str:
+    wanted = config.rounds if isinstance(config, Scenario) else config.recipe.epochs
     if not run.history.exists():
         return ""
     with run.history.open(newline="", encoding="utf-8") as lines:
         done = [row[0] for row in csv.reader(lines)][1:]
-    what = "rounds" if isinstance(config, FederatedConfig) else "epochs"
+    what = "rounds" if isinstance(config, Scenario) else "epochs"
     return "" if done and int(float(done[-1])) >= wanted else f"{len(done)} of {wanted} {what}"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedmjp.evaluation.summary import Line
 
-DEFENCE, SHUFFLE, RATIO = "model.defence", "puzzle.shuffle", "puzzle.mask_ratio"
+DEFENCES, RATIO = "defences", "mask_ratio"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def families(lines: Sequence[Line]) -> list[Family]:
     shared: dict[str, dict[str, Any]] = {}
     for line in lines:
         settings = {key: value for key, value in line.example.settings.items() if key != RATIO}
-        if settings.get(SHUFFLE) == "jigsaw" and settings not in shared.values():
+        if line.example.settings.get(RATIO) and settings not in shared.values():
             shared[_name(line)] = settings
     found = [_family(name, settings, lines) for name, settings in shared.items()]
     return [family for family in found if len(family.trained_with) > 1]
@@ -54,7 +54,6 @@ def _trained_with(line: Line, shared: Mapping[str, Any]) -> float | None:
     """The mask ratio that a model was trained with; None if more than that sets it apart from the family."""
     own = dict(line.example.settings)
     ratio = own.pop(RATIO, None)
-    if own.get(SHUFFLE) == "none":
-        ratio = 0.0
-        own |= {SHUFFLE: shared[SHUFFLE], DEFENCE: shared[DEFENCE]}
+    if not own.get(DEFENCES):
+        ratio, own = 0.0, own | {DEFENCES: shared[DEFENCES]}
     return ratio if own == shared else None

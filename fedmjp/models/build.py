@@ -141,7 +141,7 @@ def _check_patches(config: ModelConfig, found: Architecture) -> None:
 
 def _check_positions(config: ModelConfig, found: Architecture) -> None:
     wanted = {
-        "defence mjp": config.unknown_embedding,
+        "an unknown embedding": config.unknown_embedding,
         "an index embedding": config.index_embedding,
         "localisation": config.localisation != "none",
     }
@@ -151,14 +151,12 @@ def _check_positions(config: ModelConfig, found: Architecture) -> None:
     if found.family is Family.CONVOLUTIONAL:
         raise ConfigError(
             f"{config.name} has no position embedding, which {asked[0]} needs: "
-            "MJP only shuffles its patches, which is defence jigsaw here"
+            "a jigsaw shuffles its patches without one"
         )
     if found.family is Family.SWIN and not config.unknown_embedding:
         raise ConfigError(
-            f"{config.name} has an absolute position embedding with defence mjp alone, which {asked[0]} needs: "
-            "take defence mjp"
+            f"{config.name} has an absolute position embedding with an unknown one alone, which {asked[0]} needs: "
+            "take a defence that adds it, such as mjp"
         )
     if found.positions is not Positions.LEARNED:
-        raise ConfigError(
-            f"{config.name} has no learned position embedding, which {asked[0]} needs: take defence none or jigsaw"
-        )
+        raise ConfigError(f"{config.name} has no learned position embedding, which {asked[0]} needs: leave it out")

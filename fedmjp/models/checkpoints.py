@@ -140,9 +140,13 @@ def _unnested(loaded: Any, path: Path) -> dict[Any, Any]:
 
 def _check_defence(found: Mapping[str, Tensor], model: Classifier, path: str) -> None:
     if names.UNKNOWN_EMBEDDING in found and not model.defended:
-        raise CheckpointError(f"{path} holds MJP's unknown position embedding: it fits defence mjp alone")
+        raise CheckpointError(
+            f"{path} holds MJP's unknown position embedding: it fits a model that has one, as under defence mjp"
+        )
     if names.UNKNOWN_EMBEDDING not in found and model.defended:
-        raise CheckpointError(f"{path} has no unknown position embedding: it fits defence none or jigsaw, not mjp")
+        raise CheckpointError(
+            f"{path} has no unknown position embedding: it fits a model without one, as under no defence"
+        )
 
 
 def _check_options(found: Mapping[str, Tensor], required: Mapping[str, Tensor], path: str) -> None:

@@ -139,7 +139,7 @@ class PositionedClassifier(Classifier):
     =======================  =============================  ================================  ===================
     what                     paper                          code                              option
     =======================  =============================  ================================  ===================
-    mask ratio               0.03 (best row of Table 3)     0.1 (train.sh)                    Puzzle.mask_ratio
+    mask ratio               0.03 (best row of Table 3)     0.1 (train.sh)                    of the defence
     puzzle applied           always                         to half of the batches            Puzzle.probability
     in the warm-up           not mentioned                  no puzzle                         Puzzle.warmup_epochs
     masks                    per picture (Alg. 1)           one per batch                     Puzzle.masks

@@ -11,7 +11,7 @@ import huggingface_hub
 import timm
 import torch
 
-from fedmjp.config import Checkpoint, Defence
+from fedmjp.config import Checkpoint
 from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
 from fedmjp.models.architectures import TIMM, architecture
 
@@ -40,7 +40,7 @@ class KnownCheckpoint:
     Attributes:
         name: What they are called here.
         model: The model that they fit, at 224 pixels and with 1000 classes.
-        defence: With this defence.
+        unknown_embedding: Whether they are of a model with MJP's.
         source: Where they come from, in words.
         repository: On the Hugging Face hub; empty if they are not there.
         release: The file's name in releases; empty if it is unknown.
@@ -48,7 +48,7 @@ class KnownCheckpoint:
 
     name: str
     model: str
-    defence: Defence
+    unknown_embedding: bool
     source: str
     repository: str = ""
     release: str = ""
@@ -96,7 +96,7 @@ class KnownCheckpoint:
         yield from (Path(torch.hub.get_dir()) / "checkpoints" / name for name in releases)
 
 
-OFFICIAL = KnownCheckpoint("mjp_deit_small", "deit_small", "mjp", "yhlleo/MJP, the Google Drive folder in its README")
+OFFICIAL = KnownCheckpoint("mjp_deit_small", "deit_small", True, "yhlleo/MJP, the Google Drive folder in its README")
 
 
 def known_checkpoints() -> list[KnownCheckpoint]:
@@ -157,4 +157,4 @@ def _of_timm(name: str) -> KnownCheckpoint:
         raise WeightsMissingError(f"timm has no weights of {name}: name one of `fedmjp weights`")
     release = Path(config.url or "").name
     source = f"{repository} on the Hugging Face hub"
-    return KnownCheckpoint(name, name, "none", source, repository, release if release.endswith(".pth") else "")
+    return KnownCheckpoint(name, name, False, source, repository, release if release.endswith(".pth") else "")

@@ -9,11 +9,12 @@ import torch
 
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import evaluation_batches, steps_per_epoch, training_batches
-from fedmjp.errors import CheckpointError, ConfigError
-from fedmjp.evaluation.accuracy import Accuracy, top1
+from fedmjp.errors import CheckpointError
+from fedmjp.learning import Recipe
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
-from fedmjp.training.config import Recipe, TrainingConfig
+from fedmjp.training.accuracy import Accuracy, top1
+from fedmjp.training.config import TrainingConfig
 from fedmjp.training.history import History, draw
 from fedmjp.training.loop import EpochReport, Schedule, Trainer
 from fedmjp.training.run_folder import TrainingFolder
@@ -50,14 +51,17 @@ class Pictures:
         return self.train.digest() != self.validation.digest()
 
 
-def open_pictures(config: TrainingConfig) -> Pictures:
+def open_pictures(data: str, classes: int) -> Pictures:
     """Open the data of a run.
+
+    Args:
+        data: As of ``TrainingConfig``.
+        classes: That the model knows.
 
     Raises:
         DataError: If there are no pictures, or their labels do not fit the model.
     """
-    classes = config.model.classes
-    return Pictures(*(open_dataset(config.data, split, classes=classes) for split in ("train", "validation")))
+    return Pictures(*(open_dataset(data, split, classes=classes) for split in ("train", "validation")))
 
 
 def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, events: TrainingEvents) -> None:
@@ -67,23 +71,17 @@ def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, ev
     bit on the same hardware and number of threads.
 
     Raises:
-        ConfigError: If the puzzle would never be applied.
         DataError: If no picture can be read.
         CheckpointError: If the folder's state is of another configuration, or of other pictures.
         TrainingError: If the loss is no longer finite.
     """
-    puzzle = config.puzzle
-    if puzzle.shuffle != "none" and puzzle.warmup_epochs >= config.recipe.epochs:
-        raise ConfigError(
-            f"{puzzle.warmup_epochs} epochs without a puzzle leave none of {config.recipe.epochs} with one"
-        )
     state = load_state(folder.state, config=config.digest())
     if state is not None and state["pictures"] != pictures.train.digest():
         raise CheckpointError(
             f"{folder.state} is of a run on other pictures: restore {pictures.train.name} as it was, or give --fresh"
         )
     folder.keep_classes(pictures.train.class_names)
-    model = build(config.model, drop_path=config.recipe.drop_path).to(torch.device(config.device))
+    model = build(config.network, drop_path=config.recipe.drop_path).to(torch.device(config.device))
     trainer = _trainer(model, config, len(pictures.train))
     history = History(folder.history, folder.tensorboard)
     done = _resume(trainer, state, history)
@@ -105,7 +103,7 @@ def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, ev
             _keep(trainer, config, pictures.train, folder, epoch + 1)
         events.on_epoch(epoch + 1, report, accuracy)
     if len(history.rows()):
-        draw(folder.history, folder.figure, title=f"{config.model.label}, {pictures.train.name}")
+        draw(folder.history, folder.figure, title=f"{config.label}, {pictures.train.name}")
 
 
 def validate(
@@ -127,9 +125,8 @@ def validate(
 def _trainer(model: Classifier, config: TrainingConfig, pictures: int) -> Trainer:
     return Trainer(
         model,
-        config.puzzle,
-        config.recipe,
-        classes=config.model.classes,
+        config,
+        config.pipeline,
         schedule=Schedule(config.recipe.epochs, steps_per_epoch(pictures, config.recipe)),
         seed=config.seed,
     )

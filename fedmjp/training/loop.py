@@ -15,11 +15,15 @@ from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import Tensor, nn
 
 from fedmjp.data.loading import Batch
+from fedmjp.defences.base import Arranged
+from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import TrainingError
+from fedmjp.learning import Learning, Puzzle, Recipe
 from fedmjp.models.classifier import Classifier
-from fedmjp.seeds import derive, scoped_randomness, torch_generator
-from fedmjp.training.config import Puzzle, Recipe
-from fedmjp.training.puzzles import Puzzled, puzzled
+from fedmjp.models.roles import roles_of
+from fedmjp.randomness import SeededRandomness
+from fedmjp.seeds import derive, scoped_randomness
+from fedmjp.training.puzzles import arrange
 
 REFERENCE_BATCH = 512  # that the recipe's learning rates are stated for
 
@@ -73,6 +77,21 @@ class EpochReport:
         return self.pictures / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What the network sees of a batch.
+
+    Attributes:
+        arranged: Pictures on the model's device, in [0, 1] where the recipe erases nothing, and what was done to them.
+        targets: (batch,) labels, or (batch, classes) where pictures were mixed.
+        puzzled: Whether anything was done.
+    """
+
+    arranged: Arranged
+    targets: Tensor
+    puzzled: bool
+
+
 @dataclass
 class _Sums:
     """Sums over an epoch, left on the device until it ends."""
@@ -85,14 +104,14 @@ class _Sums:
 class Trainer:
     """A model, its optimiser and its schedule.
 
-    All randomness (mixup, puzzles, drop path) of a step depends on the seed, ``purpose``, the epoch and
-    the step alone: a run that goes on from a checkpoint takes the same steps as one that was never stopped.
+    What defences withhold is frozen. All randomness (mixup, puzzles, drop path, what defences draw) of a step depends
+    on the seed, ``purpose``, the epoch and the step alone: a run that goes on from a checkpoint takes the same steps
+    as one that was never stopped.
 
     Args:
         model: Is trained in place, on its device.
-        puzzle: MJP's part.
-        recipe: Everything else.
-        classes: Of the model.
+        learning: Recipe, and the puzzle's schedule.
+        pipeline: Defences; those of pictures and of single pictures' gradients act here.
         schedule: How long the run is, for the learning rate.
         seed: Of all randomness.
         purpose: Names that tell this run's randomness from others' of the same seed, such as a client's.
@@ -101,15 +120,17 @@ class Trainer:
     def __init__(
         self,
         model: Classifier,
-        puzzle: Puzzle,
-        recipe: Recipe,
+        learning: Learning,
+        pipeline: Pipeline,
         *,
-        classes: int,
         schedule: Schedule,
         seed: int,
         purpose: tuple[str | int, ...] = (),
     ) -> None:
-        self.model, self.puzzle, self.recipe = model, puzzle, recipe
+        self.model, self.puzzle, self.recipe, self._pipeline = model, learning.puzzle, learning.recipe, pipeline
+        recipe, frozen = learning.recipe, pipeline.withheld(roles_of(model))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
         self._schedule, self._seed, self._purpose = schedule, seed, purpose
         scale = recipe.batch_size / REFERENCE_BATCH
         self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
@@ -123,7 +144,7 @@ class Trainer:
             warmup_lr_init=recipe.warmup_learning_rate * scale,
             t_in_epochs=False,
         )
-        self._mixup = _mixup(recipe, classes)
+        self._mixup = _mixup(recipe, int(model.backbone.num_classes))
         self._normalises_batches = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
         self._forward: Any = torch.compile(model) if recipe.compile else model
 
@@ -150,8 +171,9 @@ class Trainer:
         started, sums = time.perf_counter(), _Sums()
         for step, batch in enumerate(batches):
             self._scheduler.step_update(epoch * self._schedule.steps + step)
-            loss, localisation = self.losses(batch, epoch, step)
-            self._take_step(self._total(loss, localisation, epoch, anchor))
+            self.optimizer.zero_grad()
+            loss, localisation = self._differentiate(batch, epoch, step, anchor)
+            self._take_step()
             sums.loss.append(loss.detach() * len(batch.labels))
             sums.localisation.append(localisation.detach() * len(batch.labels))
             sums.sizes.append(len(batch.labels))
@@ -162,12 +184,13 @@ class Trainer:
     def gradient(self, batch: Batch, epoch: int, step: int) -> tuple[dict[str, Tensor], float]:
         """FedSGD: the gradient of a batch's whole loss, by parameter name, and its classification loss; no step."""
         self.model.train()
-        loss, localisation = self.losses(batch, epoch, step)
-        parameters = dict(self.model.named_parameters())
-        total = self._total(loss, localisation, epoch, None)
-        found = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
+        self.optimizer.zero_grad()
+        loss, _ = self._differentiate(batch, epoch, step, None)
+        learnt = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        found = {name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in learnt.items()}
+        self.optimizer.zero_grad()
         self.model.eval()
-        return dict(zip(parameters, found, strict=True)), loss.item()
+        return found, loss.item()
 
     def losses(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Classification loss and DAL loss (0 without a regressor) of a batch, scalars.
@@ -175,39 +198,44 @@ class Trainer:
         Raises:
             TrainingError: If the model has batch normalisation and the batch is a single picture.
         """
-        if len(batch.labels) == 1 and self._normalises_batches:
+        return self._losses(self.shown(batch, epoch, step), self._randomness(epoch, step))
+
+    def _losses(self, shown: Shown, randomness: AbstractContextManager[None]) -> tuple[Tensor, Tensor]:
+        targets, mask = shown.targets, None
+        if len(targets) == 1 and self._normalises_batches:
             raise TrainingError("a batch of one picture cannot train a model that normalises over its batch: take more")
-        with self._randomness(epoch, step):
-            shown, targets = self.shown(batch, epoch, step)
-            mask = None
-            if shown.jigsaw is not None and self.model.defended:
-                mask = shown.jigsaw.mask.to(shown.images.device)
+        images = shown.arranged.images
+        if shown.puzzled and self.model.defended:
+            mask = shown.arranged.mask.to(images.device)
+        with randomness:
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
                 smoothing = self.recipe.label_smoothing if targets.ndim == 1 else 0.0  # mixup has smoothed them
-                loss = F.cross_entropy(self._forward(shown.images, mask), targets, label_smoothing=smoothing)
+                loss = F.cross_entropy(self._forward(images, mask), targets, label_smoothing=smoothing)
             if self.model.localisation is None:
                 return loss, loss.new_zeros(())
             return loss, self.model.localisation_loss(mask)
 
-    def shown(self, batch: Batch, epoch: int, step: int) -> tuple[Puzzled, Tensor]:
-        """What the network sees of a batch in a step: mixed and shuffled pictures, and their targets.
-
-        Targets are (batch,) labels, or (batch, classes) where pictures were mixed.
-        """
+    def shown(self, batch: Batch, epoch: int, step: int) -> Shown:
+        """What the network sees of a batch in a step: mixed and shuffled pictures, and their targets."""
         with self._randomness(epoch, step):
             images = batch.images.to(self._device, non_blocking=True)
             targets = batch.labels.to(self._device, non_blocking=True)
             if self._mixup is not None and len(images) % 2 == 0:  # timm mixes pairs
                 images, targets = self._mixup(images.clone(), targets)
-        generator = torch_generator(self._seed, "puzzle", *self._purpose, epoch, step)
-        return puzzled(images, self.model, self.puzzle, epoch=epoch, generator=generator), targets
+        drawn = self.randomness(epoch, step).of("puzzle")
+        found = arrange(images, self._pipeline, self.puzzle, grid=self.model.grid, epoch=epoch, randomness=drawn)
+        return Shown(found or Pipeline().arrange(images, self.model.grid, randomness=()), targets, found is not None)
+
+    def randomness(self, epoch: int, step: int) -> SeededRandomness:
+        """The source of what defences draw in a step."""
+        return SeededRandomness(self._seed, ("training", *self._purpose, epoch, step))
 
     @property
     def _device(self) -> torch.device:
         return self.model.mean.device
 
-    def _randomness(self, epoch: int, step: int) -> AbstractContextManager[None]:
-        return scoped_randomness(derive(self._seed, "step", *self._purpose, epoch, step))
+    def _randomness(self, *step: int) -> AbstractContextManager[None]:
+        return scoped_randomness(derive(self._seed, "step", *self._purpose, *step))
 
     def localisation_weight(self, epoch: int) -> float:
         """Of the DAL loss in an epoch (from 0)."""
@@ -222,9 +250,34 @@ class Trainer:
             total = total + anchor.mu / 2 * torch.stack(distances).sum()
         return total
 
-    def _take_step(self, total: Tensor) -> None:
-        self.optimizer.zero_grad()
-        total.backward()  # type: ignore[no-untyped-call]
+    def _differentiate(self, batch: Batch, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
+        """Leave the gradient of a batch's whole loss with the parameters; both losses of it."""
+        if self._pipeline.by_example:
+            return self._differentiate_singly(batch, epoch, step, anchor)
+        loss, localisation = self.losses(batch, epoch, step)
+        self._total(loss, localisation, epoch, anchor).backward()  # type: ignore[no-untyped-call]
+        return loss, localisation
+
+    def _differentiate_singly(
+        self, batch: Batch, epoch: int, step: int, anchor: Anchor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same where defences protect the gradient of each picture."""
+        shown = self.shown(batch, epoch, step)
+        learnt = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        losses, single = [], []
+        for place in range(len(batch.labels)):
+            pair = self._losses(_picture(shown, place), self._randomness(epoch, step, place))
+            total = self._total(*pair, epoch, anchor)
+            found = torch.autograd.grad(total, list(learnt.values()), materialize_grads=True)
+            single.append(dict(zip(learnt, found, strict=True)))
+            losses.append(torch.stack(pair).detach())
+        protected = self._pipeline.combine(single, randomness=self.randomness(epoch, step).of("step", 0))
+        for name, parameter in learnt.items():
+            parameter.grad = protected[name]
+        loss, localisation = torch.stack(losses).mean(dim=0)
+        return loss, localisation
+
+    def _take_step(self) -> None:
         if self.recipe.clip_gradient:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_gradient)
         self.optimizer.step()
@@ -243,6 +296,13 @@ class Trainer:
                 f"(now {self.recipe.learning_rate:g}) and start over; what was trained before is kept"
             )
         return EpochReport(loss, localisation, pictures, seconds, self.optimizer.param_groups[0]["lr"])
+
+
+def _picture(shown: Shown, place: int) -> Shown:
+    """One picture of a batch, as a batch."""
+    own = slice(place, place + 1)
+    whole = shown.arranged
+    return Shown(Arranged(whole.images[own], whole.mask[own], whole.source[own]), shown.targets[own], shown.puzzled)
 
 
 def localisation_weight(puzzle: Puzzle, recipe: Recipe, epoch: int, epochs: int) -> float:

@@ -19,13 +19,14 @@ What the paper leaves open, or where it contradicts itself:
 - Whether DAL was used with Swin-T is not said; section 4.2 has it "for all experiments".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedmjp.config import ModelConfig
+from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import UnknownNameError
-from fedmjp.training.config import Puzzle
+from fedmjp.training.config import TrainingConfig
 
 PAPER = "Ren et al., CVPR 2023"
 SETTING = "ImageNet-1K, 224 x 224, 300 epochs"
@@ -58,49 +59,54 @@ class Row:
     Attributes:
         name: Such as ``table4-J``.
         model: Keys of ``ModelConfig`` to lay over its defaults.
-        puzzle: Keys of ``Puzzle`` to lay over its defaults.
+        defences: As the command line takes them.
         reported: What the paper says of it.
     """
 
     name: str
     model: Mapping[str, Any]
-    puzzle: Mapping[str, Any]
+    defences: Sequence[str]
     reported: Reported
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Keys of ``TrainingConfig``."""
+        return {"model": dict(self.model), "defences": list(self.defences)}
 
-_NONE: Mapping[str, Any] = {}
-_PIXELS = {"shuffle": "pixels"}
-_JIGSAW = {"shuffle": "jigsaw", "mask_ratio": 0.03}
+
+_NONE: Sequence[str] = ()
+_PIXELS = ("pixels",)
+_JIGSAW = ("jigsaw:mask_ratio=0.03",)
+_MJP = ("mjp:mask_ratio=0.03",)
 _DEIT = {"name": "deit_small"}
 _SWIN = {"name": "swin_tiny", "patch_size": 4}
 _DAL = {"localisation": "nonlinear"}
-_UNK = {"defence": "mjp"}
 
 
-def _table1(name: str, model: Mapping[str, Any], puzzle: Mapping[str, Any], *figures: float) -> Row:
-    return Row(f"table1-{name}", model, puzzle, Reported(f"MJP, Table 1, {name}", *figures))
+def _table1(name: str, model: Mapping[str, Any], defences: Sequence[str], *figures: float) -> Row:
+    return Row(f"table1-{name}", model, defences, Reported(f"MJP, Table 1, {name}", *figures))
 
 
 def _table3(ratio: float, *figures: float) -> Row:
     reported = Reported(f"MJP, Table 3, {ratio:g}", *figures)
     if not ratio:
         return Row("table3-0", {**_DEIT, **_DAL}, _NONE, reported)
-    return Row(f"table3-{ratio:g}", {**_DEIT, **_UNK, **_DAL}, {"shuffle": "jigsaw", "mask_ratio": ratio}, reported)
+    return Row(f"table3-{ratio:g}", {**_DEIT, **_DAL}, (f"mjp:mask_ratio={ratio}",), reported)
 
 
-def _table4(letter: str, changes: Mapping[str, Any], puzzle: Mapping[str, Any], top1: float, consistency: float) -> Row:
+def _table4(letter: str, changes: Mapping[str, Any], defences: Sequence[str], top1: float, consistency: float) -> Row:
     reported = Reported(f"MJP, Table 4, {letter}", top1, consistency=consistency)
-    return Row(f"table4-{letter}", {**_DEIT, **changes}, puzzle, reported)
+    return Row(f"table4-{letter}", {**_DEIT, **changes}, defences, reported)
 
 
 # In this order: the first row that a run corresponds to has most figures.
 _ROWS = (
     _table1("resnet50", {"name": "resnet50"}, _NONE, 79.3, 11.77, 51.5),
-    _table1("resnet50-mjp", {"name": "resnet50", "defence": "jigsaw"}, _JIGSAW, 79.4, 7.11, 69.3),
+    _table1("resnet50-mjp", {"name": "resnet50"}, _JIGSAW, 79.4, 7.11, 69.3),
     _table1("deit_small", _DEIT, _NONE, 79.8, 16.21, 64.3, 36.0),
-    _table1("deit_small-mjp", {**_DEIT, **_UNK, **_DAL}, _JIGSAW, 80.5, 8.96, 82.9, 62.9),
+    _table1("deit_small-mjp", {**_DEIT, **_DAL}, _MJP, 80.5, 8.96, 82.9, 62.9),
     _table1("swin_tiny", _SWIN, _NONE, 81.3, 15.49, 41.5),
-    _table1("swin_tiny-mjp", {**_SWIN, **_UNK, **_DAL}, _JIGSAW, 81.3, 12.36, 66.9),
+    _table1("swin_tiny-mjp", {**_SWIN, **_DAL}, _MJP, 81.3, 12.36, 66.9),
     _table3(0, 80.0, 16.56, 64.0),
     _table3(0.03, 80.5, 8.96, 82.9),
     _table3(0.09, 80.3, 6.36, 88.1),
@@ -111,12 +117,12 @@ _ROWS = (
     _table4("B", {"name": "deit_small_without_positions"}, _NONE, 77.5, 100.0),
     _table4("C", {}, _PIXELS, 74.9, 74.8),
     _table4("D", _DAL, _NONE, 80.0, 64.0),
-    _table4("E", {"defence": "jigsaw"}, _JIGSAW, 79.2, 73.8),
-    _table4("F", {"defence": "jigsaw", "index_embedding": True}, _JIGSAW, 79.9, 79.6),
-    _table4("G", _UNK, _JIGSAW, 80.1, 83.8),
-    _table4("H", {**_UNK, "localisation": "pca"}, _JIGSAW, 79.9, 83.4),
-    _table4("I", {**_UNK, "localisation": "linear"}, _JIGSAW, 80.0, 83.8),
-    _table4("J", {**_UNK, **_DAL}, _JIGSAW, 80.5, 82.9),
+    _table4("E", {}, _JIGSAW, 79.2, 73.8),
+    _table4("F", {"index_embedding": True}, _JIGSAW, 79.9, 79.6),
+    _table4("G", {}, _MJP, 80.1, 83.8),
+    _table4("H", {"localisation": "pca"}, _MJP, 79.9, 83.4),
+    _table4("I", {"localisation": "linear"}, _MJP, 80.0, 83.8),
+    _table4("J", _DAL, _MJP, 80.5, 82.9),
 )
 ROWS: Mapping[str, Row] = {each.name: each for each in _ROWS}
 
@@ -132,18 +138,26 @@ def row(name: str) -> Row:
     return ROWS[name]
 
 
-def reported(model: ModelConfig, puzzle: Puzzle) -> Reported | None:
+def reported(network: ModelConfig, pipeline: Pipeline | None) -> Reported | None:
     """What the paper reports of a model that was trained so, if anything.
 
     Data, picture size and the recipe are not compared: a run may have others than ``SETTING``.
+
+    Args:
+        network: With what defences add to it.
+        pipeline: The defences; None where they are not known, and the first row of such a network is taken.
     """
-    wanted = _identity(model, puzzle)
     for each in _ROWS:
-        if _identity(ModelConfig.parse(each.model), Puzzle.parse(each.puzzle)) == wanted:
+        config = TrainingConfig.parse(each.values)
+        same = _network(config.network) == _network(network)
+        if same and (pipeline is None or _defences(config.pipeline) == _defences(pipeline)):
             return each.reported
     return None
 
 
-def _identity(model: ModelConfig, puzzle: Puzzle) -> tuple[object, ...]:
-    ratio = puzzle.mask_ratio if puzzle.shuffle == "jigsaw" else None
-    return model.name, model.defence, model.index_embedding, model.localisation, puzzle.shuffle, ratio
+def _network(model: ModelConfig) -> tuple[object, ...]:
+    return model.name, model.unknown_embedding, model.index_embedding, model.localisation
+
+
+def _defences(pipeline: Pipeline) -> list[dict[str, object]]:
+    return [{"name": each.name, **each.options.model_dump()} for each in pipeline.made]

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.errors import BadInputError, ConfigError, DataError, OutputError
-from fedmjp.training.config import FederatedConfig, TrainingConfig
+from fedmjp.scenario import Scenario
+from fedmjp.training.config import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,16 @@ class TrainingFolder:
                     f"training of {self.root}: evaluate on pictures of the same classes"
                 )
 
-    def config(self) -> TrainingConfig | FederatedConfig:
+    def config(self) -> TrainingConfig | Scenario:
         """The configuration that the run was started with.
 
         Raises:
             BadInputError: If the folder holds no training run.
         """
         about = self._about()
-        kinds: dict[str, type[TrainingConfig | FederatedConfig]] = {
+        kinds: dict[str, type[TrainingConfig | Scenario]] = {
             "central": TrainingConfig,
-            "federated": FederatedConfig,
+            "federated": Scenario,
         }
         try:
             return kinds[about["kind"]].parse(about["config"])
@@ -133,9 +134,7 @@ class TrainingFolder:
             BadInputError: If the folder holds no training run.
             CheckpointError: If it has no weights yet.
         """
-        config = self.config()
-        model = config.model if isinstance(config, TrainingConfig) else config.training.model
-        return model.model_copy(update={"weights": Checkpoint.of(self.weights)})
+        return self.config().network.model_copy(update={"weights": Checkpoint.of(self.weights)})
 
     def _about(self) -> dict[str, Any]:
         try:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedmjp.data.loading import Batch
 from fedmjp.errors import DataError
-from fedmjp.evaluation.inference import UNDECIDED, evaluated, predictions
 from fedmjp.models.classifier import Classifier
+from fedmjp.models.inference import UNDECIDED, evaluated, predictions
 
 
 @dataclass(frozen=True)

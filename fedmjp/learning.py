@@ -1,0 +1,150 @@
+"""How models learn: the recipe, the puzzle's schedule, and what a federation adds to them."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedmjp.config import Config, Numbers, UpdateKind
+
+Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"]
+Scheme = Literal["iid", "dirichlet", "pathological"]
+# A step of FedAdam is about as long as its learning rate, in every weight; FedSGD's is plain SGD.
+SERVER_RATES: dict[Strategy, float] = {"fedavg": 1.0, "fedprox": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedsgd": 0.1}
+HIGHEST_RATE = 1000.0  # far beyond what trains anything, and still a number after scaling
+ROUND_SECONDS = 86400.0  # clients may wait for a core
+
+
+class Puzzle(Config):
+    """When pictures are shuffled in training, and how strongly positions are learnt. The defaults are the paper's.
+
+    Whether and how much is shuffled is the defence's. The official code (yhlleo/MJP, ``main.py`` and ``train.sh``)
+    differs: see ``OFFICIAL_CODE``.
+
+    Attributes:
+        probability: Share of batches that are shuffled; 1 in the paper, 0.5 in its code.
+        warmup_epochs: Epochs without a puzzle at the start; none in the paper, those of the learning
+            rate's warm-up in its code.
+        masks: One per picture (Alg. 1 takes a picture), or one for the whole batch (the code).
+        localisation_weight: Weight of the DAL loss, 0.01 (paper, section 4.2).
+        localisation_schedule: "constant" (paper), or "cosine" from the weight to its half after a linear
+            warm-up from 0 (the code).
+    """
+
+    probability: float = Field(1.0, gt=0.0, le=1.0)
+    warmup_epochs: int = Field(0, ge=0)
+    masks: Literal["picture", "batch"] = "picture"
+    localisation_weight: float = Field(0.01, ge=0.0, allow_inf_nan=False)
+    localisation_schedule: Literal["constant", "cosine"] = "constant"
+
+
+# What the official code does where the paper says otherwise. Its masks are ``mjp:mask_ratio=0.1``, and its regressor
+# has two layers (``ModelConfig.localisation_layers``).
+OFFICIAL_CODE = Puzzle(probability=0.5, warmup_epochs=20, masks="batch", localisation_schedule="cosine")
+
+
+class Recipe(Config):
+    """The recipe of MJP's Table 7 (supplement, Table 1), which is DeiT's; the defaults are its values.
+
+    The learning rate is ``learning_rate * batch_size / 512``. Where the paper gives no number (gradient
+    clipping, drop path, final and first learning rate) the official code's is taken.
+    """
+
+    epochs: int = Field(300, ge=1)
+    batch_size: int = Field(1024, ge=1)
+    learning_rate: float = Field(5e-4, gt=0, le=HIGHEST_RATE, description="for a batch of 512")
+    warmup_learning_rate: float = Field(5e-7, ge=0, le=HIGHEST_RATE, description="first, for a batch of 512")
+    final_learning_rate: float = Field(5e-6, ge=0, le=HIGHEST_RATE, description="last, for a batch of 512")
+    warmup_epochs: int = Field(20, ge=0)
+    weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False)
+    label_smoothing: float = Field(0.1, ge=0.0, lt=1.0)
+    drop_path: float = Field(0.1, ge=0.0, lt=1.0)
+    clip_gradient: float = Field(5.0, ge=0, allow_inf_nan=False, description="largest norm; 0 never clips")
+    repeats: int = Field(3, ge=1, description="repeated augmentation: versions of a picture in an epoch")
+    crop_scale: float = Field(0.08, gt=0.0, le=1.0, description="smallest share of a picture that a crop keeps")
+    flip: float = Field(0.5, ge=0.0, le=1.0)
+    color_jitter: float = Field(0.4, ge=0.0, le=1.0, description="where rand_augment is empty")
+    rand_augment: str = Field("rand-m9-mstd0.5-inc1", description="as timm writes it; empty for none")
+    random_erasing: float = Field(0.25, ge=0.0, le=1.0)
+    mixup: float = Field(0.8, ge=0.0, allow_inf_nan=False)
+    cutmix: float = Field(1.0, ge=0.0, allow_inf_nan=False)
+    crop_share: float = Field(0.875, gt=0.0, le=1.0, description="share of the shorter side, for evaluation")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = Field(False, description="torch.compile, worth it on CUDA")
+    workers: int = Field(0, ge=0, description="processes that read pictures")
+
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> Self:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"{self.warmup_epochs} warm-up epochs leave nothing of {self.epochs} epochs")
+        return self
+
+
+class Learning(Config):
+    """What every training has: the recipe of its steps, and the puzzle's schedule."""
+
+    recipe: Recipe = Recipe()
+    puzzle: Puzzle = Puzzle()
+
+
+class PartitionConfig(Config):
+    """How pictures are dealt to clients, by flwr-datasets' partitioners.
+
+    Attributes:
+        scheme: "iid" (shuffled, equal shares), "dirichlet" (Hsu et al., 2019; each class is dealt by
+            proportions drawn from a symmetric Dirichlet distribution), "pathological" (McMahan et al.,
+            2017; each client has pictures of few classes).
+        alpha: Concentration of the Dirichlet distribution.
+        classes_per_client: Of the pathological scheme.
+    """
+
+    scheme: Scheme = "iid"
+    alpha: float = Field(0.3, gt=0, allow_inf_nan=False)
+    classes_per_client: int = Field(2, ge=1)
+
+
+class Training(Learning):
+    """What clients and server of a scenario train.
+
+    Each round a share of the clients trains for ``local_epochs`` with the recipe and uploads how its weights changed;
+    rounds x local epochs take the place of ``recipe.epochs``, and the learning rate runs over them. With "fedsgd" a
+    client uploads the gradient of its next batch instead, and the server takes a step of plain SGD.
+
+    Attributes:
+        participation: Share of the clients that take part in a round, at least one.
+        server_momentum: Of FedAvgM.
+        proximal_mu: Of FedProx.
+        round_seconds: How long the server waits for the clients of a round, which may wait for a core.
+        records: Rounds in which everything that crosses the wire is recorded.
+        checkpoint_every: Rounds between checkpoints.
+    """
+
+    partition: PartitionConfig = PartitionConfig()
+    strategy: Strategy = "fedavg"
+    rounds: int = Field(10, ge=1)
+    local_epochs: int = Field(1, ge=1)
+    participation: float = Field(1.0, gt=0.0, le=1.0)
+    server_momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    proximal_mu: float = Field(0.01, ge=0.0, allow_inf_nan=False)
+    round_seconds: float = Field(ROUND_SECONDS, gt=0)
+    records: Numbers = ()
+    checkpoint_every: int = Field(1, ge=1)
+
+    @property
+    def update(self) -> UpdateKind:
+        """What clients upload."""
+        return "gradient" if self.strategy == "fedsgd" else "delta"
+
+    @property
+    def epochs(self) -> int | None:
+        """Of a client in all rounds; in FedSGD its pictures decide how many there are."""
+        return None if self.strategy == "fedsgd" else self.rounds * self.local_epochs
+
+    @model_validator(mode="after")
+    def _rounds_come(self) -> Self:
+        late = [each for each in self.records if not 1 <= each <= self.rounds]
+        if late:
+            raise ValueError(f"records of round {late[0]} were asked for, but there are rounds 1 to {self.rounds}")
+        if self.epochs is not None and self.recipe.warmup_epochs >= self.epochs:
+            told = f"{self.epochs} epochs (rounds x local epochs)"
+            raise ValueError(f"{self.recipe.warmup_epochs} warm-up epochs leave nothing of {told}")
+        return self

@@ -1,0 +1,140 @@
+"""What a training run writes down after every round, and goes on from."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any, cast
+
+from flwr.app import Message
+from flwr.common import log
+from torch import Tensor
+
+from fedmjp.learning import Training
+from fedmjp.models.classifier import Classifier
+from fedmjp.scenario import Scenario
+from fedmjp.training.history import History, Value
+from fedmjp.training.run_folder import TrainingFolder
+from fedmjp.training.state import load_state, save_state, save_weights
+from fedmjp.wire import EXAMPLES, METRICS
+from server.aggregation import Aggregator
+from server.refusals import RefusalFile
+from server.screening import plausible
+from server.validation import Validation
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that was played.
+
+    Attributes:
+        number: From 1.
+        reported: By each client whose reply was used, or each group.
+        refused: How many were not.
+        started: When, as ``time.perf_counter`` has it.
+    """
+
+    number: int
+    reported: Sequence[Mapping[str, float]]
+    refused: int
+    started: float
+
+
+class Journal:
+    """History, validation and checkpoints of a training run.
+
+    Args:
+        scenario: What is trained.
+        training: Its part that says how.
+        folder: Of the run.
+        model: Of the scenario.
+
+    Raises:
+        DataError: If there is no validation split that fits the model.
+    """
+
+    def __init__(self, scenario: Scenario, training: Training, folder: TrainingFolder, model: Classifier) -> None:
+        self._scenario, self._training, self._folder = scenario, training, folder
+        skip = lambda reason: log(INFO, "[SKIPPED] %s", reason)  # noqa: E731
+        self._validation = Validation(model, scenario, training.recipe, skip)
+        self._history = History(folder.history, folder.tensorboard)
+        self._uploads: Counter[int] = Counter()
+
+    def resume(self, weights: dict[str, Tensor], aggregator: Aggregator) -> tuple[int, dict[str, Tensor]]:
+        """Go back to the last checkpoint: how many rounds it had done, and its weights; else 0 and those given.
+
+        Raises:
+            CheckpointError: If it is of another configuration.
+        """
+        state = load_state(self._folder.state, config=self._scenario.digest_of_run())
+        done = 0
+        if state is not None:
+            done, weights = int(state["round"]), state["weights"]
+            aggregator.load_state(state["strategy"])
+        self._history.keep_until(done)
+        RefusalFile.of_run(self._folder.root).keep_until(done)
+        for each in range(1, done + 1):
+            self._uploads.update(self._scenario.participants(each))
+        return done, weights
+
+    def write(self, played: Round, weights: Mapping[str, Tensor], uploaded: int) -> None:
+        """Add a round to the history, with the accuracy of the weights after it.
+
+        Args:
+            played: The round.
+            weights: After it.
+            uploaded: Values in one upload.
+        """
+        seconds = time.perf_counter() - played.started
+        self._uploads.update(self._scenario.participants(played.number))
+        spent = self._scenario.pipeline.spent(max(self._uploads.values()))
+        accuracy = self._validation.accuracy(weights)
+        reported = played.reported
+        self._history.append(
+            {
+                "round": played.number,
+                "loss": _mean(reported, "loss"),
+                "validation_loss": accuracy.loss,
+                "top1": accuracy.top1,
+                "learning_rate": _mean(reported, "learning-rate"),
+                "clients": len(reported) * self._scenario.pipeline.clients,
+                "refused": played.refused,
+                "skipped": _sum(reported, "skipped"),
+                "pictures": _sum(reported, "pictures"),
+                "validation_pictures": accuracy.total,
+                "seconds": seconds,
+                "images_per_second": _sum(reported, "pictures") / seconds,
+                "upload_bytes": uploaded * self._scenario.pipeline.bits / 8,
+                "upload_seconds": _mean(reported, "upload-seconds"),
+                "epsilon": None if spent is None else spent.epsilon,
+            }
+        )
+
+    def keep(self, server_round: int, weights: Mapping[str, Tensor], aggregator: Aggregator) -> None:
+        """Write a checkpoint where one is due."""
+        if server_round % self._training.checkpoint_every and server_round < self._training.rounds:
+            return
+        save_weights(self._folder.weights, weights)
+        about: dict[str, Any] = {"config": self._scenario.digest_of_run(), "round": server_round, "weights": weights}
+        save_state(self._folder.state, about | {"strategy": aggregator.state()})
+
+
+def metrics_of(reply: Message) -> dict[str, float]:
+    """What a client reports, without what cannot be."""
+    reported = reply.content.metric_records[METRICS]
+    return {name: cast(float, value) for name, value in reported.items() if plausible(value)}
+
+
+def _sum(reported: Sequence[Mapping[str, float]], name: str) -> int:
+    """Of all clients that report it."""
+    return int(sum(each.get(name, 0) for each in reported))
+
+
+def _mean(reported: Sequence[Mapping[str, float]], name: str) -> Value:
+    """Over the pictures of all clients that report it; None if none does."""
+    pairs = [(each[EXAMPLES], each[name]) for each in reported if name in each]
+    if not pairs:
+        return None
+    return math.fsum(weight * value for weight, value in pairs) / sum(weight for weight, _ in pairs)

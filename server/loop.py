@@ -1,0 +1,162 @@
+"""The server's loop over the rounds of a scenario: single batches that are recorded, or training."""
+
+import time
+from collections.abc import Mapping, Sequence
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Message
+from flwr.common import log
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedmjp.config import RunConfig
+from fedmjp.errors import ConfigError
+from fedmjp.learning import ROUND_SECONDS
+from fedmjp.models.build import build
+from fedmjp.models.roles import roles_of
+from fedmjp.scenario import Scenario
+from fedmjp.training.run_folder import TrainingFolder
+from fedmjp.wire import EXAMPLES, REPORTED, uploads_of_round
+from server.aggregation import Aggregator
+from server.journal import Journal, Round, metrics_of
+from server.refusals import Refusal, RefusalFile
+from server.roster import Roster
+from server.screening import LARGEST, Screen, refusal
+from server.secure_sum import SecureSum
+from server.tap import UploadTap
+from server.uploads import UploadFolder
+
+OVERFLOW = "the replies are finite, their mean is not; weights stay"
+
+
+class Federation:
+    """Plays the rounds of a scenario; a training run goes on after the last checkpoint of its folder.
+
+    Args:
+        grid: Flower's way to the clients.
+        scenario: What is played.
+        run: Says where files go.
+        index: Which of the run's scenarios it is.
+
+    Raises:
+        ConfigError: If a training run has no folder.
+        DataError: If there is no validation split that fits the model.
+        CheckpointError: If the folder's state is of another configuration.
+    """
+
+    def __init__(self, grid: Grid, scenario: Scenario, run: RunConfig, index: int = 0) -> None:
+        self._grid, self._scenario, self._run, self._index = grid, scenario, run, index
+        model = build(scenario.network)
+        self._weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
+        withheld = scenario.pipeline.withheld(roles_of(model))
+        self._sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
+        self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
+        training = scenario.training
+        self._seconds = ROUND_SECONDS if training is None else training.round_seconds
+        self._roster = Roster(grid, scenario.clients, self._seconds)
+        self._refused: list[Refusal] = []
+        self._done, self._journal, folder = 0, None, self._uploads
+        if training is not None:
+            if not run.output_folder:
+                raise ConfigError("output-folder is empty; name the folder that history and weights go to")
+            folder = Path(run.output_folder)
+            self._journal = Journal(scenario, training, TrainingFolder(folder), model)
+            self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
+        self._refusals = None if folder is None else RefusalFile.of_run(folder)
+
+    def play(self) -> list[Refusal]:
+        """Play the rounds that are left; what was refused in them."""
+        self._roster.wait()
+        for server_round in range(self._done + 1, self._scenario.rounds + 1):
+            self._round(server_round)
+            log(INFO, "[ROUND %s/%s] done", server_round, self._scenario.rounds)
+        return self._refused
+
+    def _round(self, server_round: int) -> None:
+        started = time.perf_counter()
+        accepted, refused = self._exchange(server_round)
+        replies = list(accepted.values())
+        played = Round(server_round, [metrics_of(reply) for reply in replies], len(refused), started)
+        stepped = self._aggregator.aggregate(server_round, self._weights, replies)
+        if stepped is None:
+            self._refuse([Refusal(server_round, None, OVERFLOW)])
+        else:
+            self._weights = stepped
+        if self._journal is not None:
+            self._journal.write(played, self._weights, self._sent)
+            self._journal.keep(server_round, self._weights, self._aggregator)
+
+    def _exchange(self, server_round: int) -> tuple[dict[int, Message], list[Refusal]]:
+        """Send the weights to clients; their replies that can be used, by client, and why others cannot.
+
+        Of groups whose updates are summed, the first client stands for all.
+        """
+        nodes, left_out = self._roster.nodes()
+        self._refuse([Refusal(server_round, None, reason) for reason in left_out])
+        sent = self._aggregator.records(self._weights)
+        groups = self._groups(server_round)
+        present = [group for group in groups if all(client in nodes for client in group)]
+        asked = {nodes[client]: client for group in present for client in group}
+        messages = self._aggregator.messages(server_round, sent, list(asked), scenario=self._index)
+        replies = self._between(server_round, sent, asked).send_and_receive(messages, timeout=self._seconds)
+        clients = {each.metadata.message_id: asked[each.metadata.dst_node_id] for each in messages}
+        answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
+        accepted: dict[int, Message] = {}
+        refused = []
+        for first, *others in groups:
+            reason = self._reason(answers.get(first)) if [first, *others] in present else "is not connected"
+            if reason is None:
+                accepted[first] = answers[first]
+            else:
+                log(INFO, "round %s: client %s refused: %s", server_round, first, reason)
+                refused.append(Refusal(server_round, first, reason))
+        self._refuse(refused)
+        return accepted, refused
+
+    def _between(self, server_round: int, sent: Mapping[str, ArrayRecord], asked: Mapping[int, int]) -> Grid:
+        """What stands between the loop and the clients: from them on, screening, the sum, the tap."""
+        expected = self._aggregator.expected(sent)
+        reported = (EXAMPLES,) if self._journal is None else REPORTED
+
+        def check(node: int, reply: Message) -> str | None:
+            return refusal(reply, expected, self._most_examples(asked[node]), reported)
+
+        summed = SecureSum(Screen(self._grid, check), self._scenario.pipeline.clients, asked.__getitem__)
+        kind, folder = self._scenario.threat.update, self._folder(server_round)
+        return UploadTap(summed, folder, kind, done=server_round - 1, number=asked.__getitem__)
+
+    def _groups(self, server_round: int) -> list[list[int]]:
+        size, chosen = self._scenario.pipeline.clients, self._scenario.participants(server_round)
+        return [chosen[first : first + size] for first in range(0, len(chosen), size)]
+
+    def _reason(self, reply: Message | None) -> str | None:
+        if reply is None:
+            return f"no answer within {self._seconds:g} seconds"
+        return (reply.error.reason or "no reason given") if reply.has_error() else None
+
+    def _refuse(self, refused: Sequence[Refusal]) -> None:
+        self._refused += refused
+        if self._refusals is not None:
+            self._refusals.add(list(refused))
+
+    def _most_examples(self, client: int) -> int:
+        """How many pictures can be behind a client's reply."""
+        scenario = self._scenario
+        if scenario.training is None or scenario.training.update == "gradient":
+            return scenario.threat.batch_size
+        return self._run.share_sizes[client] if self._run.share_sizes else LARGEST
+
+    @property
+    def _uploads(self) -> Path | None:
+        """Where the uploads of single batches go."""
+        return Path(self._run.uploads_folder) / self._scenario.folder if self._run.uploads_folder else None
+
+    def _folder(self, server_round: int) -> UploadFolder | None:
+        """Where the uploads of a round go; None where they are not recorded."""
+        training, folder = self._scenario.training, self._uploads
+        if folder is None or (training is not None and server_round not in training.records):
+            return None
+        if training is not None:
+            folder = uploads_of_round(Path(self._run.uploads_folder), server_round) / self._scenario.folder
+        return UploadFolder(folder, frozenset(self._run.upload_tensors))
