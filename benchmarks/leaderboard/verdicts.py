@@ -141,6 +141,8 @@ def _no_twin(case: Case) -> Judgement | None:
         return Judgement("inconclusive", f"{_figures(case)}; the same attack was not run without the defence")
     if unfinished(twin) or not _covers(entry.over_twin, entry):
         return Judgement("inconclusive", f"{_figures(case)}; the cell without the defence is incomplete")
+    if twin.over_floor is None:
+        return Judgement("inconclusive", f"{_figures(case)}; no guess to compare the cell without the defence with")
     if not leaking(twin):
         return Judgement("inconclusive", f"{_figures(case)}, where the attack recovers no more than a guess either")
     return None
