@@ -17,7 +17,7 @@ from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
-from fedmjp.scenario import Scenario, of_single_batches
+from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
 from fedmjp.settings import Setting
 
 
@@ -174,10 +174,9 @@ class Campaign(Config):
             raise ValueError(f"metrics must hold {LEAKAGE}, by which leakage is judged; got {', '.join(self.metrics)}")
         unknown = set(self.weights) | set(self.accuracy)
         for grid in self.grids:
-            attacked = (Scenario.parse({"model": m, "defences": d}) for m in grid.models for d in grid.defences)
-            for scenario, setting in itertools.product(attacked, grid.settings):
-                for each in (scenario.in_setting(setting, 0.0), scenario.without()):
-                    unknown.difference_update(each.pipeline.names_of_weights(each.model.name))
+            pipelines = map(pipeline_of, ((), (SHUFFLED_ALONE,), *grid.defences))
+            for pipeline, model in itertools.product(pipelines, grid.models):
+                unknown.difference_update(pipeline.names_of_weights(model))
         if unknown:
             raise ValueError(f"weights or accuracy of {', '.join(sorted(unknown))}, which no grid attacks")
         return self
