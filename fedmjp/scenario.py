@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedmjp.config import MAX_SEED, Config, ModelConfig, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
@@ -100,6 +100,12 @@ class Scenario(Config):
             return {**values, "model": {**model, "seed": values["seed"]}}
         return values
 
+    @model_serializer(mode="wrap")
+    def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is of single batches only, or of training only."""
+        left_out = ("training",) if self.training is None else OF_BATCHES
+        return {name: value for name, value in dump(self).items() if name not in left_out}
+
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
         if self.clients % self.pipeline.clients:
@@ -126,10 +132,7 @@ class Scenario(Config):
                 raise ValueError(f"{name} is of single batches: leave it out, training and its recipe say it")
         if self.server_learning_rate == 0:
             raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
-        self.pipeline.require_puzzle(self.model.grid, training.puzzle.warmup_epochs, training.epochs)
-        if self.pipeline.by_example and (training.recipe.mixup or training.recipe.cutmix):
-            name = self.pipeline.by_example[0].name
-            raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")
+        training.require_defences(self.pipeline, self.model.grid, training.epochs)
         return self
 
     @property

@@ -22,7 +22,6 @@ ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregat
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
 MASK_RATIO = "mask_ratio"
 ELSEWHERE = frozenset({MASK_RATIO, "shuffle", *(each.name for each in fields(Plan))})
-MOVABLE = 2  # patches that can change places
 
 
 class DefenceConfig(Config):
@@ -281,19 +280,6 @@ class Pipeline:
     def planned(self, plan: Plan) -> tuple[DefenceConfig, ...]:
         """Their configurations with what the plan says of options that were not given."""
         return tuple(_planned(config, asdict(plan)) for config in self.configs)
-
-    def require_puzzle(self, grid: int, warmup_epochs: int, epochs: int | None) -> None:
-        """A puzzle in training must move something at some time.
-
-        Raises:
-            ValueError: If it does not.
-        """
-        if not self.shuffles:
-            return
-        if int(grid**2 * self.mask_ratio) < MOVABLE:
-            raise ValueError(f"mask-ratio {self.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
-        if epochs is not None and warmup_epochs >= epochs:
-            raise ValueError(f"{warmup_epochs} epochs without a puzzle leave none of {epochs} with one")
 
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
         """An update as it leaves a client.
