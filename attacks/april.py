@@ -113,7 +113,7 @@ class April(AprilMinNorm):
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
         """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded", "pruned"}
+        return super().handles(model, threat) | {"noisy", "rounded"}
 
     def _solve(
         self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel

@@ -114,7 +114,7 @@ class PatchEmbeddingWiener(PatchEmbedding):
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded", "pruned"}
+        return super().handles(model, threat) | {"noisy", "rounded"}
 
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)

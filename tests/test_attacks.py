@@ -462,9 +462,9 @@ MATCH = {"gradient_matching", "mjp_matching"}
         ("deit_tiny", ["mjp", "clip"], READ_FACTS),
         *(
             ("deit_tiny", ["mjp", each], READ_FACTS)
-            for each in ("gaussian", "gaussian:noise=0.3", "prune", "round", "quantise", "local_dp", "dp_sgd")
+            for each in ("gaussian", "gaussian:noise=0.3", "laplace", "round", "local_dp", "dp_sgd")
         ),
-        ("deit_tiny", ["mjp", "sign"], set()),
+        *(("deit_tiny", ["mjp", each], set()) for each in ("prune", "quantise", "sign", "soteria")),
         ("deit_tiny", ["mjp", "gaussian", "prune"], set()),
         ("deit_tiny", ["mjp", "secure_sum:clients=2"], set()),
         ("deit_tiny", ["mjp", "withhold:roles=position_embedding"], set()),

@@ -19,6 +19,7 @@ from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.threat import ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
 from tests.federations import MICRO, PLAIN, play, scenario_of
@@ -124,7 +125,7 @@ def test_localisation_is_taken_out_where_nothing_is_masked(records: Path) -> Non
     found = torch.autograd.grad(model.localisation_loss(), list(model.parameters()), materialize_grads=True)
     loss = dict(zip((name for name, _ in model.named_parameters()), found, strict=True))
     upload = Upload({name: 2 * value + 1 for name, value in loss.items()}, "gradient", 1, 1, 0, "weights")
-    for name, tensor in without_localisation(upload, model, 2.0).tensors.items():
+    for name, tensor in without_localisation(upload, model, 2.0, ThreatModel()).tensors.items():
         assert torch.allclose(tensor, torch.ones_like(tensor), atol=1e-6), name
 
 
