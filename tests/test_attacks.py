@@ -480,7 +480,7 @@ MATCH = {"gradient_matching", "mjp_matching"}
         ),
         ("deit_tiny_april", ["mjp", "round"], {"mjp_intersection", "mjp_prior"}),
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, set) else str(value),  # sets have no order
 )
 def test_an_attack_is_adapted_where_it_takes_all_that_was_done_into_account(
     name: str, defences: object, adapted: set[str]
