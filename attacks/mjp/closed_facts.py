@@ -33,7 +33,7 @@ class ClosedFacts(Attack[Entrance]):
         return refusal(model, threat) or size_refusal(model.image_size)
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """What MJP does, a factor of the whole update, and what disturbs the equations like noise."""
+        """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise."""
         del threat
         return HANDLED if model.defended else HANDLED - MJP
 
