@@ -44,7 +44,7 @@ class _Record:
         """As the server can use it: without what it can compute itself."""
         upload = Upload.load(self.recording.folder.uploads / self.scenario.folder / self.path.name)
         weight = self.recording.localisation_weights.get(str(self.node), 0.0)
-        return without_localisation(upload, self.model(), weight) if weight else upload
+        return without_localisation(upload, self.model(), weight, self.scenario.threat) if weight else upload
 
     def private(self) -> PrivateBatch:
         """What it was computed from."""
