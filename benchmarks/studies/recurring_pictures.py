@@ -24,7 +24,6 @@ from benchmarks.uploads.rounds import RecordedRounds
 from fedmjp import provenance
 from fedmjp.errors import BadInputError
 from fedmjp.metrics import metric
-from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.running import run_function
 
@@ -58,19 +57,17 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
     Raises:
         BadInputError: If uploads are of several pictures.
     """
-    federation = rounds.arms(None, None, device="cpu")
-    arm = federation.arms[0]  # of a training run, there is one
-    threat = scenario.threat
+    (scenario,) = rounds.attacked(None, device="cpu")  # of a training run, there is one
     kept: dict[int, list[Upload]] = {}
     seen: dict[str, int] = {}
     rows = []
-    for record in rounds.records(arm):
-        private = PrivateBatch.load(record.path)
+    for record in rounds.records(scenario):
+        private = record.private()
         if len(private.pictures) > 1:
             raise BadInputError(f"{record.path} is of {len(private.pictures)} pictures; record batches of one")
-        model = record.model("cpu")
+        model = record.model()
         attack = MjpIntersection()
-        upload = record.upload("cpu")
+        upload = record.upload()
         upload = replace(upload, tensors={name: upload.tensors[name] for name in attack.tensors(model)})
         before = kept.setdefault(record.node, [])
         picture = private.pictures[0]
@@ -79,7 +76,7 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
         (made,) = attack.reconstruct(
             [replace(upload, others=tuple(before))],
             model,
-            threat,
+            scenario.threat,
             generator=torch.Generator().manual_seed(0),
         )
         rows.append(
