@@ -35,7 +35,7 @@ NORMAL = 3.0  # kurtosis of normal noise; laws with longer tails have more
 
 
 def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
-    """Why no upload under this threat model shows which patches were masked; None if it may, or nothing masks any."""
+    """Say why no upload under this threat model shows its mask; None if it may, or nothing is masked."""
     if not model.defended:
         return None
     done = threat.pipeline.made
@@ -112,4 +112,5 @@ def _silent_rows(rows: Tensor, deviation: float) -> Tensor:
 
 def _excess(powers: Tensor, kurtosis: float) -> Tensor:
     """Of each row's mean square over that of noise, in standard deviations if the noise has this kurtosis."""
-    return (powers.mean(dim=1) - 1) / ((kurtosis - 1) / powers.shape[1]) ** 0.5
+    excess: Tensor = (powers.mean(dim=1) - 1) / ((kurtosis - 1) / powers.shape[1]) ** 0.5
+    return excess

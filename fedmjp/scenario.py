@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, mode
 
 from fedmjp.config import MAX_SEED, Config, ModelConfig, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
-from fedmjp.defences.pipeline import DefenceConfig, Defences, Pipeline, pipeline_of
+from fedmjp.defences.pipeline import DefenceConfig, Defences, Pipeline, pipeline_of, with_mask_ratio
 from fedmjp.errors import ConfigError
 from fedmjp.learning import SERVER_RATES, Training
 from fedmjp.seeds import torch_generator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
 
 SHUFFLE = "shuffle"  # option of defences that move patches
+SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling alone achieves
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
@@ -254,7 +255,7 @@ class Scenario(Config):
         if shuffled is (self.gradient_of is Picture.SHUFFLED):
             return self
         if shuffled:
-            jigsaw = DefenceConfig.model_validate({"name": "jigsaw", "mask_ratio": mask_ratio})
+            (jigsaw,) = with_mask_ratio((SHUFFLED_ALONE,), mask_ratio)
             return self.model_copy(update={"defences": (jigsaw, *self.defences)})
         kept = [
             _unshuffled(config) if SHUFFLE in made.options_type.model_fields else config

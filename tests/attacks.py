@@ -13,7 +13,6 @@ from fedmjp.threat import ThreatModel
 QUICK: dict[str, dict[str, object]] = {
     "gradient_matching": {"iterations": 2},
     "mjp_matching": {"iterations": 2},
-    "mjp_span": {"seconds": 1},
     **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},
 }
 

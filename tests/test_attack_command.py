@@ -13,11 +13,11 @@ from PIL import Image
 
 from benchmarks.federation.simulation import RunFolder
 from fedmjp.cli import main
-from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
 from fedmjp.models import names
 from fedmjp.records import UPLOAD_FIELDS, Upload, save_tensors
-from fedmjp.settings import Picture
+from fedmjp.scenario import Scenario
+from tests.conftest import small_scenario
 from tests.experiments import record_directly
 
 SMALL = ("--model", "deit_tiny", "--image-size", "64", "--patch-size", "8", "--device", "cpu")
@@ -86,8 +86,41 @@ def test_weight_deltas_settings_and_defence(monkeypatch: pytest.MonkeyPatch, tmp
     assert attack(monkeypatch, tmp_path / "none", "patch_embedding", *arguments) == 0
     assert board(tmp_path / "none").loc[("patch_embedding", "b"), "psnr_mean"] > 35
     assert attack(monkeypatch, tmp_path / "mjp", "patch_embedding", *arguments, "--defence", "mjp") == 0
-    assert board(tmp_path / "mjp").loc[("patch_embedding", "b"), "psnr_mean"] < 25
+    mjp = pd.read_csv(tmp_path / "mjp" / "leaderboard.csv").set_index(["defence", "attack", "setting"])
+    assert mjp.loc[("mjp", "patch_embedding", "b"), "psnr_mean"] < 25
     assert "weight delta after 2 SGD steps" in (tmp_path / "mjp" / "leaderboard.html").read_text()
+
+
+def test_repeated_defences_are_a_pipeline_with_every_twin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = ("--limit", "2", "--defence", "mjp:mask-ratio=0.5", "--defence", "gaussian:noise=0.1")
+    assert attack(monkeypatch, tmp_path, "patch_embedding", *given) == 0
+    found = pd.read_csv(tmp_path / "leaderboard.csv").query("role == 'attack'").set_index("defence")
+    assert set(found.index) == {"mjp + gaussian:noise=0.1", "none", "mjp", "gaussian:noise=0.1"}
+    assert found["mask_ratio"].to_dict() == {
+        "mjp + gaussian:noise=0.1": 0.5, "none": 0.0, "mjp": 0.5, "gaussian:noise=0.1": 0.0,
+    }  # fmt: skip
+    defended = found.drop("none")
+    assert set(defended["twin"]) == {found.loc["none", "id"]}, "each is held against the same, undefended"
+    assert pd.isna(found.loc["none", "twin"])
+
+
+def test_defence_none_is_no_defence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder, given in (("said", ("--defence", "none")), ("unsaid", ())):
+        assert attack(monkeypatch, tmp_path / folder, "patch_embedding", "--limit", "1", *given) == 0
+    said, unsaid = (pd.read_csv(tmp_path / folder / "leaderboard.csv") for folder in ("said", "unsaid"))
+    assert set(said["defence"]) == {"none"}
+    assert said["twin"].isna().all()
+    assert list(said["id"]) == list(unsaid["id"])
+    assert list(said["psnr_mean"]) == list(unsaid["psnr_mean"])
+
+
+def test_summed_clients_share_the_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = ("--limit", "4", "--defence", "secure_sum:clients=2", "--set", "iterations=2")
+    assert attack(monkeypatch, tmp_path, "gradient_matching", *given) == 0
+    found = pd.read_csv(tmp_path / "leaderboard.csv").query("role == 'attack'").set_index("defence")
+    assert found["n"].to_dict() == {"secure_sum:clients=2": 4, "none": 4}
+    assert found.loc["secure_sum:clients=2", "twin"] == found.loc["none", "id"]
+    assert "only the sum of 2 clients' FedSGD gradient of 1 picture" in (tmp_path / "leaderboard.md").read_text()
 
 
 def test_bounds_are_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -119,12 +152,18 @@ def test_labels_may_be_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     ("name", "arguments", "message"),
     [
         ("patch_embeding", (), "Unknown attack 'patch_embeding'. Did you mean patch_embedding"),
-        ("april", (), "april on deit_tiny: needs a first block without first norm and residuals"),
+        ("april", (), "april on deit_tiny-none: needs a first block without first norm and residuals"),
         ("patch_embedding", ("--set", "reading=none"), "reading = 'none'"),
         ("patch_embedding", ("--set", "readin=zeros"), "unknown key 'readin', did you mean 'reading'?"),
         ("patch_embedding", ("--set", "reading"), "--set 'reading' is not of the form KEY=VALUE"),
+        ("patch_embedding", ("--defence", "gausian"), "Unknown defence 'gausian'. Did you mean gaussian"),
+        ("patch_embedding", ("--defence", "gaussian:nois=0.1"), "unknown key 'nois', did you mean 'noise'?"),
+        ("patch_embedding", ("--defence", "gaussian:noise"), "'noise' is not KEY=VALUE"),
+        ("patch_embedding", ("--defence", "gaussian", "--defence", "mjp"), "name mjp first"),
+        ("patch_embedding", ("--defence", "mjp", "--defence", "mjp"), "'mjp' is named twice"),
+        ("patch_embedding", ("--defence", "secure_sum:clients=3", "--limit", "4"), "no multiple of 3 clients"),
         ("patch_embedding", ("--setting", "d"), "--setting 'd' is not one of a, b, c"),
-        ("patch_embedding", ("--mask-ratio", "1.5"), "mask-ratio = 1.5"),
+        ("patch_embedding", ("--mask-ratio", "1.5"), "'--mask-ratio': 1.5 is not in the range"),
         ("patch_embedding", ("--limit", "3", "--batch-size", "2"), "batch-size 2 does not divide the 3 pictures"),
         ("patch_embedding", ("--limit", "9"), "9 pictures were asked for, but only 8 can be read"),
         ("patch_embedding", ("--local-steps", "0"), "local-steps = 0"),
@@ -179,20 +218,22 @@ def test_pictures_that_the_prior_was_measured_on_are_left_out(
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """What `fedmjp record` leaves behind, recorded without Flower."""
-    config = FederationConfig(
-        models=("deit_tiny",), defences=("none", "mjp"), clients=2, inputs=(Picture.CLEAN,), image_size=64, patch_size=8
-    )
-    folder = tmp_path / "recorded"
-    record_directly(config, RunFolder(folder))
-    pictures = {entry.name: entry.sha256 for entry in select_for(config).entries}
-    (folder / "manifest.json").write_text(json.dumps({"config": config.model_dump(mode="json"), "pictures": pictures}))
-    return folder
+    scenario = small_scenario(clients=2)
+    record_into(tmp_path / "recorded", scenario)
+    return tmp_path / "recorded"
+
+
+def record_into(folder: Path, *scenarios: Scenario) -> None:
+    record_directly(scenarios, RunFolder(folder))
+    pictures = {entry.name: entry.sha256 for each in scenarios for entry in select_for(each).entries}
+    about = {"scenarios": [each.model_dump(mode="json") for each in scenarios], "pictures": pictures}
+    (folder / "manifest.json").write_text(json.dumps(about))
 
 
 def test_recorded_uploads_give_what_direct_mode_gives(
     monkeypatch: pytest.MonkeyPatch, recorded: Path, tmp_path: Path
 ) -> None:
-    arguments = ("--uploads", str(recorded), "--defence", "none")
+    arguments = ("--uploads", str(recorded))
     assert attack(monkeypatch, tmp_path / "recorded-out", "patch_embedding", *arguments, small=()) == 0
     assert attack(monkeypatch, tmp_path / "direct-out", "patch_embedding", "--limit", "2") == 0
     rows = [
@@ -208,7 +249,7 @@ def test_recorded_uploads_give_what_direct_mode_gives(
 
 
 def test_changed_records_make_new_trials(monkeypatch: pytest.MonkeyPatch, recorded: Path, tmp_path: Path) -> None:
-    arguments = ("--uploads", str(recorded), "--defence", "none")
+    arguments = ("--uploads", str(recorded))
     assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == 0
     before = board(tmp_path / "out").loc[("patch_embedding", "a"), "psnr_mean"]
     for path in (recorded / "uploads" / "deit_tiny-none").glob("round-*"):
@@ -243,7 +284,7 @@ def test_records_that_are_not_whole_are_named(
     if how == "manifest":
         about = json.loads((recorded / "manifest.json").read_text())
         (recorded / "manifest.json").write_text(json.dumps(about | {"pictures": {}}))
-    arguments = ("--uploads", str(recorded), "--defence", "none")
+    arguments = ("--uploads", str(recorded))
     assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == BAD_INPUT
     printed = capsys.readouterr()
     assert "Traceback" not in printed.out + printed.err
@@ -251,11 +292,22 @@ def test_records_that_are_not_whole_are_named(
     assert {"no weights": "weights", "manifest": "pictures that the manifest names"}.get(how, name) in told
 
 
-def test_recorded_arms_are_attacked_unless_one_is_named(
-    monkeypatch: pytest.MonkeyPatch, recorded: Path, tmp_path: Path
+def test_recorded_scenarios_are_attacked_unless_a_model_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert attack(monkeypatch, tmp_path / "out", "patch_embedding", "--uploads", str(recorded), small=()) == 0
-    assert set(pd.read_csv(tmp_path / "out" / "leaderboard.csv")["defence"]) == {"none", "mjp"}
+    recorded = tmp_path / "recorded"
+    wanted = [("deit_tiny", "none"), ("deit_tiny", "mjp:shuffle=False"), ("deit_tiny_april", "none")]
+    record_into(recorded, *(small_scenario(name, defences=defences, clients=2) for name, defences in wanted))
+    given = ("--uploads", str(recorded))
+    assert attack(monkeypatch, tmp_path / "all", "grey", *given, small=()) == 0
+    every = pd.read_csv(tmp_path / "all" / "leaderboard.csv")
+    assert set(zip(every["model"], every["defence"], strict=True)) == {
+        (name, text.split(":")[0]) for name, text in wanted
+    }
+    assert attack(monkeypatch, tmp_path / "one", "april", *given, small=()) == BAD_INPUT, "not all can be"
+    named = (*given, "--model", "deit_tiny_april")
+    assert attack(monkeypatch, tmp_path / "one", "april", *named, small=()) == 0
+    assert set(pd.read_csv(tmp_path / "one" / "leaderboard.csv")["model"]) == {"deit_tiny_april"}
 
 
 def damage(upload: Path, how: str) -> None:
@@ -303,7 +355,7 @@ def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
 ) -> None:
     bad = recorded / "uploads" / "deit_tiny-none" / "round-00001-node-0.safetensors"
     damage(bad, how)
-    arguments = ("--uploads", str(recorded), "--defence", "none")
+    arguments = ("--uploads", str(recorded))
     assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == BAD_INPUT
     printed = capsys.readouterr()
     assert f"Unusable upload {bad}" in printed.out
@@ -319,7 +371,8 @@ def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
         (("--mask-ratio", "0.5"), "--mask-ratio is what was recorded"),
         (("--model", "deit_small"), "model 'deit_small' was not recorded"),
         (("--attack", "oracle_patch_embedding"), "is a bound: no recorded upload holds"),
-        (("--setting", "b"), "settings b need gradients that federation.inputs leaves out"),
+        (("--setting", "b"), "settings b do not fit uploads of the clean picture"),
+        (("--defence", "mjp"), "--defence is what was recorded"),
     ],
 )
 def test_what_records_do_not_hold_is_refused(

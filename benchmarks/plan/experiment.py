@@ -11,12 +11,13 @@ from attacks.base import Attack, Role
 from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal
 from fedmjp.config import Config, ModelConfig
 from fedmjp.data.pictures import PictureEntry
+from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.scenario import Scenario
-from fedmjp.settings import Setting
+from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 
 SMALLEST = 11  # pixels per side of SSIM's window
@@ -79,9 +80,12 @@ class AttackConfig(Config):
         """Which requirement of it or its stage fails; None if both apply."""
         return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
-    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel) -> bool:
-        """Whether it takes these defences into account in this scenario."""
-        return self.made().adapted(pipeline, model, threat)
+    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel, setting: Setting) -> bool:
+        """Whether it takes these defences into account in this scenario, for what it is held against."""
+        # Who finds the shuffled picture is right in setting b, and in c where its patches are put in order.
+        ordered = setting.compared_with is Picture.SHUFFLED or self.then is not None
+        besides: frozenset[Mark] = frozenset({"shuffled"}) if ordered else frozenset()
+        return self.made().adapted(pipeline, model, threat, besides=besides)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""
@@ -150,7 +154,8 @@ def experiments_of(
     Args:
         scenario: With the defences in question.
         settings: To compare in.
-        attacks: To run; twins are attacked by those that are no references.
+        attacks: To run; twins are attacked by those that are no references, unless only setting b is asked for:
+            then no guess is compared with the clean picture, as a twin's are.
         mask_ratio: Of the jigsaw that settings b and c need where no defence shuffles.
         metrics: Names.
         protocol: Float or 8-bit.
@@ -160,6 +165,7 @@ def experiments_of(
     """
     shared = {"metrics": tuple(metrics), "protocol": protocol}
     ranked = tuple(each for each in attacks if each.made().role == "attack")
+    on_twins = ranked if set(settings) != {Setting.B} else attacks
     found: dict[tuple[str, ...], Experiment] = {}
 
     def add(asked: Scenario, compared: Sequence[Setting], tried: Sequence[AttackConfig]) -> None:
@@ -173,7 +179,7 @@ def experiments_of(
         asked = scenario.in_setting(own[0], mask_ratio)
         add(asked, own, attacks)
         for twin in asked.twins if ranked else ():
-            add(twin, own if twin.gradient_of is version else (Setting.A,), ranked)
+            add(twin, own if twin.gradient_of is version else (Setting.A,), on_twins)
     return list(found.values())
 
 

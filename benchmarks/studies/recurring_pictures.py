@@ -58,7 +58,6 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
         BadInputError: If uploads are of several pictures.
     """
     (scenario,) = rounds.attacked(None, device="cpu")  # of a training run, there is one
-    threat = scenario.threat
     kept: dict[int, list[Upload]] = {}
     seen: dict[str, int] = {}
     rows = []
@@ -77,7 +76,7 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
         (made,) = attack.reconstruct(
             [replace(upload, others=tuple(before))],
             model,
-            threat,
+            scenario.threat,
             generator=torch.Generator().manual_seed(0),
         )
         rows.append(

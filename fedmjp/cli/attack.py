@@ -43,7 +43,7 @@ def attack(
     data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
     limit: Annotated[int, typer.Option(help="Number of pictures.")] = 8,
     mask_ratio: Annotated[
-        float, typer.Option(help="Wanted share of shuffled patches, where a defence names none.")
+        float, typer.Option(min=0, max=1, help="Wanted share of shuffled patches, where a defence names none.")
     ] = 0.27,
     batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
     uploads_per_picture: Annotated[int, typer.Option(help="Under masks drawn independently.")] = 1,
@@ -181,7 +181,7 @@ def _direct(values: dict[str, Any], console: "Console") -> "Asked":
     for reason in selection.skipped:
         console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
     memory = Memory()
-    sources = [DirectUploads(each, selection, memory) for each in experiments]
+    sources: list[UploadSource] = [DirectUploads(each, selection, memory) for each in experiments]
     batches = [selection.batches(each.scenario) for each in experiments]
     return experiments, batches, sources, "computed in process (direct mode)"
 
@@ -194,7 +194,7 @@ def _recorded(folder: Path, given: dict[str, Any], values: dict[str, Any]) -> "A
 
     for key in RECORDED:
         if key in given:
-            option = f"--{key.replace('_', '-')}"
+            option = "--defence" if key == "defences" else f"--{key.replace('_', '-')}"
             raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
     recording = open_records(folder)
     known = {"labels_known": values["labels_known"]}
@@ -217,7 +217,9 @@ def _settings(values: dict[str, Any], scenario: "Scenario") -> "tuple[Setting, .
     unknown = [name for name in asked if name not in set(Setting)]
     if unknown:
         raise BadInputError(f"--setting {unknown[0]!r} is not one of {', '.join(Setting)}")
-    return tuple(dict.fromkeys(map(Setting, asked)))
+    if len(set(asked)) < len(asked):
+        raise BadInputError(f"settings must each be named once, got {', '.join(asked)}")
+    return tuple(map(Setting, asked))
 
 
 def _refuse(experiments: "Sequence[Experiment]", *, recorded: bool) -> None:

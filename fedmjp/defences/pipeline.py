@@ -171,10 +171,19 @@ class Pipeline:
         """How tables call it."""
         return " + ".join(config.label for config in self.configs) or NONE
 
+    def names_of_weights(self, model: str) -> tuple[str, ...]:
+        """What trained weights may be called, the most telling first: a model, and what it was trained with.
+
+        What is done to updates afterwards does not count, and what only shuffles leaves the network as it is.
+        """
+        trained, network = self.of_stage("pictures", "model"), self.of_stage("model")
+        return f"{model}-{trained.label}", f"{model}-{network.label}", model
+
     @property
     def marks(self) -> frozenset[Mark]:
         """What all of them leave on an upload."""
-        return frozenset().union(*(each.marks for each in self.made))
+        found: frozenset[Mark] = frozenset().union(*(each.marks for each in self.made))
+        return found if self.shuffles else found - {"shuffled"}
 
     @property
     def mask_ratio(self) -> float:
