@@ -1,5 +1,6 @@
 """What users install and what Flower ships."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.federation.bundle import PACKAGES, write_app
 from fedmjp import __version__
-from fedmjp.config import FederationConfig, RecordingConfig, TrainingRun, to_run_config
+from fedmjp.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -19,9 +20,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_flower_defaults_are_those_of_the_configuration() -> None:
-    assert PYPROJECT["tool"]["flwr"]["app"]["config"] == to_run_config(
-        FederationConfig(), RecordingConfig(), TrainingRun()
-    )
+    assert PYPROJECT["tool"]["flwr"]["app"]["config"] == RunConfig().flat()
 
 
 def test_versions_agree() -> None:
@@ -43,9 +42,18 @@ def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
     for package in PACKAGES:
         theirs = {path.relative_to(app / package) for path in (app / package).rglob("*.py")}
         ours = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
-        assert theirs == ours
+        assert theirs == {path for path in ours if path.parts[0] != "cli"}
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert config == to_run_config(FederationConfig(), RecordingConfig(), TrainingRun())
+    assert config == RunConfig().flat()
+
+
+def test_the_app_runs_without_the_command_line(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    assert not any("fedmjp.cli" in path.read_text() for path in app.rglob("*.py")), "none of it names the command line"
+    code = "import fedmjp, clients.app, server.app; print(fedmjp.__file__)"
+    options = {"env": {**os.environ, "PYTHONPATH": str(app)}, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], check=True, **options)
+    assert done.stdout.startswith(str(app))
 
 
 @pytest.mark.slow
