@@ -112,8 +112,8 @@ class April(AprilMinNorm):
         return super().requirement(model, threat) or prior_refusal(model)
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Besides, whatever disturbs the equation like noise: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded", "pruned"}
+        """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
+        return super().handles(model, threat) | {"noisy", "rounded"}
 
     def _solve(
         self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel

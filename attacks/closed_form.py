@@ -43,7 +43,7 @@ class ClosedForm(Attack[Model]):
         return positions_refusal(model)
 
     def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """A factor of the whole update, which is on both sides of the equation."""
+        """Takes a factor of the whole update into account, which is on both sides of the equation."""
         del model, threat
         return frozenset({"scaled"})
 

@@ -83,9 +83,9 @@ class GradientMatching(Attack):
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """What MJP does, where it reads the mask off the upload of one picture and runs the network with it.
+        """Takes MJP into account where it reads the mask off the upload of one picture and runs the network with it.
 
-        Its distance counts noise and rounding for the picture's gradients.
+        Its distance takes noise and rounding for gradients of the picture.
         """
         return frozenset({"masked", "shuffled"}) if self._reads_mask(model, threat) else frozenset()
 

@@ -5,9 +5,9 @@ position embedding has rows of zeros there. What a client does to its update may
 
 - *Nothing*, rounding and scaling leave zeros zero, and no other row becomes zero.
 - *Noise* falls on zeros, too. Rows of masked places then hold noise alone, whose variance the server is told: the mean
-  square of such a row exceeds that variance by a few of its standard deviations at most. Rows that exceed it by
-  hardly more may be either, and where the noise drowns all rows they are too few that exceed it at all. Rows that
-  hide below the bound give themselves away together: their mean exceeds the variance by more than chance allows.
+  square of such a row exceeds that variance by a few of its standard deviations at most, more of them if the noise
+  has long tails. Rows that exceed it by hardly more may be either. Where the noise drowns the rows, hardly any exceed
+  it. Rows that hide below the bound give themselves away together: their mean is above the variance.
 - *Pruning* empties rows that were not masked, as quantising to few levels does. Rows without any entry are masked if
   all others have many left.
 
@@ -26,15 +26,16 @@ from fedmjp.threat import ThreatModel
 
 # Standard deviations of the mean square of noise by which a row may exceed its mean and still be noise alone, and by
 # which it must exceed it to be more than noise.
-SILENT, LOUD = 5.0, 8.0
+SILENT, LOUD = 4.0, 8.0
 # Share of the places that may be masked under noise: no mask of the paper hides more than half.
 MOST = 0.75
 # Entries that every row has left under pruning where none was emptied. Where one was, the fewest were six at most.
 FEWEST = 10
+NORMAL = 3.0  # kurtosis of normal noise; laws with longer tails have more
 
 
 def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
-    """Why no upload under this threat model shows which patches were masked; None if it may, or nothing masks any."""
+    """Say why no upload under this threat model shows its mask; None if it may, or nothing is masked."""
     if not model.defended:
         return None
     done = threat.pipeline.made
@@ -69,11 +70,10 @@ def read_mask(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
     rows = positions[0, model.prefix_tokens :]
     if not model.defended:
         return torch.zeros_like(rows[:, 0], dtype=torch.bool)
-    marks = threat.marks
-    if "pruned" in marks:
+    if "pruned" in threat.marks:
         return _empty_rows(rows)
-    if "noisy" in marks:
-        return _silent_rows(rows, threat.noise_on(positions))
+    if deviation := threat.noise_on(positions):
+        return _silent_rows(rows, deviation)
     return (rows == 0).all(dim=1)
 
 
@@ -90,8 +90,10 @@ def _empty_rows(rows: Tensor) -> Tensor:
 
 
 def _silent_rows(rows: Tensor, deviation: float) -> Tensor:
-    # In standard deviations of the mean square of a row of normal noise.
-    excess = (rows.square().mean(dim=1) / deviation**2 - 1) / (2 / rows.shape[1]) ** 0.5
+    powers = rows.square() / deviation**2
+    excess = _excess(powers, NORMAL)
+    if bool((excess <= SILENT).any()):
+        excess = _excess(powers, max(NORMAL, float(powers[excess <= SILENT].square().mean())))
     silent: Tensor = excess <= SILENT
     count = int(silent.sum())
     if count > MOST * len(rows):
@@ -106,3 +108,9 @@ def _silent_rows(rows: Tensor, deviation: float) -> Tensor:
             "the noise"
         )
     return silent
+
+
+def _excess(powers: Tensor, kurtosis: float) -> Tensor:
+    """Of each row's mean square over that of noise, in standard deviations if the noise has this kurtosis."""
+    excess: Tensor = (powers.mean(dim=1) - 1) / ((kurtosis - 1) / powers.shape[1]) ** 0.5
+    return excess

@@ -68,6 +68,8 @@ class Loss:
         self._targets = {name: torch.stack([job.targets[name] for job in jobs]) for name in jobs[0].targets}
         positions = torch.stack([job.positions for job in jobs])[:, self._prefix :]
         self._visible = (positions != 0).any(dim=2, keepdim=True)
+        if self._mask is not None:  # under noise there are rows at masked places, too
+            self._visible &= ~self._mask.all(dim=1)[..., None]
         self._positions = self._informative(positions)
 
     def __call__(self, images: Tensor) -> Tensor:

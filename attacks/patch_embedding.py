@@ -113,8 +113,8 @@ class PatchEmbeddingWiener(PatchEmbedding):
         return True
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Besides, whatever disturbs the equation like noise: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded", "pruned"}
+        """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
+        return super().handles(model, threat) | {"noisy", "rounded"}
 
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)

@@ -8,7 +8,7 @@ A mod changes the reply to a train message before it leaves the app. What it doe
 - A mod is code of the app: it holds for honest apps.
 
 Where a defence cannot protect a reply, an error leaves in its place, with a reason that holds no data, and the round
-goes on with the other clients.
+goes on with the other clients. That a reply was refused is seen by the server, and no guarantee covers it.
 """
 
 from collections.abc import Callable, Mapping

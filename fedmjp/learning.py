@@ -5,11 +5,13 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedmjp.config import Config, Numbers, UpdateKind
+from fedmjp.defences.pipeline import Pipeline
 
 Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"]
 Scheme = Literal["iid", "dirichlet", "pathological"]
 # A step of FedAdam is about as long as its learning rate, in every weight; FedSGD's is plain SGD.
 SERVER_RATES: dict[Strategy, float] = {"fedavg": 1.0, "fedprox": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedsgd": 0.1}
+MOVABLE = 2  # patches that can change places
 HIGHEST_RATE = 1000.0  # far beyond what trains anything, and still a number after scaling
 ROUND_SECONDS = 86400.0  # clients may wait for a core
 
@@ -84,6 +86,22 @@ class Learning(Config):
 
     recipe: Recipe = Recipe()
     puzzle: Puzzle = Puzzle()
+
+    def require_defences(self, pipeline: Pipeline, grid: int, epochs: int | None) -> None:
+        """Defences of pictures must act at some time, those of single pictures need them unmixed.
+
+        Raises:
+            ValueError: If they do not.
+        """
+        if pipeline.by_example and (self.recipe.mixup or self.recipe.cutmix):
+            name = pipeline.by_example[0].name
+            raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")
+        if not pipeline.shuffles:
+            return
+        if int(grid**2 * pipeline.mask_ratio) < MOVABLE:
+            raise ValueError(f"mask-ratio {pipeline.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
+        if epochs is not None and self.puzzle.warmup_epochs >= epochs:
+            raise ValueError(f"{self.puzzle.warmup_epochs} epochs without a puzzle leave none of {epochs} with one")
 
 
 class PartitionConfig(Config):

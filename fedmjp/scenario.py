@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedmjp.config import MAX_SEED, Config, ModelConfig, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
-from fedmjp.defences.pipeline import DefenceConfig, Defences, Pipeline, pipeline_of
+from fedmjp.defences.pipeline import DefenceConfig, Defences, Pipeline, pipeline_of, with_mask_ratio
 from fedmjp.errors import ConfigError
 from fedmjp.learning import SERVER_RATES, Training
 from fedmjp.seeds import torch_generator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
 
 SHUFFLE = "shuffle"  # option of defences that move patches
+SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling alone achieves
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
@@ -99,6 +100,12 @@ class Scenario(Config):
             return {**values, "model": {**model, "seed": values["seed"]}}
         return values
 
+    @model_serializer(mode="wrap")
+    def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is of single batches only, or of training only."""
+        left_out = ("training",) if self.training is None else OF_BATCHES
+        return {name: value for name, value in dump(self).items() if name not in left_out}
+
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
         if self.clients % self.pipeline.clients:
@@ -125,10 +132,7 @@ class Scenario(Config):
                 raise ValueError(f"{name} is of single batches: leave it out, training and its recipe say it")
         if self.server_learning_rate == 0:
             raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
-        self.pipeline.require_puzzle(self.model.grid, training.puzzle.warmup_epochs, training.epochs)
-        if self.pipeline.by_example and (training.recipe.mixup or training.recipe.cutmix):
-            name = self.pipeline.by_example[0].name
-            raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")
+        training.require_defences(self.pipeline, self.model.grid, training.epochs)
         return self
 
     @property
@@ -231,12 +235,7 @@ class Scenario(Config):
     def without(self, defence: str | None = None) -> "Scenario":
         """The same without a defence, by name; without any where none is named."""
         left = Pipeline() if defence is None else self.pipeline.without(defence)
-        changes: dict[str, Any] = {"defences": left.configs}
-        if (
-            left.clients < self.pipeline.clients and self.training is None
-        ):  # nobody has to be there for others: one client has all pictures
-            changes |= {"clients": 1, "pictures_per_client": self.clients * self.pictures_per_client}
-        return self.model_copy(update=changes)
+        return self.model_copy(update={"defences": left.configs})
 
     @property
     def twins(self) -> "list[Scenario]":
@@ -256,7 +255,7 @@ class Scenario(Config):
         if shuffled is (self.gradient_of is Picture.SHUFFLED):
             return self
         if shuffled:
-            jigsaw = DefenceConfig.model_validate({"name": "jigsaw", "mask_ratio": mask_ratio})
+            (jigsaw,) = with_mask_ratio((SHUFFLED_ALONE,), mask_ratio)
             return self.model_copy(update={"defences": (jigsaw, *self.defences)})
         kept = [
             _unshuffled(config) if SHUFFLE in made.options_type.model_fields else config
@@ -286,6 +285,23 @@ class Scenario(Config):
 
 def _unshuffled(config: DefenceConfig) -> DefenceConfig:
     return DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
+
+
+def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
+    """A scenario in which every batch of pictures is a client of its own: what a client uploads, it uploads of them.
+
+    Args:
+        values: Of the scenario, but for clients and their shares.
+        pictures: How many in all.
+
+    Raises:
+        ConfigError: If they make no whole uploads, or values contradict each other.
+    """
+    size = int(values.get("batch_size", 1))
+    behind = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
+    if pictures % behind:
+        raise ConfigError(f"{pictures} pictures make no whole uploads, which are of {behind} each")
+    return Scenario.parse({**values, "clients": pictures // size, "pictures_per_client": size})
 
 
 # What `flwr run .` plays in a clone, without any run-config.

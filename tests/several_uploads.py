@@ -14,12 +14,13 @@ from attacks import ATTACKS
 from attacks.base import Attack
 from benchmarks.federation.simulation import RunFolder
 from clients.app import train
-from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
+from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.threat import ThreatModel
+from fedmjp.wire import ARRAYS
 
 
 class Witness(Attack):
@@ -66,39 +67,39 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> str:
     return Witness.name
 
 
-def reply(config: FederationConfig, client: int, server_round: int, evaluator: str = "") -> dict[str, torch.Tensor]:
-    """What the real client app sends of the first arm at its initial weights."""
+def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "") -> dict[str, torch.Tensor]:
+    """What the real client app sends at the initial weights."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     content = RecordDict(
         {
-            "arrays": ArrayRecord(build_vit(config.arms[0]).state_dict()),
-            "config": ConfigRecord({"server-round": server_round, "arm": 0}),
+            ARRAYS: ArrayRecord(build_vit(scenario.network).state_dict()),
+            "config": ConfigRecord({"server-round": server_round, "scenario": 0}),
         }
     )
     message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=client)
     message.metadata.__dict__["_message_id"] = "message"
     context: Any = SimpleNamespace(
-        run_config=to_run_config(config, RecordingConfig(evaluator_folder=evaluator)),
-        node_config={"partition-id": client, "num-partitions": config.clients},
+        run_config=run_config_of([scenario], evaluator_folder=evaluator).flat(),
+        node_config={"partition-id": client, "num-partitions": scenario.clients},
         node_id=client,
     )
-    arrays: Any = train(message, context).content["arrays"]
+    arrays: Any = train(message, context).content[ARRAYS]
     return dict(arrays.to_torch_state_dict())
 
 
-def record(config: FederationConfig, folder: RunFolder) -> None:
-    """Every round of the first arm, from the real clients; the weights stay."""
-    arm = config.arms[0]
-    kept = folder.upload_folder(arm)
-    weights = kept.keep_weights(build_vit(arm).state_dict())
-    for server_round in range(1, config.rounds + 1):
-        for client in range(config.clients):
-            sent = reply(config, client, server_round, str(folder.evaluator))
-            kept.keep(Upload(sent, config.update, config.batch_size, server_round, client, weights))
+def record(scenario: Scenario, folder: RunFolder) -> None:
+    """Every round, from the real clients; the weights stay."""
+    kept = folder.upload_folder(scenario.folder)
+    weights = kept.keep_weights(build_vit(scenario.network).state_dict())
+    for server_round in range(1, scenario.rounds + 1):
+        for client in range(scenario.clients):
+            sent = reply(scenario, client, server_round, str(folder.evaluator))
+            kept.keep(Upload(sent, scenario.update, scenario.batch_size, server_round, client, weights))
 
 
-def write_manifest(config: FederationConfig, root: Path, pictures: dict[str, str]) -> None:
+def write_manifest(scenario: Scenario, root: Path, pictures: dict[str, str]) -> None:
     """As `fedmjp record` leaves it."""
     from benchmarks.folder.output import write_json
 
-    write_json(root / "manifest.json", {"config": config.model_dump(mode="json"), "pictures": pictures})
+    about = {"scenarios": [scenario.model_dump(mode="json")], "pictures": pictures}
+    write_json(root / "manifest.json", about)

@@ -5,13 +5,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
 
 from attacks import ATTACKS
 from attacks.base import Attack
+from attacks.gradient_matching import GradientMatching
 from attacks.grey import Grey
 from attacks.natural_patches import NaturalPatches
 from attacks.patch_embedding import PatchEmbedding
@@ -20,10 +21,11 @@ from attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
+from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, RecordError, UnknownNameError
 from fedmjp.metrics import METRICS
 from fedmjp.models import names
-from fedmjp.models.build import build_vit
+from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.records import Reconstruction, Upload
@@ -32,7 +34,7 @@ from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from tests.attacks import QUICK, model_of
-from tests.conftest import batch_of, small_model, upload_of
+from tests.conftest import batch_of, small_model, small_scenario, upload_of
 
 
 @pytest.fixture(scope="module")
@@ -418,6 +420,105 @@ def test_the_conformance_suite_catches(way: str, check: str, monkeypatch: pytest
     monkeypatch.setattr(Vandal, "way", way)
     with pytest.raises(ConformanceError):
         checks[check](trial)
+
+
+class Boaster(PatchEmbedding):
+    """Solves its own system whatever was done to the upload, and claims to take it all into account."""
+
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        return frozenset(get_args(Mark))
+
+
+class Eager(PatchEmbedding):
+    """Refuses nothing."""
+
+    def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("attack", "check", "reason"),
+    [
+        (Boaster(), "adapts_to_what_it_claims", r"is adapted to .* dB where .* dB are possible"),
+        (Eager(), "refuses_sums_and_what_is_withheld", "its refusal is None"),
+    ],
+)
+def test_the_conformance_suite_catches_false_claims(attack: Attack, check: str, reason: str) -> None:
+    checks = {each.__name__: each for each in CHECKS}
+    checks[check](Trial(PatchEmbedding(), "deit_tiny"))
+    with pytest.raises(ConformanceError, match=reason):
+        checks[check](Trial(attack, "deit_tiny"))
+
+
+READ_FACTS = {"mjp_intersection", "mjp_prior", "mjp_span"}
+MATCH = {"gradient_matching", "mjp_matching"}
+
+
+@pytest.mark.parametrize(
+    ("name", "defences", "adapted"),
+    [
+        ("deit_tiny", "none", set()),
+        ("deit_tiny", "mjp", READ_FACTS | MATCH),
+        ("deit_tiny", ["mjp", "clip"], READ_FACTS),
+        *(
+            ("deit_tiny", ["mjp", each], READ_FACTS)
+            for each in ("gaussian", "gaussian:noise=0.3", "laplace", "round", "local_dp", "dp_sgd")
+        ),
+        *(("deit_tiny", ["mjp", each], set()) for each in ("prune", "quantise", "sign", "soteria")),
+        ("deit_tiny", ["mjp", "gaussian", "prune"], set()),
+        ("deit_tiny", ["mjp", "secure_sum:clients=2"], set()),
+        ("deit_tiny", ["mjp", "withhold:roles=position_embedding"], set()),
+        ("deit_tiny", ["mjp", "withhold:roles=head"], READ_FACTS),
+        ("deit_tiny", "jigsaw", set()),
+        ("deit_tiny", ["jigsaw", "gaussian"], set()),
+        ("deit_tiny", "gaussian", READ_FACTS | {"patch_embedding_wiener"}),
+        ("deit_tiny", "clip", READ_FACTS | {"patch_embedding", "patch_embedding_wiener"}),
+        (
+            "deit_tiny_april",
+            "round:precision=bfloat16",
+            {"april", "mjp_intersection", "mjp_prior", "patch_embedding_wiener"},
+        ),
+        ("deit_tiny_april", ["mjp", "round"], {"mjp_intersection", "mjp_prior"}),
+    ],
+    ids=lambda value: None if isinstance(value, set) else str(value),  # sets have no order
+)
+def test_an_attack_is_adapted_where_it_takes_all_that_was_done_into_account(
+    name: str, defences: object, adapted: set[str]
+) -> None:
+    scenario = small_scenario(name, defences=defences, clients=2)
+    model = blueprint(scenario.network)
+    attacks = {each: ATTACKS.get(each)() for each in ATTACKS if ATTACKS.get(each).role == "attack"}
+    found = {each for each, made in attacks.items() if made.adapted(scenario.pipeline, model, scenario.threat)}
+    assert found == adapted
+
+
+@pytest.mark.parametrize("name", sorted(MATCH))
+def test_what_optimises_does_not_claim_more_than_it_can(name: str) -> None:
+    checks = {each.__name__: each for each in CHECKS}
+    trial = Trial(ATTACKS.get(name)(QUICK[name]), "deit_tiny")
+    for check in ("adapts_to_what_it_claims", "refuses_sums_and_what_is_withheld"):
+        checks[check](trial)
+
+
+def test_matching_is_adapted_to_mjp_only_where_it_runs_the_network_with_the_mask(defended: VitClassifier) -> None:
+    one, two = small_scenario(defences="mjp"), small_scenario(defences="mjp", pictures_per_client=2, batch_size=2)
+    reading, naive = GradientMatching(), GradientMatching({"mask": "ignore"})
+    assert reading.adapted(one.pipeline, defended, one.threat)
+    assert not reading.adapted(two.pipeline, defended, two.threat), "masks of a batch cannot be told apart"
+    assert not naive.adapted(one.pipeline, defended, one.threat)
+    hidden = small_scenario(defences=["mjp", "gaussian", "prune"])
+    assert not reading.adapted(hidden.pipeline, defended, hidden.threat)
+    assert "without a mask" in (reading.caveat(defended, hidden.threat) or "")
+
+
+@pytest.mark.parametrize("role", ["patch_embedding", "position_embedding", "head"])
+def test_what_is_withheld_is_refused_before_there_is_an_upload(role: str, defended: VitClassifier) -> None:
+    threat = ThreatModel.parse({"defences": f"withhold:roles={role}"})
+    missing = {"head": names.HEAD_BIAS, "patch_embedding": names.PATCH_WEIGHT}.get(role, names.POSITION_EMBEDDING)
+    told = GradientMatching().refusal(defended, threat) or ""
+    assert "which withhold withholds" in told
+    assert missing in told
+    assert Grey().refusal(defended, threat) is None, "it reads nothing"
 
 
 class Dice(Grey):

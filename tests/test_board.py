@@ -210,6 +210,11 @@ def test_notes_are_those_that_apply():
     ):
         assert part in notes
     assert "No attack here is adapted" not in notes
+    assert "In (a) nothing is shuffled: of mjp only" in notes
+    assert "shuffles and does nothing else" not in notes
+    assert "jigsaw shuffles and does nothing else" in "\n".join(
+        board(Row(cell(defence="jigsaw", setting="c"), near(30))).notes
+    )
     assert "_april" not in notes
     assert "No attack here is adapted to mjp." in "\n".join(board(Row(cell(), near(30))).notes)
     assert "_april" in "\n".join(board(Row(cell(model="deit_april"), near(30))).notes)

@@ -5,76 +5,112 @@ import tomllib
 import pytest
 
 from benchmarks.federation.bundle import as_toml
-from fedmjp.config import FederationConfig, ModelConfig, RecordingConfig, from_run_config, to_run_config
+from fedmjp.config import ModelConfig, RunConfig
 from fedmjp.errors import ConfigError
+from fedmjp.scenario import Scenario, run_config_of, scenarios_of
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
+from tests.conftest import ROOT
+from tests.federations import PLAIN
+
+SHORT = {"rounds": 8, "recipe": {"warmup_epochs": 0}}
 
 
 def test_unknown_keys_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'mask_ration', did you mean 'mask_ratio'"):
-        FederationConfig.parse({"mask_ration": 0.3})
-
-
-@pytest.mark.parametrize("ratio", [-0.1, 1.5, float("nan")])
-def test_mask_ratio_outside_zero_to_one_is_refused(ratio: float) -> None:
-    with pytest.raises(ConfigError, match=f"mask-ratio = {ratio}"):
-        FederationConfig.parse({"mask_ratio": ratio})
+    with pytest.raises(ConfigError, match="unknown key 'batch_sise', did you mean 'batch_size'"):
+        Scenario.parse({"batch_sise": 3})
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"models": ("deit_tiny", "deit_tiny")}, "each named once, got deit_tiny, deit_tiny"),
-        ({"models": ()}, "at least one"),
         ({"server_learning_rate": float("inf")}, "server-learning-rate = inf"),
         ({"seed": 2**70}, "seed = "),
+        ({"defences": ["mjp:mask_ratio=1.5"]}, "mask-ratio = '1.5'"),
+        ({"local_steps": 2}, "set update to delta"),
+        ({"training": SHORT, "batch_size": 2}, "batch_size is of single batches"),
+        ({"training": SHORT, "server_learning_rate": 0}, "server_learning_rate 0 trains nothing"),
+        ({"training": {"rounds": 2, "records": [3]}}, "records of round 3 were asked for, but there are rounds 1 to 2"),
+        ({"training": SHORT, "defences": ["dp_sgd"]}, "dp_sgd protects single pictures, and mixed ones are of two"),
+        ({"training": SHORT, "defences": ["mjp:mask_ratio=0.005"]}, "mask-ratio 0.005 of 196 patches moves none"),
     ],
 )
 def test_values_that_cannot_be_run_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        FederationConfig.parse(values)
+        Scenario.parse(values)
 
 
 @pytest.mark.parametrize("folder", ['with "quotes" and spaces', "größe/\U0001f431", "back\\slash"])
 def test_any_path_survives_the_run_config_file(folder: str) -> None:
-    flat = to_run_config(FederationConfig(data=folder))
-    assert from_run_config(FederationConfig, tomllib.loads(as_toml(flat))).data == folder
+    run = run_config_of([Scenario(data=folder)], uploads_folder=folder)
+    read = RunConfig.read(tomllib.loads(as_toml(run.flat())))
+    assert read.uploads_folder == scenarios_of(read)[0].data == folder
 
 
-def test_run_config_round_trips() -> None:
-    config = FederationConfig(
-        models=("deit_tiny", "deit_small"), defences=("none", "mjp"), inputs=tuple(Picture), mask_ratio=0.5, seed=7
+def test_scenarios_survive_the_run_config() -> None:
+    scenarios = (
+        Scenario.parse({"model": "deit_tiny", "defences": ["mjp", "gaussian:noise=0.1"], "clients": 3, "seed": 7}),
+        Scenario.parse({"training": SHORT, "clients": 2, "defences": [{"name": "local_dp", "epsilon": 3}]}),
     )
-    recording = RecordingConfig(uploads_folder="a folder", upload_tensors=("x", "y"))
-    flat = to_run_config(config, recording)
-    assert all(isinstance(value, str | int | float | bool) for value in flat.values())
-    assert from_run_config(FederationConfig, flat) == config
-    assert from_run_config(RecordingConfig, flat) == recording
+    run = run_config_of(scenarios, upload_tensors=("x", "y"), share_sizes=(3, 4))
+    assert all(isinstance(value, str | int | float | bool) for value in run.flat().values())
+    read = RunConfig.read(run.flat())
+    assert read == run
+    assert scenarios_of(read) == scenarios
 
 
-def test_clients_take_their_pictures_in_turn_version_by_version() -> None:
-    config = FederationConfig(pictures_per_client=2, inputs=tuple(Picture))
-    assert config.rounds == 4
-    assert [config.turn(r) for r in range(1, 5)] == [
-        (0, Picture.CLEAN, 0),
-        (1, Picture.CLEAN, 0),
-        (0, Picture.SHUFFLED, 0),
-        (1, Picture.SHUFFLED, 0),
-    ]
+def test_without_scenarios_two_clients_use_mjp() -> None:
+    (played,) = scenarios_of(RunConfig())
+    assert (played.label, played.clients, played.rounds) == ("deit_small-mjp", 2, 1)
 
 
-def test_clients_go_through_their_pictures_as_often_as_asked() -> None:
-    config = FederationConfig(pictures_per_client=2, uploads_per_picture=3, inputs=tuple(Picture))
-    turns = [config.turn(r) for r in range(1, config.rounds + 1)]
-    assert config.rounds == 12
-    assert turns[:6] == [(batch, Picture.CLEAN, number) for number in range(3) for batch in range(2)]
-    assert [config.round_of(turn) for turn in turns] == list(range(1, 13))
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"modle": "deit_tiny"}]'])
+def test_what_is_no_list_of_scenarios_is_told(text: str) -> None:
+    with pytest.raises(ConfigError):
+        scenarios_of(RunConfig(scenarios=text))
+
+
+def test_the_clones_run_config_holds_the_defaults() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["tool"]["flwr"]["app"]["config"] == RunConfig().flat()
+
+
+def test_what_follows_from_a_run_is_filled_in_where_nobody_said_it() -> None:
+    scenario = Scenario.parse({"defences": ["local_dp"], "pictures_per_client": 2, "uploads_per_picture": 3})
+    assert scenario.pipeline.made[0].options.rounds == 6
+    assert scenario.threat.pipeline.spent(6) is not None
+    given = Scenario.parse({"defences": ["local_dp:rounds=9"], "pictures_per_client": 2})
+    assert given.pipeline.made[0].options.rounds == 9
+    batch = Scenario.parse({"defences": ["dp_sgd"], "pictures_per_client": 4, "batch_size": 4})
+    assert batch.pipeline.made[0].options.batch_size == 4
+
+
+def test_a_training_run_plans_for_the_client_that_uploads_most() -> None:
+    values = {
+        "clients": 4,
+        "training": {**SHORT, "participation": 0.5},
+        "defences": ["local_dp", "secure_sum:clients=2"],
+    }
+    scenario = Scenario.parse(values)
+    drawn = [scenario.participants(each) for each in range(1, scenario.rounds + 1)]
+    assert all(each in ([0, 1], [2, 3]) for each in drawn), "groups that are summed stay whole"
+    most = max(sum(client in each for each in drawn) for client in range(4))
+    assert scenario.planned(5).pipeline.made[0].options.rounds == most < scenario.rounds
+    single = {"clients": 1, "training": {**SHORT, "recipe": PLAIN, "local_epochs": 2}, "defences": ["dp_sgd"]}
+    options = Scenario.parse(single).planned(5).pipeline.made[0].options
+    assert (options.steps, options.steps_per_upload, options.batch_size) == (8 * 2 * 5, 2 * 5, PLAIN["batch_size"])
 
 
 def test_digest_depends_on_every_value() -> None:
     base = ModelConfig(name="deit_tiny")
-    changes = {"name": "deit_small", "defence": "mjp", "image_size": 32, "patch_size": 8, "classes": 10, "seed": 1}
+    changes = {
+        "name": "deit_small",
+        "unknown_embedding": True,
+        "image_size": 32,
+        "patch_size": 8,
+        "classes": 10,
+        "seed": 1,
+    }
     digests = {base.model_copy(update={key: value}).digest() for key, value in changes.items()}
     assert len(digests | {base.digest()}) == len(changes) + 1
     assert ModelConfig(name="deit_tiny").digest() == base.digest()
@@ -91,12 +127,12 @@ def test_settings_are_those_of_the_paper() -> None:
 def test_threat_model_says_what_the_server_is_told() -> None:
     assert "neither labels nor masks" in ThreatModel().sentence()
     assert "is told the labels but no masks," in ThreatModel(labels_known=True).sentence()
-    assert "only the sum" in ThreatModel(individual_updates=False).sentence()
+    assert "only the sum of 3 clients'" in ThreatModel.parse({"defences": "secure_sum:clients=3"}).sentence()
 
 
 def test_threat_digest_is_that_of_published_results_where_nothing_new_is_done() -> None:
     """Of the entries in results/: their ids were made before protocols could degrade uploads."""
     assert ThreatModel().digest() == "701d4d3c8db260dfdb17df6171dad4bd79471125a9360e13e08cfe94f2341104"
-    changes = {"uploads_per_picture": 2, "precision": "float16", "noise": 0.1, "kept": 0.5}
+    changes = {"uploads_per_picture": 2, "defences": "gaussian", "update": "delta", "batch_size": 2}
     digests = {ThreatModel.parse({name: value}).digest() for name, value in changes.items()}
     assert len(digests | {ThreatModel().digest()}) == 5

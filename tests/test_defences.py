@@ -440,11 +440,13 @@ def test_dp_sgd_counts_steps_and_refuses_more_pictures_than_it_divides_by() -> N
         defence.protect_examples({"w": torch.zeros(3, 2)}, randomness=SEEDED)
 
 
-def test_dp_sgd_with_sampling_costs_what_was_asked() -> None:
-    multiplier = noise_multiplier(1.0, 1e-5, 1000, 0.01)
+@pytest.mark.parametrize(("epsilon", "steps", "rate"), [(0.3, 100, 0.01), (1.0, 1000, 0.01), (2.0, 10, 0.1)])
+def test_dp_sgd_with_sampling_costs_what_was_asked(epsilon: float, steps: int, rate: float) -> None:
+    multiplier = noise_multiplier(epsilon, 1e-5, steps, rate)
     accountant = PLDAccountant()
-    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(multiplier)), 1000))
-    assert 0.99 < accountant.get_epsilon(1e-5) <= 1.0
+    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps))
+    assert 0.99 * epsilon < accountant.get_epsilon(1e-5) <= epsilon
+    assert make("dp_sgd", epsilon=epsilon, steps=steps, sampling_rate=rate).spent(steps).epsilon <= epsilon
 
 
 def _official_mask(features: Tensor, pictures: Tensor, percentile: float) -> np.ndarray[Any, Any]:
@@ -455,14 +457,14 @@ def _official_mask(features: Tensor, pictures: Tensor, percentile: float) -> np.
         target[:, f] = 1
         (slope,) = torch.autograd.grad(features, pictures, target, retain_graph=True)
         deviation[:, f] = torch.norm(slope.view(slope.size(0), -1), dim=1) / features.data[:, f].abs()
-    summed = deviation.detach().sum(axis=0)  # type: ignore[call-overload]
+    summed = deviation.detach().sum(axis=0)
     threshold = np.percentile(summed.flatten().numpy(), percentile)
     return np.where(abs(summed) < threshold, 0, 1)
 
 
 @pytest.fixture(scope="module")
 def tiny() -> VitClassifier:
-    return Trial(Gaussian()).client().model  # type: ignore[return-value]
+    return Trial(Gaussian()).client().model
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

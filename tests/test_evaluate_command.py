@@ -18,10 +18,8 @@ from PIL import Image
 from rich.console import Console
 
 from fedmjp.cli import main
-from fedmjp.config import ModelConfig
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import evaluation_batches
-from fedmjp.training.accuracy import top1
 from fedmjp.evaluation.consistency import Puzzles, consistency
 from fedmjp.evaluation.figures import figures
 from fedmjp.evaluation.runs import kinds, open_run, refuse_twins
@@ -29,8 +27,11 @@ from fedmjp.evaluation.summary import summarise
 from fedmjp.evaluation.sweep import sweep
 from fedmjp.evaluation.tables import print_sheets, sheets
 from fedmjp.evaluation.training_ratios import families
+from fedmjp.learning import Recipe
 from fedmjp.models.build import build
-from fedmjp.training.config import FederatedConfig, PartitionConfig, Puzzle, Recipe, TrainingConfig
+from fedmjp.scenario import Scenario
+from fedmjp.training.accuracy import top1
+from fedmjp.training.config import TrainingConfig
 from fedmjp.training.state import save_weights
 
 BAD_INPUT, CLASSES, PICTURES = 2, 3, 12
@@ -39,17 +40,15 @@ MODEL = {"name": "deit_micro", "image_size": 32, "patch_size": 4, "classes": CLA
 
 def training(seed: int = 0, ratio: float | None = None, **changes: Any) -> TrainingConfig:
     """Undefended without a ratio."""
-    model = ModelConfig.parse({**MODEL, "defence": "none" if ratio is None else "mjp", "seed": seed, **changes})
-    puzzle = Puzzle() if ratio is None else Puzzle(shuffle="jigsaw", mask_ratio=ratio)
-    return TrainingConfig(model=model, puzzle=puzzle, seed=seed, recipe=Recipe(epochs=30))
+    defences = [] if ratio is None else [{"name": "mjp", "mask_ratio": ratio}]
+    model, recipe = {**MODEL, "seed": seed, **changes}, {"epochs": 30}
+    return TrainingConfig.parse({"model": model, "defences": defences, "seed": seed, "recipe": recipe})
 
 
-def keep(
-    folder: Path, config: TrainingConfig | FederatedConfig, *, spoil: Callable[[Any], None] = lambda _: None
-) -> Path:
+def keep(folder: Path, config: TrainingConfig | Scenario, *, spoil: Callable[[Any], None] = lambda _: None) -> Path:
     """A run's folder, with initial weights and larger positions, or every model would be consistent."""
-    federated = isinstance(config, FederatedConfig)
-    model = build(config.training.model if federated else config.model)
+    federated = isinstance(config, Scenario)
+    model = build(config.network)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         if model.has_positions:
@@ -82,8 +81,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         keep(root / f"none-{seed}", training(seed))
     for ratio in (0.09, 0.27):
         keep(root / f"mjp-{ratio}", training(ratio=ratio))
-    partition = PartitionConfig(scheme="dirichlet", clients=4)
-    keep(root / "federated", FederatedConfig(training=training(), partition=partition, rounds=25))
+    dealt = {"rounds": 25, "partition": {"scheme": "dirichlet"}}
+    keep(root / "federated", Scenario.parse({"model": MODEL, "clients": 4, "training": dealt}))
     return root
 
 
@@ -136,7 +135,7 @@ def test_one_ratio_has_no_sweep_and_a_former_one_goes(monkeypatch, tmp_path, dat
 
 
 def test_a_file_of_weights(monkeypatch, tmp_path, data, runs):
-    weights = ("--weights", runs / "mjp-0.27" / "weights.safetensors", "--model", "defence=mjp")
+    weights = ("--weights", runs / "mjp-0.27" / "weights.safetensors", "--model", "unknown_embedding=true")
     about = [part for key, value in MODEL.items() for part in ("--model", f"{key}={value}")]
     options = ("--data", data, "--device", "cpu", "--output", tmp_path / "out")
     assert command(monkeypatch, *weights, *about, *options) == 0

@@ -12,7 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS, REPORTED
 from server.aggregation import Aggregator
-from tests.federations import config_of
+from tests.federations import scenario_of
 
 WEIGHTS = {"w": torch.tensor([1.0, -2.0]), "norm.mean": torch.tensor([0.5]), "norm.count": torch.tensor(10)}
 MOVES = [0.3, -0.1, 0.7]  # of client i, which has i + 1 pictures
@@ -25,7 +25,7 @@ def inside_a_run() -> None:
 
 
 def aggregator(strategy: str, **values: Any) -> Aggregator:
-    return Aggregator(config_of(strategy=strategy, **values), ["w"])
+    return Aggregator(scenario_of(strategy=strategy, **values), ["w"])
 
 
 def step(made: Aggregator, server_round: int, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -41,7 +41,7 @@ def replies(made: Aggregator, messages: Sequence[Message], weights: dict[str, to
     for client, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = str(client)
         moved = {
-            "w": weights["w"] + MOVES[client],
+            "w": torch.full_like(weights["w"], MOVES[client]),
             "norm.mean": weights["norm.mean"] + client,
             "norm.count": weights["norm.count"] + 4,
         }
@@ -56,7 +56,7 @@ def test_messages_carry_parameters_and_buffers_apart() -> None:
     (message,) = made.messages(7, made.records(WEIGHTS), [10])
     assert list(message.content.array_records[ARRAYS]) == ["w"]
     assert set(message.content.array_records[BUFFERS]) == {"norm.mean", "norm.count"}
-    assert dict(message.content.config_records["config"]) == {"server-round": 7, "proximal-mu": 0.5}
+    assert dict(message.content.config_records["config"]) == {"server-round": 7, "proximal-mu": 0.5, "scenario": 0}
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"])
@@ -101,7 +101,7 @@ def test_tensors_belong_to_their_names_in_whatever_order_they_come(strategy: str
     sent = [{"a": torch.tensor([0.1, 0.2]) * client, "b": torch.tensor([3.0, 4.0]) + client} for client in (1, 2)]
 
     def after(order: Sequence[str]) -> dict[str, torch.Tensor]:
-        made = Aggregator(config_of(strategy=strategy), ["a", "b"])
+        made = Aggregator(scenario_of(strategy=strategy), ["a", "b"])
         found = []
         for client, message in enumerate(made.messages(1, made.records(weights), [10, 11])):
             message.metadata.__dict__["_message_id"] = str(client)
@@ -116,8 +116,8 @@ def test_tensors_belong_to_their_names_in_whatever_order_they_come(strategy: str
 
 @pytest.mark.parametrize(("strategy", "rate"), [("fedavgm", 1.0), ("fedadam", 0.01), ("fedsgd", 0.1)])
 def test_each_strategy_has_a_learning_rate_of_its_own(strategy: str, rate: float) -> None:
-    assert config_of(strategy=strategy).server_rate == rate
-    assert config_of(strategy=strategy, server_learning_rate=0.3).server_rate == 0.3
+    assert scenario_of(strategy=strategy).server_rate == rate
+    assert scenario_of(strategy=strategy, server_learning_rate=0.3).server_rate == 0.3
 
 
 @pytest.mark.parametrize("strategy", ["fedavgm", "fedadam"])

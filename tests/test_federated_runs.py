@@ -17,7 +17,7 @@ import torch
 from fedmjp.cli import main
 from fedmjp.data.partitions import Partition
 from fedmjp.models.build import build
-from fedmjp.training.config import FederatedConfig
+from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from server.validation import Validation
 from tests.federations import PLAIN, pictures, play
@@ -25,9 +25,9 @@ from tests.test_federation import FEDMJP, family, wait_until
 
 BAD_INPUT = 2
 ROUNDS = 20  # of less than a second each: the kill must find some left
-MODEL = ["training.model.name=deit_micro", "training.model.image_size=64", "training.model.patch_size=8"]
+MODEL = ["model.name=deit_micro", "model.image_size=64", "model.patch_size=8"]
 SETTINGS = [
-    "--device", "cpu", *MODEL, "training.model.classes=4",
+    "--device", "cpu", *MODEL, "model.classes=4",
     *(f"training.recipe.{key}={value or json.dumps(value)}" for key, value in PLAIN.items()),
 ]  # fmt: skip
 
@@ -61,10 +61,10 @@ def test_a_killed_run_goes_on_and_ends_with_the_bits_of_one_that_was_not(tmp_pat
     assert f"Round 1 of {ROUNDS}" not in resumed.stdout
     assert f"Round {ROUNDS} of {ROUNDS}: 3 clients" in resumed.stdout
     assert rounds(tmp_path / "killed") == list(range(1, ROUNDS + 1))
-    config = TrainingFolder(tmp_path / "killed").config()
-    assert isinstance(config, FederatedConfig)
-    training = config.training.model_copy(update={"data": pictures()})  # the manifest keeps no folders
-    whole, _ = play(config.model_copy(update={"training": training}), tmp_path / "whole")  # with one thread, too
+    scenario = TrainingFolder(tmp_path / "killed").config()
+    assert isinstance(scenario, Scenario)
+    found = scenario.model_copy(update={"data": pictures()})  # the manifest keeps no folders
+    whole, _ = play(found, tmp_path / "whole")  # with one thread, too
     state = torch.load(tmp_path / "killed" / "state.pt", weights_only=True)
     assert all(torch.equal(whole[name], value) for name, value in state["weights"].items())
     leaves_what_it_promises(tmp_path / "killed")
@@ -81,11 +81,12 @@ def kill_all(marker: str) -> None:
 def leaves_what_it_promises(output: Path) -> None:
     """The written weights are those of the last history row, in a model that anybody can build."""
     folder = TrainingFolder(output)
-    config = folder.config()
-    assert isinstance(config, FederatedConfig)
+    scenario = folder.config()
+    assert isinstance(scenario, Scenario)
+    assert scenario.training is not None
     model = build(folder.trained())
-    training = config.training.model_copy(update={"data": pictures()})  # the manifest keeps no folders
-    accuracy = Validation(model, training, pytest.fail).accuracy(model.state_dict())
+    scenario = scenario.model_copy(update={"data": pictures()})  # the manifest keeps no folders
+    accuracy = Validation(model, scenario, scenario.training.recipe, pytest.fail).accuracy(model.state_dict())
     last = pd.read_csv(folder.history).iloc[-1]
     assert accuracy.top1 == pytest.approx(last["top1"])
     assert accuracy.loss == pytest.approx(last["validation_loss"], rel=1e-4)
@@ -139,10 +140,11 @@ def test_a_folder_of_other_results_is_left_alone(
     [
         ("training: 5", "training = 5 is no group of keys"),
         ("training:", "training = None is no group of keys"),
-        ("partition: [1]", "partition = [1] is no group of keys"),
-        ("training: {model: deit_tiny}", "training.model = 'deit_tiny' is no group of keys"),
+        ("training: {partition: [1]}", "training.partition = [1] is no group of keys"),
+        ("model: 5", "model = 5 is no group of keys"),
         ("1: 2", "the key 1 is no text"),
-        ("rounds: many", "rounds = 'many'"),
+        ("training: {rounds: many}", "training.rounds = 'many'"),
+        ("defences: [mpj]", "Unknown defence 'mpj'. Did you mean mjp"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_one_line(
@@ -155,29 +157,33 @@ def test_a_file_that_is_no_configuration_is_one_line(
     assert printed.count("\n") == 1
 
 
-def _in_process(config: FederatedConfig, _dealt: Partition, folder: TrainingFolder, *_: object) -> None:
-    play(config, folder.root)
+def _in_process(scenario: Scenario, _dealt: Partition, folder: TrainingFolder, *_: object) -> None:
+    play(scenario, folder.root)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--strategy", "fedavgg"], "strategy = 'fedavgg': Input should be 'fedavg', 'fedprox'"),
-        (["--partition", "random"], "partition.scheme = 'random'"),
-        (["--rounds", "3", "--uploads", "4"], "uploads of round 4 were asked for, but there are rounds 1 to 3"),
+        (["--strategy", "fedavgg"], "training.strategy = 'fedavgg': Input should be 'fedavg', 'fedprox'"),
+        (["--partition", "random"], "training.partition.scheme = 'random'"),
+        (["--rounds", "3", "--uploads", "4"], "records of round 4 were asked for, but there are rounds 1 to 3"),
         (["--clients", "9"], "9 clients cannot share 8 pictures"),
-        (["--participation", "0"], "participation = 0"),
+        (["--participation", "0"], "training.participation = 0"),
         (["--data", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
-        (["training.model.classes=3"], "has label 3"),
-        (["training.model.name=deit_micr"], "Unknown model 'deit_micr'. Did you mean deit_micro"),
+        (["model.classes=3"], "has label 3"),
+        (["model.name=deit_micr"], "Unknown model 'deit_micr'. Did you mean deit_micro"),
         (["training.recipe.batchsize=4"], "unknown key 'training.recipe.batchsize'"),
-        (["training.model.weights=/nowhere.safetensors"], "/nowhere.safetensors cannot be read"),
+        (["model.weights=/nowhere.safetensors"], "/nowhere.safetensors cannot be read"),
         (["training=3"], "training = 3"),
-        (["training.model=3"], "training.model = 3"),
+        (["model=3"], "model"),
         (["nonsense"], "'nonsense' is not KEY=VALUE"),
         (["--gpus-per-client", "0.5"], "--gpus-per-client 0.5 was asked for, but the run is on the CPU"),
         (["--strategy", "fedsgd", "--uploads", "1", "training.recipe.mixup=0.8"], "training.recipe.mixup=0.8"),
         (["--row", "table4-Z"], "table4-Z"),
+        (["--defence", "gausian"], "Unknown defence 'gausian'. Did you mean gaussian"),
+        (["--defence", "local_dp:epsilon=0"], "epsilon = '0'"),
+        (["--defence", "secure_sum:clients=3"], "8 clients make no groups of 3, whose updates are summed"),
+        (["--defence", "dp_sgd", "training.recipe.cutmix=1"], "mixed ones are of two: set mixup and cutmix to 0"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_trained(

@@ -13,51 +13,50 @@ from benchmarks.federation.simulation import RunFolder
 from benchmarks.federation.training import deal, records_folder
 from benchmarks.uploads.recorded import Recording
 from fedmjp.cli import main
-from fedmjp.config import ModelConfig
 from fedmjp.errors import BadInputError, ConfigError, DataError
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
+from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
-from tests.federations import MICRO, PLAIN, config_of, play
+from tests.federations import MICRO, PLAIN, play, scenario_of
 
 RECIPE = {**PLAIN, "batch_size": 1, "label_smoothing": 0, "drop_path": 0}
-DEFENDED = {"model": {**MICRO, "defence": "mjp"}, "puzzle": {"shuffle": "jigsaw", "mask_ratio": 0.4}}
+DEFENDED = {"defences": ["mjp:mask_ratio=0.4"]}
 
 
-def recorded(root: Path, training: dict[str, Any], **changes: Any) -> list[RunFolder]:
+def recorded(root: Path, values: dict[str, Any], **changes: Any) -> list[RunFolder]:
     """Folders of the rounds that a run recorded, described."""
-    config = config_of(training={"recipe": RECIPE, **training}, uploads=(1, 3), **changes)
-    play(config, root)
-    _, dealt = deal(config)
-    return describe_records(config, records_folder(TrainingFolder(root)), tuple(map(len, dealt.shares)))
+    scenario = scenario_of(**{"recipe": RECIPE, "records": (1, 3), **values, **changes})
+    play(scenario, root)
+    _, dealt = deal(scenario)
+    return describe_records(scenario, records_folder(TrainingFolder(root)), tuple(map(len, dealt.shares)))
 
 
-def pairs(folder: RunFolder, arm: ModelConfig) -> list[tuple[PrivateBatch, Upload]]:
-    paths = sorted((folder.evaluator / arm.label).iterdir())
-    return [(PrivateBatch.load(path), Upload.load(folder.uploads / arm.label / path.name)) for path in paths]
+def pairs(folder: RunFolder, scenario: Scenario) -> list[tuple[PrivateBatch, Upload]]:
+    return [folder.record(scenario, path) for paths in folder.index(scenario).values() for path in paths]
 
 
-@pytest.mark.parametrize("training", [{}, DEFENDED], ids=["none", "mjp"])
+@pytest.mark.parametrize("values", [{}, DEFENDED], ids=["none", "mjp"])
 def test_a_recorded_gradient_is_that_of_the_private_batch_at_the_weights_that_were_sent(
-    tmp_path: Path, training: dict[str, Any]
+    tmp_path: Path, values: dict[str, Any]
 ) -> None:
-    folders = recorded(tmp_path, training, strategy="fedsgd", server_learning_rate=0.1)
+    folders = recorded(tmp_path, values, strategy="fedsgd", server_learning_rate=0.1)
     sent = []
     for folder in folders:
-        arm = Recording.open(folder.root).config.arms[0]
-        found = pairs(folder, arm)
+        (scenario,) = Recording.open(folder.root).scenarios
+        found = pairs(folder, scenario)
         assert len(found) == 2
         for private, upload in found:
-            model = build_vit(arm)
-            model.load_state_dict(folder.upload_folder(arm).weights(upload.weights))
+            model = build_vit(scenario.network)
+            model.load_state_dict(folder.upload_folder(scenario.folder).weights(upload.weights))
             expected = gradient(model, private)
             assert upload.kind == "gradient"
             assert upload.tensors.keys() == expected.keys()
             for name, tensor in upload.tensors.items():
                 assert torch.allclose(tensor, expected[name], atol=1e-6), name
-            assert bool(private.mask.any()) == bool(training)
+            assert bool(private.mask.any()) == bool(values)
         sent.append(found[0][1].weights)
     assert sent[0] != sent[1], "the weights moved between rounds 1 and 3"
 
@@ -65,7 +64,7 @@ def test_a_recorded_gradient_is_that_of_the_private_batch_at_the_weights_that_we
 def test_a_recorded_round_is_attacked_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    localised = {**DEFENDED, "model": {**MICRO, "defence": "mjp", "localisation": "linear", "index_embedding": True}}
+    localised = {**DEFENDED, "model": {**MICRO, "localisation": "linear", "index_embedding": True}}
     folder = recorded(tmp_path / "run", localised, strategy="fedsgd")[1]
     arguments = ["attack", "--attack", "patch_embedding", "--setting", "b", "--uploads", str(folder.root)]
     monkeypatch.setattr(sys, "argv", ["fedmjp", *arguments, "--device", "cpu", "--output", str(tmp_path / "attack")])
@@ -120,8 +119,3 @@ def test_what_no_record_describes_is_refused_beforehand(
     with pytest.raises(error, match=message):
         recorded(tmp_path, {"recipe": {**RECIPE, **changes}}, strategy="fedsgd")
     assert not (tmp_path / "records").exists()
-
-
-def test_pixels_that_moved_are_refused_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"puzzle\.shuffle=pixels"):
-        recorded(tmp_path, {"puzzle": {"shuffle": "pixels"}}, strategy="fedsgd")

@@ -16,30 +16,30 @@ import pytest
 import torch
 
 from attacks.adversary import Adversary
+from benchmarks.federation.bundle import as_toml
 from benchmarks.federation.simulation import RunFolder, simulate
 from benchmarks.running.evaluator import score
-from fedmjp.config import FederationConfig, ModelConfig
 from fedmjp.errors import FederationError
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
-from fedmjp.settings import Picture, Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.settings import Setting
+from server.refusals import RefusalFile
 from tests.conftest import ROOT
 from tests.experiments import record_directly
 
 pytestmark = pytest.mark.slow
 
-CONFIG = FederationConfig(
-    models=("deit_tiny",),
-    defences=("none", "mjp"),
-    clients=2,
-    pictures_per_client=1,
-    inputs=tuple(Picture),
-    image_size=64,
-    patch_size=8,
+SCENARIO = Scenario.parse(
+    {
+        "model": {"name": "deit_tiny", "image_size": 64, "patch_size": 8},
+        "defences": ["mjp", "gaussian:noise=0.001"],
+        "clients": 2,
+        "pictures_per_client": 2,
+    }
 )
-OPTIONS = "--model deit_tiny --defence none --defence mjp --gradient-of clean --gradient-of shuffled"
+OPTIONS = "--model deit_tiny --defence mjp --defence gaussian:noise=0.001 --pictures-per-client 2"
 FEDMJP = [sys.executable, "-c", "from fedmjp.cli import main; main()"]
 AUDITING = Path(__file__).parent / "auditing"
 
@@ -117,26 +117,19 @@ def direct(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder(tmp_path_factory.mktemp("direct"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    record_directly(CONFIG, folder)
+    record_directly([SCENARIO], folder)
     torch.set_num_threads(threads)
     return folder
 
 
-def by_picture(folder: RunFolder, arm: ModelConfig) -> dict[tuple[str, Picture], tuple[PrivateBatch, Upload]]:
-    found = {}
-    for (names, version), (path,) in folder.index(arm).items():
-        upload = Upload.load(folder.uploads / arm.label / path.name)
-        found[names[0], version] = (PrivateBatch.load(path), upload)
-    return found
+def by_picture(folder: RunFolder) -> dict[tuple[str, ...], tuple[PrivateBatch, Upload]]:
+    return {names: folder.record(SCENARIO, path) for names, (path,) in folder.index(SCENARIO).items()}
 
 
-@pytest.mark.parametrize("arm", CONFIG.arms, ids=lambda arm: arm.label)
-def test_direct_and_federated_give_the_same_tensors(
-    federated: FederatedRun, direct: RunFolder, arm: ModelConfig
-) -> None:
-    ours, theirs = by_picture(direct, arm), by_picture(federated.folder, arm)
+def test_direct_and_federated_give_the_same_tensors(federated: FederatedRun, direct: RunFolder) -> None:
+    ours, theirs = by_picture(direct), by_picture(federated.folder)
     assert ours.keys() == theirs.keys()
-    assert len(ours) == CONFIG.clients * len(CONFIG.inputs)
+    assert len(ours) == SCENARIO.uploads
     for key, (batch, upload) in ours.items():
         their_batch, their_upload = theirs[key]
         for name in ("clean", "shuffled", "mask", "source", "labels"):
@@ -147,14 +140,11 @@ def test_direct_and_federated_give_the_same_tensors(
             assert torch.allclose(tensor, their_upload.tensors[name], rtol=1e-5, atol=1e-9), name
 
 
-@pytest.mark.parametrize("arm", CONFIG.arms, ids=lambda arm: arm.label)
-def test_direct_and_federated_give_the_same_scores(
-    federated: FederatedRun, direct: RunFolder, arm: ModelConfig
-) -> None:
-    adversary = Adversary(build_vit(arm), ThreatModel(), seed=0)
-    ours, theirs = by_picture(direct, arm), by_picture(federated.folder, arm)
+def test_direct_and_federated_give_the_same_scores(federated: FederatedRun, direct: RunFolder) -> None:
+    adversary = Adversary(build_vit(SCENARIO.network), SCENARIO.threat, seed=0)
+    ours, theirs = by_picture(direct), by_picture(federated.folder)
     for key, (batch, upload) in ours.items():
-        for setting in (s for s in Setting if s.gradient_of is key[1]):
+        for setting in (Setting.B, Setting.C):
             found = [
                 score(
                     adversary.reconstruct("patch_embedding", [each], {}, on_progress=lambda *_: None)[0],
@@ -181,14 +171,19 @@ def test_server_side_code_never_opens_the_evaluators_folder(federated: Federated
 
 def test_the_run_leaves_no_process_behind_and_says_where_records_are(federated: FederatedRun) -> None:
     assert federated.left_behind == []
-    assert "deit_tiny-none: 4 uploads in" in federated.output
+    assert "4 uploads in" in federated.output
     assert (federated.folder.root / "manifest.json").exists()
 
 
 def test_a_failing_client_fails_the_run_with_the_clients_error(tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"data": str(tmp_path / "nowhere"), "defences": ("none",)})
+    lost = SCENARIO.model_copy(update={"data": str(tmp_path / "nowhere"), "defences": ()})
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(FederationError, match=r"there is no folder .*nowhere"):
-        simulate(config, RunFolder(tmp_path / "run"))
+        simulate([lost, SCENARIO], folder)
+    assert folder.count() == SCENARIO.uploads, "the other scenario was played"
+    refused = RefusalFile.of_run(folder.uploads / lost.folder).read()
+    assert [(each.round, each.client) for each in refused] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert all("there is no folder" in each.reason for each in refused)
 
 
 def _heed_interrupts() -> None:
@@ -203,10 +198,8 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: sig
     arguments += [
         "--pictures-per-client",
         "4",
-        "--gradient-of",
-        "clean",
-        "--gradient-of",
-        "shuffled",
+        "--uploads-per-picture",
+        "2",
     ]  # not over too soon
     started = time.time()
     process = subprocess.Popen(
@@ -254,7 +247,8 @@ def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> 
         "FEDMJP_TEST": str(tmp_path),
     }
     started = time.time()
-    run_config = "models='deit_tiny' image-size=64 patch-size=8 pictures-per-client=2 server-learning-rate=0.1"
+    moving = SCENARIO.model_copy(update={"server_learning_rate": 0.1})
+    run_config = as_toml({"scenarios": run_config_of([moving]).scenarios}).strip()
     try:
         done = subprocess.run(
             ["flwr", "run", ".", "--stream", "--run-config", run_config],
@@ -272,6 +266,6 @@ def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> 
         for process in psutil.process_iter(["cmdline"]):
             if "--port" in (process.info["cmdline"] or []) and str(port) in process.info["cmdline"]:
                 process.terminate()
-    assert "[ROUND 2/2]" in done.stdout + done.stderr
+    assert "[ROUND 2/2] done" in done.stdout + done.stderr
     assert [run["status"] for run in json.loads(listed.stdout)["runs"]] == ["finished:completed"]
     wait_until(lambda: not family(str(tmp_path), started), seconds=60)

@@ -14,6 +14,7 @@ from attacks import matching_loss
 from attacks.gradient_matching import GradientMatching
 from attacks.grey import LEVEL
 from attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
+from attacks.matching_loss import Loss
 from attacks.matching_priors import PatchPrior, patch_seams, total_variation
 from attacks.matching_search import Budget, search
 from attacks.natural_patches import NaturalPatches
@@ -30,6 +31,7 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import gradient
+from tests.attacks import protected
 
 SIZE = {"image_size": 32, "patch_size": 8, "classes": 10}  # 16 patches: small enough for second derivatives
 PATCHES = 16
@@ -348,6 +350,27 @@ def test_the_mask_of_a_defended_model_is_read(pictures: Tensor, monkeypatch: pyt
     )
     assert read < 1e-5
     assert ignored > 1e-4
+
+
+@pytest.mark.parametrize("noise", [1e-4, 3e-3])
+def test_the_mask_is_read_through_noise(noise: float, pictures: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[Loss] = []
+    monkeypatch.setattr(subject, "Loss", lambda *given: losses.append(Loss(*given)) or losses[-1])
+    model, batch = blocks(2, "mjp"), batch_of(pictures[:1], masked=6)
+    threat = threat_of(batch.clean, defences=f"gaussian:noise={noise}")
+    upload = protected(upload_of(model, batch, threat), model, threat)
+    assert bool((upload.tensors[names.POSITION_EMBEDDING] != 0).all()), "no row is empty"
+    GradientMatching(FAST).reconstruct([upload], model, threat, generator=torch.Generator())
+    assert torch.equal(losses[0]._mask, batch.mask[None])
+    assert torch.equal(losses[0]._visible[..., 0], ~batch.mask)
+
+
+def test_where_noise_hides_the_mask_matching_fails_and_says_so(pictures: Tensor) -> None:
+    model, batch = blocks(2, "mjp"), batch_of(pictures[:1], masked=6)
+    threat = threat_of(batch.clean, defences="gaussian:noise=0.3")
+    upload = protected(upload_of(model, batch, threat), model, threat)
+    with pytest.raises(AttackFailedError, match="masked"):
+        GradientMatching(FAST).reconstruct([upload], model, threat, generator=torch.Generator())
 
 
 def test_a_mask_that_is_not_read_is_a_caveat(defended: VitClassifier, undefended: VitClassifier) -> None:

@@ -17,8 +17,8 @@ from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import Batch, epoch_order, evaluation_batches, steps_per_epoch, training_batches
 from fedmjp.data.pictures import to_image
 from fedmjp.errors import ConfigError, DataError
+from fedmjp.learning import Recipe
 from fedmjp.seeds import scoped_randomness
-from fedmjp.training.config import Recipe
 
 COUNT = 11
 PLAIN = Recipe(batch_size=4, repeats=1, crop_scale=1.0, flip=0, color_jitter=0, rand_augment="", random_erasing=0)

@@ -413,7 +413,7 @@ def test_a_ledger_survives_restarts_and_composes_as_privacy_loss_distributions_s
     for epsilon, uploads in ((1.0, 3), (4.0, 2)):
         for _ in range(uploads):  # a mod made anew is a client started anew
             protected(defence_mod("local_dp", epsilon=epsilon, ledger=path), sent, sent)
-    ones, fours = (DEFENCES.get("local_dp")({"epsilon": epsilon}).multiplier for epsilon in (1.0, 4.0))  # type: ignore[attr-defined]
+    ones, fours = (DEFENCES.get("local_dp")({"epsilon": epsilon}).multiplier for epsilon in (1.0, 4.0))
     accountant = PLDAccountant()
     events = [SelfComposedDpEvent(GaussianDpEvent(ones), 3), SelfComposedDpEvent(GaussianDpEvent(fours), 2)]
     accountant.compose(ComposedDpEvent(events))
@@ -424,7 +424,7 @@ def test_a_budget_refuses_the_upload_that_would_exceed_it_and_stays_refused(tmp_
     path, sent = tmp_path / "ledger.json", {"a": torch.full((10,), 1e3)}
     mod = defence_mod("local_dp", epsilon=1.0, ledger=path, budget=2.5)
     alone = DEFENCES.get("local_dp")({"epsilon": 1.0})
-    allowed = max(n for n in range(20) if alone.spent(n).epsilon <= 2.5)  # type: ignore[union-attr]
+    allowed = max(n for n in range(20) if alone.spent(n).epsilon <= 2.5)
     assert allowed > 2
     for _ in range(allowed):
         protected(mod, sent, sent)

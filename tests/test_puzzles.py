@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from fedmjp.config import ModelConfig
-from fedmjp.models.build import build
-from fedmjp.training.config import Puzzle
-from fedmjp.training.puzzles import Puzzled, puzzled
-
-MODEL = build(ModelConfig.parse({"name": "deit_micro", "image_size": 32, "patch_size": 4, "classes": 10}))
+from fedmjp.defences.base import Arranged
+from fedmjp.defences.pipeline import read_pipeline
+from fedmjp.learning import Puzzle
+from fedmjp.randomness import SeededRandomness
+from fedmjp.training.puzzles import arrange
 
 
 def images(count: int = 6) -> torch.Tensor:
     return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def shuffled(seed: int = 0, epoch: int = 0, **puzzle: object) -> Puzzled:
-    generator = torch.Generator().manual_seed(seed)
-    return puzzled(images(), MODEL, Puzzle.parse(puzzle), epoch=epoch, generator=generator)
+def shuffled(*defences: str, seed: int = 0, epoch: int = 0, **puzzle: object) -> Arranged | None:
+    source = SeededRandomness(seed)
+    pipeline = read_pipeline(defences)
+    return arrange(images(), pipeline, Puzzle.parse(puzzle), grid=8, epoch=epoch, randomness=source)
 
 
 def patch(picture: torch.Tensor, index: int) -> torch.Tensor:
@@ -27,20 +27,21 @@ def patch(picture: torch.Tensor, index: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("masks", ["picture", "batch"])
 def test_masked_patches_move_and_the_others_stay(masks: str) -> None:
-    result = shuffled(shuffle="jigsaw", mask_ratio=0.4, masks=masks)
-    assert result.jigsaw is not None
+    result = shuffled("jigsaw:mask_ratio=0.4", masks=masks)
+    assert result is not None
     for index, picture in enumerate(images()):
         for place in range(64):
-            source = int(result.jigsaw.source[index, place])
+            source = int(result.source[index, place])
             assert torch.equal(patch(result.images[index], place), patch(picture, source))
-            assert result.jigsaw.mask[index, place] or source == place
-    same = all(torch.equal(row, result.jigsaw.mask[0]) for row in result.jigsaw.mask)
+            assert result.mask[index, place] or source == place
+    same = all(torch.equal(row, result.mask[0]) for row in result.mask)
     assert same == (masks == "batch")
 
 
 def test_spp_moves_all_patches_and_the_pixels_in_them_alike() -> None:
-    result = shuffled(shuffle="pixels")
-    assert result.jigsaw is None
+    result = shuffled("pixels", masks="batch")
+    assert result is not None
+    assert result.mask.all()
     assert not torch.equal(result.images, images())
     moved = result.images
     # Where does the first patch of the first picture come from, and by which order of pixels?
@@ -56,14 +57,20 @@ def test_spp_moves_all_patches_and_the_pixels_in_them_alike() -> None:
         assert torch.equal(patch(moved[index], 0).reshape(3, 16), patch(picture, source).reshape(3, 16)[:, order])
 
 
-def test_no_puzzle_changes_nothing() -> None:
-    for result in (shuffled(), shuffled(shuffle="jigsaw", warmup_epochs=2, epoch=1)):
-        assert torch.equal(result.images, images())
-        assert result.jigsaw is None
+def test_each_picture_has_permutations_of_its_own_unless_the_batch_shares_one() -> None:
+    for masks in ("picture", "batch"):
+        result = shuffled("pixels", masks=masks)
+        assert result is not None
+        assert (len({tuple(row) for row in result.source.tolist()}) == 1) == (masks == "batch")
+
+
+def test_without_a_puzzle_pictures_stay_as_they_are() -> None:
+    assert shuffled() is None
+    assert shuffled("gaussian") is None
+    assert shuffled("jigsaw", warmup_epochs=2, epoch=1) is None
+    assert shuffled("jigsaw", warmup_epochs=2, epoch=2) is not None
 
 
 def test_the_probability_is_that_of_a_batch() -> None:
-    applied = [
-        shuffled(seed, shuffle="jigsaw", mask_ratio=0.4, probability=0.5).jigsaw is not None for seed in range(400)
-    ]
+    applied = [shuffled("jigsaw:mask_ratio=0.4", seed=seed, probability=0.5) is not None for seed in range(400)]
     assert sum(applied) == pytest.approx(200, abs=50)  # five standard deviations

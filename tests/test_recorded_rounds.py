@@ -12,41 +12,43 @@ from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.training import deal, records_folder
 from benchmarks.plan.experiment import Experiment
 from benchmarks.uploads.rounds import RecordedRounds, attacked, open_records
-from benchmarks.uploads.source import Recorded
 from fedmjp.cli import main
 from fedmjp.errors import BadInputError
+from fedmjp.exchange import Exchange
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
-from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
-from tests.federations import MICRO, PLAIN, config_of, play
+from tests.federations import MICRO, PLAIN, play, scenario_of
 from tests.several_uploads import witness
 
 __all__ = ["witness"]
 RECIPE = {**PLAIN, "batch_size": 1, "label_smoothing": 0, "drop_path": 0, "crop_scale": 1, "flip": 0}
-PUZZLE = {"shuffle": "jigsaw", "mask_ratio": 0.4, "localisation_weight": 0.5}
+MJP = ["mjp:mask_ratio=0.4"]
+PUZZLE = {"localisation_weight": 0.5}
 EPOCHS, STEPS = 2, 4  # of four pictures per client
 
 
 def trained(root: Path, localisation: str = "linear", **changes: Any) -> Path:
     """The records of every round of a small FedSGD run."""
-    model = {**MICRO, "defence": "mjp", "localisation": localisation}
-    training = {"recipe": {**RECIPE, **changes.pop("recipe", {})}, "model": model, "puzzle": {**PUZZLE, **changes}}
     rounds = EPOCHS * STEPS
-    config = config_of(
-        training=training,
+    scenario = scenario_of(
+        model={**MICRO, "localisation": localisation},
+        defences=MJP,
+        recipe={**RECIPE, **changes.pop("recipe", {})},
+        puzzle={**PUZZLE, **changes},
         strategy="fedsgd",
         server_learning_rate=0.1,
         rounds=rounds,
-        uploads=tuple(range(1, rounds + 1)),
+        records=tuple(range(1, rounds + 1)),
     )
-    play(config, root)
+    play(scenario, root)
     records = records_folder(TrainingFolder(root))
-    _, dealt = deal(config)
-    describe_records(config, records, tuple(map(len, dealt.shares)))
+    _, dealt = deal(scenario)
+    describe_records(scenario, records, tuple(map(len, dealt.shares)))
     return records
 
 
@@ -63,19 +65,19 @@ def opened_alone(folder: Path) -> RecordedRounds:
 
 def opened(folder: Path) -> tuple[RecordedRounds, Experiment]:
     rounds = opened_alone(folder)
-    federation = rounds.arms(None, None, device="cpu")
-    attacks = {"deit_micro": ("witness",)}
-    return rounds, Experiment(federation=federation, attacks=attacks, settings=("b", "c"), metrics=("psnr",))
+    (scenario,) = rounds.attacked(None, device="cpu")
+    values = {"scenario": scenario, "attacks": ("witness",), "settings": ("b", "c"), "metrics": ("psnr",)}
+    return rounds, Experiment.parse(values)
 
 
 def test_the_last_upload_of_each_picture_comes_with_all_others_of_its_client(witness: str, records: Path) -> None:
     rounds, experiment = opened(records)
     assert experiment.threat.uploads_per_picture == EPOCHS
-    batches = [tuple(entry.name for entry in batch) for batch in rounds.batches(experiment.federation)]
+    batches = [tuple(entry.name for entry in batch) for batch in rounds.batches(experiment.scenario)]
     assert len(batches) == len(set(batches)) == 8
-    found = rounds.source(experiment).uploads(experiment.arms[0], Picture.SHUFFLED, batches)
+    found = rounds.source(experiment).uploads(batches)
     for batch, each in found.items():
-        assert isinstance(each, Recorded)
+        assert isinstance(each, Exchange)
         assert each.private.pictures == batch
         own, others = each.upload, each.upload.others
         assert own.server_round > STEPS, "of the last epoch"
@@ -92,12 +94,12 @@ def test_without_localisation_is_the_gradient_of_the_classification_loss(tmp_pat
     warm = {"warmup_epochs": 1} if kind == "nonlinear" else {}
     cosine = {"localisation_schedule": "cosine", "recipe": warm} if warm else {}
     rounds = opened_alone(trained(tmp_path, kind, **cosine))
-    arm = rounds.rounds[-1].config.arms[0]
+    scenario = rounds.rounds[-1].scenarios[0]
     weights = set()
-    for record in rounds.records(arm):
-        expected = gradient(record.model("cpu"), PrivateBatch.load(record.path))
-        sent = Upload.load(record.recording.folder.uploads / arm.label / record.path.name)
-        used = record.upload("cpu")
+    for record in rounds.records(scenario):
+        expected = gradient(record.model(), PrivateBatch.load(record.path))
+        sent = Upload.load(record.recording.folder.uploads / scenario.folder / record.path.name)
+        used = record.upload()
         for name, tensor in expected.items():
             assert torch.allclose(used.tensors[name], tensor, atol=1e-6), name
         weight = record.recording.localisation_weights[str(record.node)]
@@ -111,22 +113,19 @@ def test_what_the_server_cannot_compute_stays_in_uploads(tmp_path: Path) -> None
     for number, changes in enumerate(({"localisation": "pca"}, {"recipe": {"batch_size": 2}})):
         rounds = opened_alone(trained(tmp_path / str(number), **changes))
         assert rounds.rounds[0].localisation_weights == {}
-        arm = rounds.rounds[0].config.arms[0]
-        (first, *_) = rounds.records(arm)
-        sent = Upload.load(first.recording.folder.uploads / arm.label / first.path.name)
-        assert torch.equal(
-            first.upload("cpu").tensors[names.POSITION_EMBEDDING], sent.tensors[names.POSITION_EMBEDDING]
-        )
+        scenario = rounds.rounds[0].scenarios[0]
+        (first, *_) = rounds.records(scenario)
+        sent = Upload.load(first.recording.folder.uploads / scenario.folder / first.path.name)
+        assert torch.equal(first.upload().tensors[names.POSITION_EMBEDDING], sent.tensors[names.POSITION_EMBEDDING])
 
 
 def test_localisation_is_taken_out_where_nothing_is_masked(records: Path) -> None:
     rounds = opened_alone(records)
-    arm = rounds.rounds[0].config.arms[0].model_copy(update={"defence": "none"})
-    model = build_vit(arm)
+    model = build_vit(rounds.rounds[0].scenarios[0].model)
     found = torch.autograd.grad(model.localisation_loss(), list(model.parameters()), materialize_grads=True)
     loss = dict(zip((name for name, _ in model.named_parameters()), found, strict=True))
     upload = Upload({name: 2 * value + 1 for name, value in loss.items()}, "gradient", 1, 1, 0, "weights")
-    for name, tensor in without_localisation(upload, model, 2.0).tensors.items():
+    for name, tensor in without_localisation(upload, model, 2.0, ThreatModel()).tensors.items():
         assert torch.allclose(tensor, torch.ones_like(tensor), atol=1e-6), name
 
 
@@ -146,7 +145,7 @@ def test_an_attack_on_rounds_has_a_row_per_picture(
 
 def test_a_picture_is_attacked_in_its_last_upload_only(records: Path) -> None:
     rounds = opened_alone(records)
-    every = rounds.records(rounds.rounds[0].config.arms[0])
+    every = rounds.records(rounds.rounds[0].scenarios[0])
     assert len(every) == 2 * EPOCHS * STEPS
     assert sorted(name for each in attacked(every) for name in each.pictures) == sorted(
         {name for each in every for name in each.pictures}

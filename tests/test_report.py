@@ -27,7 +27,7 @@ from benchmarks.report.page import page
 from benchmarks.report.plots import plots
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.reported import nearest_of_ours, reported_rows
-from benchmarks.report.rows import Row, Section, sections
+from benchmarks.report.rows import CHANGED, Row, Section, sections
 from benchmarks.report.svg import inline, standalone
 from benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
 from fedmjp.defences import DEFENCES
@@ -222,7 +222,8 @@ def test_clients_that_degrade_updates_stand_in_the_section_of_their_server() -> 
     (section,) = sections(noised_board())
     assert section.server == THREATS[0]
     told = "Of gaussian it is told the standard deviation of the noise, relative to each tensor."
-    assert section.sentence.startswith(THREATS[0].sentence())
+    assert section.sentence.startswith(f"{THREATS[0].sentence()} {CHANGED}")
+    assert CHANGED not in sections(sample_board())[0].sentence, "there no update is changed"
     assert section.sentence.count(told) == 1
     (ranking,) = section.rankings
     assert len(ranking.rows) == len(noised_board().entries)

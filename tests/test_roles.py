@@ -40,10 +40,10 @@ EXPECTED = {
 @pytest.mark.parametrize("library", EXPECTED, ids=lambda library: library.__name__)
 def test_roles_are_found_with_and_without_names(library: object, numbered: bool) -> None:
     with torch.random.fork_rng():
-        state = library()  # type: ignore[operator]
+        state = library()
     order = {name: str(place) if numbered else name for place, name in enumerate(state)}
     roles = roles_of_tensors({order[name]: tensor for name, tensor in state.items()})
-    patches, positions, head = ({order[name] for name in expected} for expected in EXPECTED[library])  # type: ignore[index]
+    patches, positions, head = ({order[name] for name in expected} for expected in EXPECTED[library])
     assert roles["patch_embedding"] == patches
     assert roles["position_embedding"] == positions
     assert roles["head"] == head
@@ -52,7 +52,12 @@ def test_roles_are_found_with_and_without_names(library: object, numbered: bool)
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"localisation": "nonlinear"}, {"index_embedding": True}, {"defence": "mjp", "localisation": "linear"}],
+    [
+        {},
+        {"localisation": "nonlinear"},
+        {"index_embedding": True},
+        {"unknown_embedding": True, "localisation": "linear"},
+    ],
 )
 def test_roles_of_our_own_classifier(fields: Mapping[str, object]) -> None:
     model = build_vit(

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedmjp.config import ModelConfig
+from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.errors import UnknownNameError
-from fedmjp.training.config import Puzzle, TrainingConfig
+from fedmjp.training.config import TrainingConfig
 from fedmjp.training.rows import ROWS, reported, row
 
 PRINTED = Path(__file__).parent / "golden" / "mjp_tables_1_3_4.csv"
@@ -33,22 +34,28 @@ def test_figures_are_those_that_are_printed(name: str):
 @pytest.mark.parametrize("name", list(ROWS))
 def test_every_row_can_be_trained_and_is_found_again(name: str):
     found = row(name)
-    config = TrainingConfig.parse({"model": found.model, "puzzle": found.puzzle})
-    recognised = reported(config.model, config.puzzle)
+    config = TrainingConfig.parse(found.values)
+    recognised = reported(config.network, config.pipeline)
     assert recognised is not None
     assert (recognised.top1, recognised.consistency) == (found.reported.top1, found.reported.consistency)
 
 
 def test_another_training_is_no_row():
-    assert reported(ModelConfig(name="deit_micro"), Puzzle()) is None
-    assert reported(ModelConfig(name="deit_small", defence="mjp"), Puzzle(shuffle="jigsaw", mask_ratio=0.5)) is None
+    assert reported(ModelConfig(name="deit_micro"), read_pipeline([])) is None
+    half, noisy = read_pipeline(["mjp:mask_ratio=0.5"]), read_pipeline(["mjp:mask_ratio=0.03", "gaussian"])
+    for pipeline in (half, noisy):
+        assert reported(pipeline.change_model(ModelConfig(name="deit_small")), pipeline) is None
 
 
-def test_the_picture_size_is_not_compared_and_an_unused_ratio_is_nothing():
-    assert (
-        reported(ModelConfig(name="deit_small", image_size=64), Puzzle(mask_ratio=0.5))
-        == row("table1-deit_small").reported
-    )
+def test_a_model_of_unknown_training_is_taken_for_the_papers_best():
+    mjp = ModelConfig(name="deit_small", unknown_embedding=True, localisation="nonlinear")
+    assert reported(mjp, None) == row("table1-deit_small-mjp").reported
+    assert reported(ModelConfig(name="deit_small"), None) == row("table1-deit_small").reported
+
+
+def test_the_picture_size_is_not_compared():
+    small = ModelConfig(name="deit_small", image_size=64)
+    assert reported(small, read_pipeline([])) == row("table1-deit_small").reported
 
 
 def test_a_name_that_is_nearly_one():

@@ -87,7 +87,7 @@ def test_a_good_reply_is_not_refused() -> None:
         ({ARRAYS: arrays(w=torch.ones(3, 2))}, "tensor 'w' has shape (3, 2), the model's has (2, 3)"),
         ({ARRAYS: arrays(w=torch.ones(2, 3).double())}, "tensor 'w' holds float64, the model's holds float32"),
         ({ARRAYS: ArrayRecord({"w": torch.ones(2, 3)})}, "sent no tensor 'b'"),
-        ({ARRAYS: arrays(more=torch.ones(1))}, "sent a tensor that the model does not have: 'more'"),
+        ({ARRAYS: arrays(more=torch.ones(1))}, "sent a tensor that nobody asked for: 'more'"),
         ({ARRAYS: lying()}, "tensor 'b' holds float32 (7,), not what it states"),
         ({ARRAYS: packed(b"nonsense")}, "tensor 'b' cannot be read"),
         ({ARRAYS: packed(b"")}, "tensor 'b' cannot be read"),

@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAdam
+from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from attacks import ATTACKS
 from attacks.adversary import Adversary
 from benchmarks.federation.simulation import RunFolder
 from clients.app import train
-from fedmjp.config import FederationConfig, RecordingConfig, to_run_config
-from fedmjp.data.batches import batch_of_round
 from fedmjp.data.selection import select_for
+from fedmjp.exchange import private_of_round
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
+from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
-from server.strategy import OneStep
+from fedmjp.wire import REFUSED
+from server.aggregation import Aggregator
 from server.tap import UploadTap
 from server.uploads import UploadFolder
 from tests.attacks import QUICK, applies
@@ -114,9 +115,7 @@ def test_the_tap_survives_messages_of_other_layouts(tmp_path: Path) -> None:
     assert "2 array records instead of one" in tap.failures[0]
 
 
-@pytest.mark.parametrize(
-    "strategy", [FedAdam(fraction_evaluate=0.0), OneStep(update="gradient", learning_rate=0.1, clients=3)]
-)
+@pytest.mark.parametrize("strategy", [FedAdam(fraction_evaluate=0.0), FedAvg(fraction_evaluate=0.0)])
 def test_the_tap_works_under_any_strategy(tmp_path: Path, strategy: Any) -> None:
     folder = UploadFolder(tmp_path)
     tap = UploadTap(Clients(), folder, "gradient")  # type: ignore[arg-type]
@@ -125,40 +124,47 @@ def test_the_tap_works_under_any_strategy(tmp_path: Path, strategy: Any) -> None
     assert len(list(tmp_path.glob("weights-*"))) == 2, "the weights moved in between"
 
 
-def test_fedsgd_steps_down_the_mean_gradient() -> None:
-    strategy = OneStep(update="gradient", learning_rate=0.1, clients=2)
-    grid = SimpleNamespace(get_node_ids=lambda: [1, 2])
-    sent = strategy.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), grid)  # type: ignore[arg-type]
-    assert len(list(sent)) == 2
+def test_the_tap_counts_on_from_rounds_before_and_names_nodes(tmp_path: Path) -> None:
+    folder = UploadFolder(tmp_path)
+    tap = UploadTap(Clients(), folder, "gradient", done=6, number={1: 0, 2: 1}.__getitem__)  # type: ignore[arg-type]
+    tap.send_and_receive([training(node) for node in (1, 2)])
+    assert [(upload.server_round, upload.node) for upload in folder.uploads()] == [(7, 0), (7, 1)]
+
+
+def stepped(update: str, rate: float | None) -> dict[str, torch.Tensor]:
+    """Weights after a round of two clients with one and three pictures, whose updates are 1 and 4 times the weights."""
+    scenario = Scenario.parse({"clients": 2, "update": update, "server_learning_rate": rate})
+    aggregator = Aggregator(scenario, WEIGHTS)
     replies = [answer(training(1), 1.0, examples=1), answer(training(2), 4.0, examples=3)]
-    arrays, _ = strategy.aggregate_train(1, replies)
-    assert arrays is not None
-    mean = (1 * 1.0 + 3 * 4.0) / 4  # weighted by pictures
-    stepped = arrays.to_torch_state_dict()
-    for name, weight in WEIGHTS.items():
-        assert torch.allclose(stepped[name], weight - 0.1 * mean * weight)
+    found = aggregator.aggregate(1, WEIGHTS, replies)
+    assert found is not None
+    return found
 
 
-def test_fedsgd_without_learning_rate_keeps_the_weights() -> None:
-    strategy = OneStep(update="gradient", learning_rate=0.0, clients=2)
-    strategy.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), SimpleNamespace(get_node_ids=lambda: [1, 2]))  # type: ignore[arg-type]
-    arrays, _ = strategy.aggregate_train(1, [answer(training(1), 1.0)])
-    assert arrays is not None
-    assert torch.equal(arrays.to_torch_state_dict()["w"], WEIGHTS["w"])
+@pytest.mark.parametrize(("update", "sign"), [("gradient", -1), ("delta", 1)])
+def test_the_server_steps_along_the_mean_update_by_pictures(update: str, sign: int) -> None:
+    mean = (1 * 1.0 + 3 * 4.0) / 4
+    for name, weight in stepped(update, 0.1).items():
+        assert torch.allclose(weight, WEIGHTS[name] + sign * 0.1 * mean * WEIGHTS[name])
 
 
-CONFIG = FederationConfig(models=("deit_tiny",), clients=2, image_size=64, patch_size=8)
+@pytest.mark.parametrize("rate", [None, 0.0])
+def test_without_a_learning_rate_the_weights_of_single_batches_stay(rate: float | None) -> None:
+    assert all(torch.equal(weight, WEIGHTS[name]) for name, weight in stepped("gradient", rate).items())
 
 
-def client_message(partitions: int = 2, config: FederationConfig = CONFIG) -> tuple[Message, Any]:
-    model = build_vit(CONFIG.arms[0])
-    content = RecordDict(
-        {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord({"server-round": 1, "arm": 0})}
-    )
+SMALL = {"name": "deit_tiny", "image_size": 64, "patch_size": 8}
+SCENARIO = Scenario.parse({"model": SMALL, "defences": ["mjp"], "clients": 2})
+
+
+def client_message(partitions: int = 2, scenario: Scenario = SCENARIO) -> tuple[Message, Any]:
+    model = build_vit(scenario.network)
+    asked = ConfigRecord({"server-round": 1, "scenario": 0})
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": asked})
     message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=1)
     message.metadata.__dict__["_message_id"] = "message"
     context = SimpleNamespace(
-        run_config=to_run_config(config, RecordingConfig()),
+        run_config=run_config_of([scenario]).flat(),
         node_config={"partition-id": 0, "num-partitions": partitions},
         node_id=1,
     )
@@ -171,45 +177,27 @@ def test_a_clients_reply_holds_gradients_and_a_count_and_nothing_else() -> None:
     assert set(content) == {"arrays", "metrics"}
     assert dict(content["metrics"]) == {"num-examples": 1}
     gradients = content["arrays"].to_torch_state_dict()
-    shapes = {name: parameter.shape for name, parameter in build_vit(CONFIG.arms[0]).named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in build_vit(SCENARIO.network).named_parameters()}
     assert {name: tensor.shape for name, tensor in gradients.items()} == shapes
 
 
 def test_a_client_sends_the_weight_delta_of_a_batch_where_it_is_asked_to() -> None:
     asked = {"pictures_per_client": 2, "batch_size": 2, "update": "delta", "local_steps": 2, "local_learning_rate": 0.1}
-    config = CONFIG.model_copy(update=asked)
-    message, context = client_message(config=config)
+    scenario = SCENARIO.model_copy(update=asked)
+    message, context = client_message(scenario=scenario)
     content = train(message, context).content
     assert dict(content["metrics"]) == {"num-examples": 2}
-    batch = batch_of_round(config, select_for(config), client=0, server_round=1)
-    expected = delta(build_vit(CONFIG.arms[0]), batch, steps=2, learning_rate=0.1)
+    batch = private_of_round(scenario, select_for(scenario), client=0, server_round=1)
+    expected = delta(build_vit(SCENARIO.network), batch, steps=2, learning_rate=0.1)
     sent = content["arrays"].to_torch_state_dict()
     assert all(torch.allclose(sent[name], tensor, atol=1e-7) for name, tensor in expected.items())
 
 
-def test_deltas_are_added_and_recorded_as_such(tmp_path: Path) -> None:
-    strategy = OneStep(update="delta", learning_rate=1.0, clients=2)
-    strategy.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), SimpleNamespace(get_node_ids=lambda: [1, 2]))  # type: ignore[arg-type]
-    arrays, _ = strategy.aggregate_train(1, [answer(training(1), 2.0)])
-    gradients = OneStep(update="gradient", learning_rate=1.0, clients=2)
-    gradients.configure_train(1, ArrayRecord(WEIGHTS), ConfigRecord(), SimpleNamespace(get_node_ids=lambda: [1, 2]))  # type: ignore[arg-type]
-    other, _ = gradients.aggregate_train(1, [answer(training(1), 2.0)])
-    assert arrays is not None
-    assert other is not None
-    up, down = (each.to_torch_state_dict()["w"] for each in (arrays, other))
-    assert torch.allclose(up - WEIGHTS["w"], WEIGHTS["w"] - down)
-    assert not torch.equal(up, WEIGHTS["w"])
-    folder = UploadFolder(tmp_path)
-    UploadTap(Clients(), folder, "delta").send_and_receive([training(1)])  # type: ignore[arg-type]
-    assert {upload.kind for upload in folder.uploads()} == {"delta"}
-
-
 def test_a_client_refuses_a_federation_of_another_size() -> None:
-    from fedmjp.errors import ConfigError
-
     message, context = client_message(partitions=3)
-    with pytest.raises(ConfigError, match="clients = 2, but the federation has 3"):
-        train(message, context)
+    reply = train(message, context)
+    assert reply.error.code == REFUSED
+    assert reply.error.reason == ("ConfigError: clients = 2, but the federation has 3; set both to the same number")
 
 
 WATCH: list[str] = []
@@ -222,17 +210,22 @@ def _watch(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def test_the_adversary_never_touches_the_evaluators_folder(tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"models": ("deit_tiny", "deit_tiny_april")})
+    scenarios = [
+        Scenario.parse({"model": {**SMALL, "name": name}, "defences": defences, "clients": 2})
+        for name in ("deit_tiny", "deit_tiny_april")
+        for defences in ("none", "mjp")
+    ]
     folder = RunFolder(tmp_path)
-    record_directly(config, folder)
+    record_directly(scenarios, folder)
     sys.addaudithook(_watch)  # cannot be removed; it is idle while WATCH is empty
     WATCH.append(os.fspath(folder.evaluator))
     tried: set[str] = set()
     try:
-        for arm in config.arms:
-            uploads = folder.upload_folder(arm).uploads()
-            model = build_vit(arm)
-            model.load_state_dict(folder.upload_folder(arm).weights(uploads[0].weights))
+        for scenario in scenarios:
+            kept = folder.upload_folder(scenario.folder)
+            uploads = kept.uploads()
+            model = build_vit(scenario.network)
+            model.load_state_dict(kept.weights(uploads[0].weights))
             for attack in [name for name in ATTACKS if name not in tried and applies(name, model)]:
                 adversary = Adversary(model, ThreatModel(), seed=0)
                 made = adversary.reconstruct(attack, uploads[:1], QUICK.get(attack, {}), on_progress=lambda *_: None)

@@ -1,7 +1,7 @@
 """Several uploads of a picture, from the configuration to the attack."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,47 +21,46 @@ from benchmarks.running.engine import Job, jobs
 from benchmarks.running.workers import Foreman, Setup, run_local
 from benchmarks.uploads import direct as direct_uploads
 from benchmarks.uploads.direct import DirectUploads, Memory
-from benchmarks.uploads.source import Recorded, read_recorded
+from benchmarks.uploads.source import read_recorded
 from fedmjp.cli import main
-from fedmjp.config import FederationConfig
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackNotApplicableError, RecordError
+from fedmjp.exchange import Exchange
 from fedmjp.models import names
 from fedmjp.records import Upload, weights_digest
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
-from tests.conftest import batch_of, small_model, upload_of
+from tests.conftest import batch_of, small_model, small_scenario, upload_of
 from tests.experiments import Told
 from tests.several_uploads import Witness, record, reply, witness, write_manifest
 
 __all__ = ["witness"]
-SMALL: dict[str, Any] = {
-    "models": ("deit_tiny",), "clients": 2, "pictures_per_client": 2, "mask_ratio": 0.3,
-    "image_size": 64, "patch_size": 8,
-}  # fmt: skip
-DEGRADED: dict[str, Any] = {"precision": "float16", "noise": 0.01, "kept": 0.5}
+DEGRADED = ("prune:kept=0.5", "gaussian:noise=0.01", "round")
 
 
-def experiment(uploads: int, *, labels_known: bool = False, attack: str = "witness", **federation: Any) -> Experiment:
-    return Experiment(
-        federation=FederationConfig.parse({**SMALL, "uploads_per_picture": uploads, **federation}),
-        attacks={"deit_tiny": (attack,)},
-        settings=("b", "c"),
-        metrics=("psnr",),
-        labels_known=labels_known,
-    )
+def repeated(uploads: int, degraded: Sequence[str] = (), *, mask_ratio: float = 0.3, **values: Any) -> Scenario:
+    """MJP, and what is done to updates besides."""
+    defences = (f"mjp:mask_ratio={mask_ratio}", *degraded)
+    shared = {"clients": 2, "pictures_per_client": 2, "uploads_per_picture": uploads}
+    return small_scenario(defences=defences, **{**shared, **values})
 
 
-def computed(tried: Experiment, memory: Memory | None = None) -> list[Recorded]:
-    selection = select_for(tried.federation)
+def experiment(uploads: int, degraded: Sequence[str] = (), *, attack: str = "witness", **values: Any) -> Experiment:
+    scenario = repeated(uploads, degraded, **values)
+    return Experiment.parse({"scenario": scenario, "attacks": (attack,), "settings": ("b", "c"), "metrics": ("psnr",)})
+
+
+def computed(tried: Experiment, memory: Memory | None = None) -> list[Exchange]:
+    selection = select_for(tried.scenario)
     source = DirectUploads(tried, selection, memory)
-    batches = [tuple(entry.name for entry in batch) for batch in selection.batches(tried.federation)]
-    found = source.uploads(tried.arms[0], Picture.SHUFFLED, batches)
-    assert all(isinstance(each, Recorded) for each in found.values()), found
-    return [each for each in found.values() if isinstance(each, Recorded)]
+    batches = [tuple(entry.name for entry in batch) for batch in selection.batches(tried.scenario)]
+    found = source.uploads(batches)
+    assert all(isinstance(each, Exchange) for each in found.values()), found
+    return [each for each in found.values() if isinstance(each, Exchange)]
 
 
-def given(recorded: Recorded) -> list[str]:
+def given(recorded: Exchange) -> list[str]:
     return [weights_digest(each.tensors) for each in (recorded.upload, *recorded.upload.others)]
 
 
@@ -93,7 +92,7 @@ def test_an_attack_gets_others_if_it_reads_them_and_a_generator_of_all(uploads: 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable[[Trial], None]) -> None:
-    threat = ThreatModel.parse({"uploads_per_picture": 2, **DEGRADED})
+    threat = ThreatModel.parse({"uploads_per_picture": 2, "defences": DEGRADED})
     trial = Trial(attack=Witness(), model="deit_tiny", threat=threat, gain=None)
     made = trial.run(trial.uploads(trial.network(defence="mjp")), trial.network(defence="mjp"))
     assert [each.diagnostics["uploads"] for each in made] == [2, 2]
@@ -145,8 +144,8 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
     counts = (1, 3, 2)
     experiments = tuple(experiment(count, clients=1, pictures_per_client=4, mask_ratio=ratio)
                         for count in counts for ratio in (0.3, 0.5))  # fmt: skip
-    selection = select_for(experiments[0].federation)
-    planned = plan(experiments, [selection.batches(each.federation) for each in experiments], uploads="direct")
+    selection = select_for(experiments[0].scenario)
+    planned = plan(experiments, [selection.batches(each.scenario) for each in experiments], uploads="direct")
     output = OutputFolder(tmp_path)
     output.prepare(fresh=False)
     setup = Setup(output, experiments, selection, keep="none", threads=1)
@@ -181,12 +180,12 @@ def test_a_worker_goes_on_with_the_uploads_that_it_has_computed() -> None:
     assert not waiting
 
 
-@pytest.mark.parametrize("degraded", [{}, DEGRADED], ids=["clean", "degraded"])
-def test_the_client_app_sends_what_direct_mode_computes(witness: str, degraded: dict[str, Any]) -> None:
-    tried = experiment(2, **degraded)
+@pytest.mark.parametrize("degraded", [(), DEGRADED], ids=["clean", "degraded"])
+def test_the_client_app_sends_what_direct_mode_computes(witness: str, degraded: tuple[str, ...]) -> None:
+    tried = experiment(2, degraded)
     made = computed(tried)[0].upload
     for upload in (made, *made.others):
-        sent = reply(tried.federation, upload.node, upload.server_round)[names.POSITION_EMBEDDING]
+        sent = reply(tried.scenario, upload.node, upload.server_round)[names.POSITION_EMBEDDING]
         ours = upload.tensors[names.POSITION_EMBEDDING]
         assert (sent - ours).norm() <= 1e-3 * ours.norm()
         assert degraded or torch.equal(sent == 0, ours == 0)
@@ -195,11 +194,11 @@ def test_the_client_app_sends_what_direct_mode_computes(witness: str, degraded: 
 def test_recorded_uploads_of_a_picture_come_together(witness: str, tmp_path: Path) -> None:
     tried = experiment(3)
     folder = RunFolder(tmp_path)
-    record(tried.federation, folder)
+    record(tried.scenario, folder)
     expected = {each.private.pictures: each for each in computed(tried)}
-    found = read_recorded(folder, tried.arms[0], Picture.SHUFFLED, list(expected))
+    found = read_recorded(folder, tried.scenario, list(expected))
     for pictures, each in found.items():
-        assert isinstance(each, Recorded)
+        assert isinstance(each, Exchange)
         direct = expected[pictures]
         assert torch.equal(each.private.mask, direct.private.mask)
         rounds = [upload.server_round for upload in (each.upload, *each.upload.others)]
@@ -216,9 +215,9 @@ def test_recorded_uploads_of_a_picture_come_together(witness: str, tmp_path: Pat
 def test_a_recording_of_several_uploads_is_attacked(
     witness: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = FederationConfig.parse({**SMALL, **DEGRADED, "uploads_per_picture": 2})
-    record(config, RunFolder(tmp_path / "run"))
-    write_manifest(config, tmp_path / "run", {entry.name: entry.sha256 for entry in select_for(config).entries})
+    scenario = repeated(2, DEGRADED)
+    record(scenario, RunFolder(tmp_path / "run"))
+    write_manifest(scenario, tmp_path / "run", {entry.name: entry.sha256 for entry in select_for(scenario).entries})
     arguments = ["--attack", "witness", "--setting", "b", "--uploads", str(tmp_path / "run"), "--device", "cpu"]
     monkeypatch.setattr("sys.argv", ["fedmjp", "attack", *arguments, "--output", str(tmp_path / "attack")])
     with pytest.raises(SystemExit) as ended:
@@ -226,17 +225,13 @@ def test_a_recording_of_several_uploads_is_attacked(
     assert not ended.value.code
     board = pd.read_csv(tmp_path / "attack" / "leaderboard.csv").set_index("attack")
     assert board.loc["witness", "threat_uploads_per_picture"] == 2
-    assert board.loc["witness", "threat_precision"] == "float16"
-    told = "gradient of 1 picture, 2 uploads per picture, the largest 50 % of each tensor kept, noise of 0.01 RMS added"
-    assert told in (tmp_path / "attack" / "leaderboard.md").read_text()
+    assert board.loc["witness", "defence"] == "mjp + prune:kept=0.5 + gaussian + round"
 
 
 def test_a_campaign_lists_numbers_of_uploads() -> None:
-    threat = {"uploads_per_picture": [1, 4], "precision": "bfloat16", "noise": 0.1, "kept": 0.5}
-    campaign = Campaign.parse(
-        {"name": "x", "grids": [{"models": ["deit_tiny"], "attacks": ["grey"], "threats": [threat, {}]}]}
-    )
+    threat = {"uploads_per_picture": [1, 4]}
+    grid = {"models": ["deit_tiny"], "attacks": ["grey"], "defences": [["mjp", "round"]], "settings": ["b"]}
+    campaign = Campaign.parse({"name": "x", "grids": [{**grid, "threats": [threat, {}]}]})
     threats = [each.threat for each in campaign.experiments(device="cpu")]
-    assert [each.uploads_per_picture for each in threats] == [1, 4, 1]
-    assert [each.degradation for each in threats] == [threats[0].degradation, threats[0].degradation, ""]
-    assert len({each.digest() for each in threats}) == 3
+    assert {each.uploads_per_picture for each in threats} == {1, 4}
+    assert {each.pipeline.label for each in threats} == {"round"}

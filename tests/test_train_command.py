@@ -51,8 +51,7 @@ def test_a_run_leaves_what_the_next_command_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pictures: Path
 ) -> None:
     output = tmp_path / "out"
-    settings = [*SMALL, "model.defence=mjp", "model.localisation=linear", "puzzle.shuffle=jigsaw", "model.classes=3"]
-    settings.append("puzzle.mask_ratio=0.2")
+    settings = [*SMALL, "--defence", "mjp:mask_ratio=0.2", "model.localisation=linear", "model.classes=3"]
     assert run(monkeypatch, *settings, "--data", str(pictures), "--output", str(output), "--seed", "3") == 0
     folder = TrainingFolder(output)
     history = pd.read_csv(folder.history)
@@ -92,13 +91,11 @@ def test_an_unreadable_picture_in_an_epoch_is_told_and_passed_over(
         (["model.name=deit_mikro"], "Unknown model 'deit_mikro'. Did you mean deit_micro"),
         (["recipe.epochs=many"], "many"),
         (["recipe.epoch=3"], "epoch"),
-        (["puzzle.shuffle=jigsaw"], "is defence jigsaw or mjp"),
-        (["puzzle.shuffle=jigsaw", "model.defence=mjp", "puzzle.mask_ratio=0.01"], "of 64 patches moves none"),
-        (
-            ["puzzle.shuffle=jigsaw", "model.defence=jigsaw", "puzzle.warmup_epochs=5", "puzzle.mask_ratio=1"],
-            "5 epochs without a puzzle",
-        ),
-        (["puzzle.shuffle=jigsaw", "model.defence=mjp", "puzzle.probability=0"], "puzzle.probability = 0"),
+        (["--defence", "mjp:mask_ratio=0.01"], "of 64 patches moves none"),
+        (["--defence", "jigsaw", "puzzle.warmup_epochs=5"], "5 epochs without a puzzle"),
+        (["--defence", "mjp", "puzzle.probability=0"], "puzzle.probability = 0"),
+        (["--defence", "mpj"], "Unknown defence 'mpj'. Did you mean mjp"),
+        (["--defence", "local_dp"], "nothing leaves here"),
         (["recipe.learning_rate=1e300"], "recipe.learning-rate = "),
         (["model=5"], "model"),
         (["--row", "table4-Z"], "table4-Z"),
@@ -125,14 +122,15 @@ def test_bad_input_is_one_line(
 def test_a_row_of_the_paper_is_evaluated_at_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = [*SMALL, "model.classes=3", "puzzle.mask_ratio=0.2"]
+    settings = [*SMALL, "model.classes=3", "--defence", "mjp:mask_ratio=0.2"]
     arguments = ["--row", "table4-J", "--data", str(pictures), "--output", str(tmp_path / "out"), *settings]
     assert run(monkeypatch, *arguments) == 0
     assert "Consistency" in capsys.readouterr().out
     rows = pd.read_csv(tmp_path / "out" / "evaluation" / "evaluation.csv")
     assert rows["mask_ratio"].tolist() == [0.27, 0.5]
     config = json.loads((tmp_path / "out" / "manifest.json").read_text())["config"]
-    assert (config["model"]["defence"], config["model"]["localisation"]) == ("mjp", "nonlinear")
+    assert config["defences"] == [{"name": "mjp", "mask_ratio": 0.2}]
+    assert config["model"]["localisation"] == "nonlinear"
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,22 @@ from safetensors.torch import load_file
 
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
+from fedmjp.defences.pipeline import Pipeline, read_pipeline
 from fedmjp.errors import CheckpointError, ConfigError, DataError, TrainingError
+from fedmjp.learning import OFFICIAL_CODE, Learning, Recipe
 from fedmjp.models.build import build
+from fedmjp.randomness import SeededRandomness
+from fedmjp.scenario import Scenario
 from fedmjp.training.central import TrainingEvents, open_pictures
 from fedmjp.training.central import train as train_on
-from fedmjp.training.config import OFFICIAL_CODE, FederatedConfig, Puzzle, Recipe, TrainingConfig
+from fedmjp.training.config import TrainingConfig
 from fedmjp.training.history import History
 from fedmjp.training.loop import Anchor, Schedule, Trainer
 from fedmjp.training.run_folder import TrainingFolder
 
 MODEL = {"name": "deit_micro", "image_size": 32, "patch_size": 4, "classes": 1000}
-MJP = {"defence": "mjp", "localisation": "nonlinear"}
+DAL = {"localisation": "nonlinear"}
+MJP = {"unknown_embedding": True, **DAL}
 WHOLE = {"epochs": 4, "warmup_epochs": 1, "batch_size": 4, "drop_path": 0.2}
 LIGHT = WHOLE | {"mixup": 0, "cutmix": 0, "rand_augment": "", "color_jitter": 0, "random_erasing": 0, "repeats": 1}
 
@@ -36,21 +41,22 @@ class StoppedError(Exception):
 
 
 def config_of(**changes: object) -> TrainingConfig:
-    values = {"model": MODEL | MJP, "puzzle": {"shuffle": "jigsaw", "mask_ratio": 0.3}, "recipe": WHOLE}
+    values = {"model": MODEL | DAL, "defences": ["mjp:mask_ratio=0.3"], "recipe": WHOLE}
     return TrainingConfig.parse(values | changes)
 
 
 def train(config: TrainingConfig, folder: TrainingFolder, events: TrainingEvents) -> None:
-    train_on(config, open_pictures(config), folder, events)
+    train_on(config, open_pictures(config.data, config.model.classes), folder, events)
 
 
-def trainer_of(*, model: dict | None = None, puzzle: dict | None = None, recipe: dict | None = None) -> Trainer:
-    network = build(ModelConfig.parse(MODEL | (model or {})))
+def trainer_of(*defences: str, model: dict | None = None, recipe: dict | None = None) -> Trainer:
+    pipeline = read_pipeline(defences)
+    network = build(pipeline.change_model(ModelConfig.parse(MODEL | (model or {}))))
+    plain = LIGHT | {"drop_path": 0.0, "label_smoothing": 0.0} | (recipe or {})
     return Trainer(
         network,
-        Puzzle.parse(puzzle or {}),
-        Recipe.parse(LIGHT | {"drop_path": 0.0, "label_smoothing": 0.0} | (recipe or {})),
-        classes=1000,
+        Learning.parse({"recipe": plain}),
+        pipeline,
         schedule=Schedule(4, 2),
         seed=0,
     )
@@ -91,9 +97,9 @@ def test_a_stopped_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: P
 
 @pytest.mark.slow
 def test_a_killed_process_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    settings = [f"model.{key}={value}" for key, value in (MODEL | MJP).items()]
+    settings = [f"model.{key}={value}" for key, value in (MODEL | DAL).items()]
     settings += [f"recipe.{key}={value}" for key, value in (WHOLE | {"epochs": 8}).items()]
-    settings += ["puzzle.shuffle=jigsaw", "puzzle.mask_ratio=0.3"]
+    settings += ["--defence", "mjp:mask_ratio=0.3"]
     command = [sys.executable, "-c", "from fedmjp.cli import main; main()", "train", *settings, "--device", "cpu"]
     parts, whole = TrainingFolder(tmp_path / "parts"), TrainingFolder(tmp_path / "whole")
     killed = subprocess.Popen([*command, "--output", parts.root], stdout=subprocess.DEVNULL)
@@ -125,10 +131,11 @@ def test_a_folder_of_another_configuration_is_refused_and_kept(tmp_path: Path) -
 def test_a_run_may_go_on_with_more_reading_processes_but_not_with_another_recipe() -> None:
     assert config_of().digest() == config_of(checkpoint_every=3, recipe=WHOLE | {"workers": 2}).digest()
     assert config_of().digest() != config_of(recipe=WHOLE | {"mixup": 0.5}).digest()
-    federated = {"training": {"recipe": {"warmup_epochs": 1}}}
-    digest = FederatedConfig.parse(federated).digest()
-    assert digest == FederatedConfig.parse(federated | {"round_seconds": 5}).digest()
-    assert digest != FederatedConfig.parse(federated | {"rounds": 11}).digest()
+    training = {"recipe": {"warmup_epochs": 1}}
+    digest = Scenario.parse({"training": training}).digest_of_run()
+    assert digest == Scenario.parse({"training": training | {"round_seconds": 5}}).digest_of_run()
+    assert digest != Scenario.parse({"training": training | {"rounds": 11}}).digest_of_run()
+    assert digest != Scenario.parse({"training": training, "defences": ["clip"]}).digest_of_run()
 
 
 def test_a_damaged_state_is_told(tmp_path: Path) -> None:
@@ -142,22 +149,23 @@ def test_a_damaged_state_is_told(tmp_path: Path) -> None:
 
 def test_labels_outside_the_head_are_told_before_training(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="10 classes"):
-        train(config_of(model=MODEL | MJP | {"classes": 10}), TrainingFolder(tmp_path), TrainingEvents())
+        train(config_of(model=MODEL | DAL | {"classes": 10}), TrainingFolder(tmp_path), TrainingEvents())
 
 
 def test_the_gradient_is_that_of_the_written_out_loss() -> None:
-    trainer = trainer_of(model=MJP, puzzle={"shuffle": "jigsaw", "mask_ratio": 0.3})
+    trainer = trainer_of("mjp:mask_ratio=0.3", model=DAL)
     model, batch = trainer.model, batch_of()
-    shown, targets = trainer.shown(batch, 0, 0)
-    assert shown.jigsaw is not None
+    shown = trainer.shown(batch, 0, 0)
+    puzzle, targets = shown.arranged, shown.targets
+    assert shown.puzzled
     found, told = trainer.gradient(batch, 0, 0)
-    probabilities = model(shown.images, shown.jigsaw.mask).softmax(dim=1)
+    probabilities = model(puzzle.images, puzzle.mask).softmax(dim=1)
     loss = -probabilities[torch.arange(4), targets].log().mean()
     assert told == pytest.approx(loss.item(), rel=1e-5)
     rows = model.backbone.pos_embed[0, 1:]
     places = [(index // 8, index % 8) for index in range(64)]
     differences = []
-    for mask in shown.jigsaw.mask:
+    for mask in puzzle.mask:
         kept = [index for index in range(64) if not mask[index]]
         predicted = model.localisation.layers(rows[kept])
         differences.append((predicted - torch.tensor([places[index] for index in kept])).abs().mean())
@@ -238,7 +246,8 @@ def test_the_learning_rate_warms_up_and_falls_as_a_cosine() -> None:
 def test_the_weight_of_localisation_follows_the_official_schedule() -> None:
     network = build(ModelConfig.parse(MODEL | MJP))
     recipe = Recipe.parse(LIGHT | {"epochs": 30, "warmup_epochs": 5})
-    trainer = Trainer(network, OFFICIAL_CODE, recipe, classes=1000, schedule=Schedule(30, 2), seed=0)
+    learning = Learning(recipe=recipe, puzzle=OFFICIAL_CODE)
+    trainer = Trainer(network, learning, Pipeline(), schedule=Schedule(30, 2), seed=0)
     warm = np.linspace(0, 0.01, 5)
     after = 0.005 + 0.5 * (0.01 - 0.005) * (1 + np.cos(np.pi * np.arange(25) / 25))
     found = [trainer.localisation_weight(epoch) for epoch in range(30)]
@@ -248,9 +257,7 @@ def test_the_weight_of_localisation_follows_the_official_schedule() -> None:
 
 @pytest.mark.parametrize("names", [("index", "index_embedding"), ("unknown", "unknown_embedding")])
 def test_what_mjp_adds_is_trained(names: tuple[str, str]) -> None:
-    trainer = trainer_of(
-        model={"defence": "mjp", "index_embedding": True}, puzzle={"shuffle": "jigsaw", "mask_ratio": 0.5}
-    )
+    trainer = trainer_of("mjp:mask_ratio=0.5", model={"index_embedding": True})
     before = dict(trainer.model.named_parameters())[names[1]].detach().clone()
     trainer.epoch(0, [batch_of()])
     assert not torch.equal(dict(trainer.model.named_parameters())[names[1]], before)
@@ -264,7 +271,7 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 
 def test_a_single_picture_cannot_train_batch_normalisation() -> None:
     network = build(ModelConfig(name="resnet50", image_size=32, patch_size=16, classes=10))
-    trainer = Trainer(network, Puzzle(), Recipe.parse(LIGHT), classes=10, schedule=Schedule(4, 2), seed=0)
+    trainer = Trainer(network, Learning.parse({"recipe": LIGHT}), Pipeline(), schedule=Schedule(4, 2), seed=0)
     with pytest.raises(TrainingError, match="batch of one picture"):
         trainer.epoch(0, [batch_of(1)])
 
@@ -282,29 +289,69 @@ def test_a_history_cut_off_by_a_kill_is_read_as_far_as_it_is_whole(tmp_path: Pat
 
 def test_drop_path_and_mixup_depend_on_seed_epoch_and_step_alone() -> None:
     model = build(ModelConfig.parse(MODEL), drop_path=0.5).train()
-    trainer = Trainer(model, Puzzle(), Recipe.parse(WHOLE), classes=1000, schedule=Schedule(4, 2), seed=0)
+    trainer = Trainer(model, Learning.parse({"recipe": WHOLE}), Pipeline(), schedule=Schedule(4, 2), seed=0)
     first = trainer.losses(batch_of(), 1, 0)[0]
     torch.rand(17)
     assert trainer.losses(batch_of(), 1, 0)[0] == first
     assert trainer.losses(batch_of(), 1, 1)[0] != first
 
 
+def test_the_gradients_of_single_pictures_are_those_that_a_defence_clips() -> None:
+    """Against one picture at a time: clipped to the norm, summed, divided by the batch; the noise is known."""
+    trainer, plain = trainer_of("dp_sgd:clipping_norm=0.5,batch_size=4"), trainer_of()
+    batch = batch_of()
+    found, _ = trainer.gradient(batch, 0, 0)
+    (defence,) = trainer._pipeline.made
+    source: SeededRandomness = trainer.randomness(0, 0).of("step", 0).of(0)
+    expected = {name: torch.zeros_like(value) for name, value in found.items()}
+    for place in range(4):
+        own = slice(place, place + 1)
+        one = Batch(batch.images[own], batch.labels[own], batch.indices[own])
+        single, _ = plain.gradient(one, 0, 0)
+        norm = math.sqrt(sum(float(value.double().square().sum()) for value in single.values()))
+        for name, value in single.items():
+            expected[name] += value * min(1.0, 0.5 / norm) / 4
+    for name, value in found.items():
+        noise = defence.multiplier * 0.5 / 4 * source.normal(name, value.shape)
+        assert torch.allclose(value - noise, expected[name], atol=1e-5), name
+
+
+def test_an_epoch_under_differential_privacy_moves_the_weights_and_is_repeatable() -> None:
+    found = []
+    for _ in range(2):
+        trainer = trainer_of("dp_sgd:epsilon=50,batch_size=4", recipe={"learning_rate": 0.1, "warmup_epochs": 0})
+        report = trainer.epoch(0, [batch_of()])
+        assert math.isfinite(report.loss)
+        found.append({name: value.detach().clone() for name, value in trainer.model.named_parameters()})
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    before = dict(trainer_of().model.named_parameters())
+    assert not torch.equal(found[0]["backbone.head.weight"], before["backbone.head.weight"])
+
+
+def test_what_is_withheld_is_frozen_whatever_the_decay() -> None:
+    trainer = trainer_of("withhold:roles=patch_embedding", recipe={"weight_decay": 0.5, "learning_rate": 0.1})
+    before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    trainer.epoch(0, [batch_of()] * 2)
+    kept = {name for name, value in trainer.model.named_parameters() if torch.equal(value, before[name])}
+    assert kept == {"backbone.patch_embed.proj.weight", "backbone.patch_embed.proj.bias"}
+    assert set(trainer.gradient(batch_of(), 0, 0)[0]) == set(before) - kept
+    later = Trainer(trainer.model, Learning.parse({"recipe": LIGHT}), Pipeline(), schedule=Schedule(4, 2), seed=0)
+    assert set(later.gradient(batch_of(), 0, 0)[0]) == set(before), "the next trainer of the model has it all"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model": MODEL | {"defence": "mjp"}, "puzzle": {}}, "would never use the unknown embedding"),
-        ({"puzzle": {"shuffle": "jigsaw"}, "model": MODEL}, "is defence jigsaw or mjp, not none"),
-        ({"model": MODEL | {"defence": "jigsaw"}}, "defence jigsaw needs puzzle.shuffle jigsaw"),
+        ({"defences": ["clip"]}, "clip acts on what leaves a client, and nothing leaves here"),
+        ({"defences": ["secure_sum"]}, "secure_sum acts on what leaves a client"),
+        ({"defences": ["dp_sgd"]}, "dp_sgd protects single pictures, and mixed ones are of two"),
+        ({"defences": ["mjp:mask_ratio=0.01"]}, "mask-ratio 0.01 of 64 patches moves none"),
+        ({"defences": ["mjpp"]}, "Unknown defence 'mjpp'"),
         ({"recipe": {"epochs": 10}}, "20 warm-up epochs leave nothing of 10 epochs"),
-        ({"puzzle": {"mask_ratio": 1.5}}, "mask_ratio|mask-ratio"),
+        ({"puzzle": {"probability": 0}}, "probability = 0"),
         ({"recpie": {}}, "did you mean 'recipe'"),
     ],
 )
 def test_configurations_that_make_no_sense_are_told(values: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainingConfig.parse({"model": MODEL, "puzzle": {}} | values)
-
-
-def test_uploads_of_rounds_that_never_come_are_told() -> None:
-    with pytest.raises(ConfigError, match="uploads of round 11 were asked for, but there are rounds 1 to 10"):
-        FederatedConfig.parse({"uploads": (2, 11), "training": {"recipe": {"warmup_epochs": 1}}})
+        TrainingConfig.parse({"model": MODEL} | values)

@@ -88,6 +88,12 @@ def test_inconclusive_if_the_attack_is_not_seen_to_work_without_the_defence(twin
     assert entry(defended(adapted=True), grey(), *twin).verdict == "inconclusive"
 
 
+def test_inconclusive_if_there_is_no_guess_to_compare_the_twin_with():
+    found = entry(Row(cell(setting="b"), near(12.6), adapted=True), grey(setting="b"), TWIN[0])
+    assert found.verdict == "inconclusive"
+    assert found.reason.endswith("no guess to compare the cell without the defence with")
+
+
 def test_inconclusive_if_the_twin_is_incomplete():
     twin = Row(cell(defence="none"), [*near(80)[:-1], None])
     found = entry(defended(adapted=True), grey(), twin, grey("none"))

@@ -11,7 +11,7 @@ from fedmjp.models.entrance import Entrance
 from fedmjp.threat import ThreatModel
 
 MJP: frozenset[Mark] = frozenset({"masked", "shuffled"})
-HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "pruned", "scaled"}
+HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "scaled"}  # what is pruned away is no noise
 
 
 class ClosedFacts(Attack[Entrance]):
@@ -33,7 +33,7 @@ class ClosedFacts(Attack[Entrance]):
         return refusal(model, threat) or size_refusal(model.image_size)
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """What MJP does, a factor of the whole update, and what disturbs the equations like noise."""
+        """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise."""
         del threat
         return HANDLED if model.defended else HANDLED - MJP
 

@@ -54,7 +54,7 @@ class MjpIntersection(ClosedFacts):
         return super().requirement(model, threat) or (batches.refusal(model, threat.batch_size) if several else None)
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Of batches, not what disturbs the equations: which uploads share a picture is then unsure."""
+        """Takes no disturbed equations of batches into account: which uploads share a picture is then unsure."""
         handled = super().handles(model, threat)
         return handled - BLURRED if threat.batch_size > 1 else handled
 

@@ -88,7 +88,7 @@ class MjpMatching(Attack):
         return f"its start, {self.options.start}: {first}" if first else None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """What MJP does. The distance that it minimises counts noise and rounding for the picture's gradients."""
+        """Takes into account what MJP does. Its distance takes noise and rounding for gradients of the picture."""
         del threat
         return MJP if model.defended else frozenset()
 

@@ -12,12 +12,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, experiments_of, named
 from fedmjp.config import MAX_SEED, Checkpoint, Config, MaskRatio
-from fedmjp.defences.pipeline import NONE, DefenceConfig, Defences, pipeline_of, with_mask_ratio
+from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
 from fedmjp.settings import Setting
 
 
@@ -174,9 +174,9 @@ class Campaign(Config):
             raise ValueError(f"metrics must hold {LEAKAGE}, by which leakage is judged; got {', '.join(self.metrics)}")
         unknown = set(self.weights) | set(self.accuracy)
         for grid in self.grids:
-            labels = {NONE, *(pipeline_of(each).label for each in grid.defences), "jigsaw"}
-            labels |= {config.name for each in grid.defences for config in each}
-            unknown -= {*grid.models, *(f"{model}-{label}" for model in grid.models for label in labels)}
+            pipelines = map(pipeline_of, ((), (SHUFFLED_ALONE,), *grid.defences))
+            for pipeline, model in itertools.product(pipelines, grid.models):
+                unknown.difference_update(pipeline.names_of_weights(model))
         if unknown:
             raise ValueError(f"weights or accuracy of {', '.join(sorted(unknown))}, which no grid attacks")
         return self
@@ -206,15 +206,10 @@ class Campaign(Config):
         return list(found.values())
 
     def _asked(self, grid: Grid, model: str, defences: Defences, view: Mapping[str, Any]) -> Scenario:
-        together = pipeline_of(defences).clients
         pictures = min(grid.pictures or self.data.count, self.data.count)
-        if pictures % together:
-            raise ConfigError(f"{pictures} pictures are no whole shares of {together} clients whose updates are summed")
         sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
-        shares = {"clients": together, "pictures_per_client": pictures // together}
-        return Scenario.parse(
-            {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **shares, **view}
-        )
+        values = {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **view}
+        return of_single_batches(values, pictures)
 
     def _with_weights(self, experiment: Experiment) -> Experiment:
         scenario = experiment.scenario
@@ -225,11 +220,8 @@ class Campaign(Config):
         return experiment.model_copy(update={"scenario": scenario.model_copy(update={"model": model})})
 
     def _path(self, scenario: Scenario) -> str | None:
-        """Of the model with its defences, with the first of them alone, or of the model."""
-        names = [scenario.label, *(f"{scenario.model.name}-{config.name}" for config in scenario.defences[:1])]
-        if not scenario.defences:
-            names.append(f"{scenario.model.name}-{NONE}")
-        return next((self.weights[name] for name in (*names, scenario.model.name) if name in self.weights), None)
+        names = scenario.pipeline.names_of_weights(scenario.model.name)
+        return next((self.weights[name] for name in names if name in self.weights), None)
 
 
 _checkpoint_of = lru_cache(maxsize=32)(Checkpoint.of)

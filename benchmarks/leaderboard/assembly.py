@@ -162,9 +162,7 @@ def exposed(leakage: "pd.Series[float]", over_floor: "pd.Series[float]", thresho
 
 
 def _utility(cell: Cell, known: Mapping[str, Mapping[str, Any]]) -> Utility | None:
-    """Of the model with its defences, with the first of them alone, or of the model: as its weights are named."""
-    names = [cell.defence, *(config.name for config in cell.defences[:1])]
-    labels = [*(f"{cell.model}-{name}" for name in names), cell.model]
+    labels = cell.pipeline.names_of_weights(cell.model)
     return next((Utility.parse(known[label]) for label in labels if label in known), None)
 
 

@@ -58,7 +58,8 @@ def _on_cells(entries: Sequence[Entry]) -> list[str]:
 
 
 def _on_shuffling(entries: Sequence[Entry]) -> list[str]:
-    held_back = {entry.defence for entry in entries if entry.mask_ratio and not entry.pipeline.shuffles}
+    made = [each for entry in entries if not entry.pipeline.shuffles for each in entry.pipeline.made]
+    held_back = {each.name for each in made if each.mask_ratio}
     alone = {entry.defence for entry in entries if entry.pipeline.marks == {"shuffled"}}
     named = {MASKED: _listed(held_back) if held_back else "", CONTROL: _listed(alone) if alone else ""}
     return [note.format(defences=defences) for note, defences in named.items() if defences]

@@ -141,6 +141,8 @@ def _no_twin(case: Case) -> Judgement | None:
         return Judgement("inconclusive", f"{_figures(case)}; the same attack was not run without the defence")
     if unfinished(twin) or not _covers(entry.over_twin, entry):
         return Judgement("inconclusive", f"{_figures(case)}; the cell without the defence is incomplete")
+    if twin.over_floor is None:
+        return Judgement("inconclusive", f"{_figures(case)}; no guess to compare the cell without the defence with")
     if not leaking(twin):
         return Judgement("inconclusive", f"{_figures(case)}, where the attack recovers no more than a guess either")
     return None
@@ -149,8 +151,12 @@ def _no_twin(case: Case) -> Judgement | None:
 def _withstood(case: Case) -> Judgement:
     """The attack works without the defence, and with it recovers no more than a guess.
 
-    If it does not know the defence, that is its own failure and has a name of its own.
+    If it does not know the defence, that is its own failure and has a name of its own. So is it if it comes out worse
+    than the guess: an attack that knew what it met would have answered with the guess.
     """
+    over = case.entry.over_floor
+    if case.entry.adapted and over is not None and over.high is not None and over.high < -MARGIN:
+        return Judgement("inconclusive", f"{_figures(case)}; worse than the guess, which is the attack's own failure")
     if case.entry.adapted:
         return Judgement("withstood", _figures(case))
     naive = "; the attack does not know the defence, so this is no evidence of protection"

@@ -150,7 +150,8 @@ def experiments_of(
     Args:
         scenario: With the defences in question.
         settings: To compare in.
-        attacks: To run; twins are attacked by those that are no references.
+        attacks: To run; twins are attacked by those that are no references, unless only setting b is asked for:
+            then no guess is compared with the clean picture, as a twin's are.
         mask_ratio: Of the jigsaw that settings b and c need where no defence shuffles.
         metrics: Names.
         protocol: Float or 8-bit.
@@ -160,6 +161,7 @@ def experiments_of(
     """
     shared = {"metrics": tuple(metrics), "protocol": protocol}
     ranked = tuple(each for each in attacks if each.made().role == "attack")
+    on_twins = ranked if set(settings) != {Setting.B} else attacks
     found: dict[tuple[str, ...], Experiment] = {}
 
     def add(asked: Scenario, compared: Sequence[Setting], tried: Sequence[AttackConfig]) -> None:
@@ -173,7 +175,7 @@ def experiments_of(
         asked = scenario.in_setting(own[0], mask_ratio)
         add(asked, own, attacks)
         for twin in asked.twins if ranked else ():
-            add(twin, own if twin.gradient_of is version else (Setting.A,), ranked)
+            add(twin, own if twin.gradient_of is version else (Setting.A,), on_twins)
     return list(found.values())
 
 

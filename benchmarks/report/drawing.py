@@ -151,7 +151,7 @@ def defence_handles(board: Board, entries: Sequence[Entry]) -> list[Line2D]:
     """What the colours of the entries mean."""
     present = {entry.defence for entry in entries}
     return [
-        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=4, label=plain(defence_name(label)))
+        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=2.5, label=plain(defence_name(label)))
         for label, style in styles(board).items()
         if label in present
     ]

@@ -30,6 +30,7 @@ from fedmjp.threat import ThreatModel
 
 HEIGHT_INCHES = 3.2
 DODGE = 0.012  # between defences at one ratio, of the axis
+WIDEST = 0.06  # between the first and the last of many
 
 
 def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
@@ -68,7 +69,7 @@ def _figure(board: Board, server: ThreatModel, entries: Sequence[Entry]) -> Figu
     for setting, axes in columns.items():
         for place, (defence, style) in enumerate(drawn.items()):
             line = [entry for entry in entries if entry.setting == setting and entry.defence == defence]
-            shift = DODGE * (place - (len(drawn) - 1) / 2)
+            shift = min(DODGE, WIDEST / len(drawn)) * (place - (len(drawn) - 1) / 2)
             _line(axes, sorted(line, key=lambda entry: entry.mask_ratio), style, shift)
         axes.axhline(board.recognisable_at, **DASHED)
         if setting in guesses:

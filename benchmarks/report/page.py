@@ -178,7 +178,7 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     provenance = entry.provenance
     found = [
         ("Caveat", entry.caveat),
-        ("Threat model", " ".join(filter(None, [entry.server.sentence(), told_of([entry.pipeline])]))),
+        ("Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))),
         ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
         ("Against no defence, dB", numbers.difference(entry.over_twin) if entry.over_twin else ""),
         *((f"Adds, {each.defence}, dB", _added(each)) for each in entry.marginal),

@@ -20,6 +20,7 @@ from fedmjp.threat import ThreatModel
 
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
 TEXT = (*FILTERED, ADDED_HEADING, "origin", "source", "row", "differs", "nearest of ours")
+CHANGED = "This is what it sees where clients leave their updates as they are; defences change it."
 NO_INTERVAL = "no interval below two pictures"
 
 _COUNTED: dict[Verdict, tuple[str, str]] = {
@@ -98,12 +99,18 @@ def _section(board: Board, server: ThreatModel, place: int) -> Section:
     return Section(
         server,
         f"Threat model {place}: {threat_title(server)}",
-        " ".join(filter(None, [server.sentence(), told_of(entry.pipeline for entry in entries)])),
+        _sentence(server, entries),
         tuple(findings(board, shown)),
         summary(shown),
         _rankings(board, shown),
         tuple(_cell_row(board, entry) for entry in entries),
     )
+
+
+def _sentence(server: ThreatModel, entries: Sequence[Entry]) -> str:
+    changed = [CHANGED] if any(entry.threat.defences for entry in entries) else []
+    told = told_of(entry.pipeline for entry in entries)
+    return " ".join(filter(None, [server.sentence(), *changed, told]))
 
 
 def _rankings(board: Board, standings: Sequence[Standing]) -> tuple[Ranking, ...]:

@@ -34,7 +34,7 @@ from fedmjp.running import run_function
 from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
 
-FOLDER = Path("results/mjp_linking")
+FOLDER = Path("results/linking")
 RATIOS = (0.03, 0.09, 0.27, 0.5, 0.9)
 UPLOADS = 6
 PICTURES = 10

@@ -1,6 +1,6 @@
 """How often shuffled patches can be put back in order, and what that is worth.
 
-``python -m benchmarks.studies.order --pictures FOLDER --n 50 --output results/reassembly``
+``python -m benchmarks.studies.order --pictures FOLDER --n 50 --output results/order``
 
 The hole is known, as an MJP upload tells it. The patches are exact, or what ``oracle_patch_embedding``
 makes of uploads that were degraded: a bound, as no server sees every token's gradient. Pictures that the

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "labels_known", "seed", "image_size", "patch_size", "classes",
+    "local_learning_rate", "seed", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -151,29 +151,24 @@ def _direct(values: dict[str, Any], console: "Console") -> "Asked":
     from benchmarks.uploads.direct import DirectUploads, Memory
     from fedmjp.cli.device import choose
     from fedmjp.data.selection import open_source, select
-    from fedmjp.defences.pipeline import DefenceConfig, pipeline_of, with_mask_ratio
-    from fedmjp.errors import BadInputError
-    from fedmjp.scenario import Scenario
+    from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
+    from fedmjp.scenario import of_single_batches
 
     sizes = {key: values[key] for key in ("image_size", "patch_size", "classes")}
     shared = ("batch_size", "local_learning_rate", "labels_known", "uploads_per_picture", "seed")
     named = tuple(DefenceConfig.parse_text(text) for text in values["defences"] if text != "none")
     defences = with_mask_ratio(named, values["mask_ratio"])
-    together = pipeline_of(defences).clients
-    if values["limit"] % together:
-        raise BadInputError(f"--limit {values['limit']} is no multiple of {together} clients whose updates are summed")
-    scenario = Scenario.parse(
+    scenario = of_single_batches(
         {
             **{key: values[key] for key in shared},
             "model": {"name": values["model"], **sizes},
             "defences": defences,
             "data": values["data"] if values["data"] == "bundled" else str(Path(values["data"]).resolve()),
-            "clients": together,
-            "pictures_per_client": values["limit"] // together,
             "update": "gradient" if values["local_steps"] is None else "delta",
             "local_steps": 1 if values["local_steps"] is None else values["local_steps"],
             "device": choose(values["device"]),
-        }
+        },
+        values["limit"],
     )
     experiments = experiments_of(
         scenario, _settings(values, scenario), _attacks(values), mask_ratio=values["mask_ratio"]
@@ -202,7 +197,9 @@ def _recorded(folder: Path, given: dict[str, Any], values: dict[str, Any]) -> "A
             option = "--defence" if key == "defences" else f"--{key.replace('_', '-')}"
             raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
     recording = open_records(folder)
-    scenarios = recording.attacked(given.get("model"), device=choose(values["device"]))
+    known = {"labels_known": values["labels_known"]}
+    found = recording.attacked(given.get("model"), device=choose(values["device"]))
+    scenarios = [scenario.model_copy(update=known) for scenario in found]
     experiments = [
         Experiment.parse({"scenario": each, "attacks": _attacks(values), "settings": _settings(values, each)})
         for each in scenarios

@@ -66,7 +66,7 @@ def _defences() -> list[dict[str, str]]:
             "name": d.name,
             "summary": d.summary,
             "stage": " and ".join(d.stages),
-            "scope": f"one {d.scope}" if d.scope == "tensor" else f"the whole {d.scope}",
+            "sees at once": {"tensor": "one tensor", "update": "the whole update", "example": "each picture"}[d.scope],
             "the server is told": d.told,
             "leaves uploads": " and ".join(sorted(d.marks)),
             "options": _options(d.options_type),

@@ -1,7 +1,8 @@
 """Defences: one file per method, one contract (``fedmjp.defences.base``).
 
 A package of its own adds defences through the entry-point group ``fedmjp.defences``: the name, and
-``module:class`` of a subclass of ``fedmjp.defences.base.Defence``.
+``module:class`` of a subclass of ``fedmjp.defences.base.Defence``. ``fedmjp.defences.testing`` checks that it keeps
+the contract.
 """
 
 from fedmjp.defences.base import Defence

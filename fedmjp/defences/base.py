@@ -30,7 +30,7 @@ from fedmjp.randomness import Randomness
 
 Stage = Literal["pictures", "model", "examples", "update", "aggregate"]
 # What must be seen at once: with "tensor", a part of an update is protected as the whole is.
-Scope = Literal["tensor", "update"]
+Scope = Literal["tensor", "update", "example"]
 # What a defence leaves on an upload, for attacks to take into account or to be blind to.
 Mark = Literal[
     "shuffled",  # patches of the picture changed places

@@ -44,7 +44,7 @@ class DpSgd(Defence):
     summary = "clips the gradient of each picture and adds Gaussian noise: epsilon per picture, composed over steps"
     told = "clipping norm and standard deviation of the noise, not the factors of the clipping"
     stages = ("examples",)
-    scope = "update"
+    scope = "example"
     marks: ClassVar = frozenset({"noisy", "scaled"})
     options_type = DpSgdOptions
 

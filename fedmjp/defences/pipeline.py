@@ -22,7 +22,6 @@ ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregat
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
 MASK_RATIO = "mask_ratio"
 ELSEWHERE = frozenset({MASK_RATIO, "shuffle", *(each.name for each in fields(Plan))})
-MOVABLE = 2  # patches that can change places
 
 
 class DefenceConfig(Config):
@@ -172,6 +171,14 @@ class Pipeline:
         """How tables call it."""
         return " + ".join(config.label for config in self.configs) or NONE
 
+    def names_of_weights(self, model: str) -> tuple[str, ...]:
+        """What trained weights may be called, the most telling first: a model, and what it was trained with.
+
+        What is done to updates afterwards does not count, and what only shuffles leaves the network as it is.
+        """
+        trained, network = self.of_stage("pictures", "model"), self.of_stage("model")
+        return f"{model}-{trained.label}", f"{model}-{network.label}", model
+
     @property
     def marks(self) -> frozenset[Mark]:
         """What all of them leave on an upload."""
@@ -206,7 +213,7 @@ class Pipeline:
     @property
     def parts(self) -> bool:
         """Whether a part of an update is protected as the whole is."""
-        return all(each.scope == "tensor" and "examples" not in each.stages for each in self.made)
+        return all(each.scope == "tensor" for each in self.made)
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -274,19 +281,6 @@ class Pipeline:
         """Their configurations with what the plan says of options that were not given."""
         return tuple(_planned(config, asdict(plan)) for config in self.configs)
 
-    def require_puzzle(self, grid: int, warmup_epochs: int, epochs: int | None) -> None:
-        """A puzzle in training must move something at some time.
-
-        Raises:
-            ValueError: If it does not.
-        """
-        if not self.shuffles:
-            return
-        if int(grid**2 * self.mask_ratio) < MOVABLE:
-            raise ValueError(f"mask-ratio {self.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
-        if epochs is not None and warmup_epochs >= epochs:
-            raise ValueError(f"{warmup_epochs} epochs without a puzzle leave none of {epochs} with one")
-
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
         """An update as it leaves a client.
 
@@ -326,11 +320,7 @@ def read_pipeline(texts: Sequence[str]) -> Pipeline:
     Raises:
         ConfigError: If there is no such defence or option, or an order is impossible.
     """
-    return pipeline_of(_Named.parse({"defences": texts}).defences)
-
-
-class _Named(Config):
-    defences: Defences
+    return pipeline_of(tuple(DefenceConfig.parse_text(each) for each in texts if each != NONE))
 
 
 def _first(defence: Defence) -> int:

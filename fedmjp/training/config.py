@@ -53,7 +53,7 @@ class TrainingConfig(Learning):
 
     @model_validator(mode="after")
     def _defences_act(self) -> Self:
-        self.pipeline.require_puzzle(self.model.grid, self.puzzle.warmup_epochs, self.recipe.epochs)
+        self.require_defences(self.pipeline, self.model.grid, self.recipe.epochs)
         for each in self.pipeline.made:
             if {"update", "aggregate"} & set(each.stages):
                 raise ValueError(f"{each.name} acts on what leaves a client, and nothing leaves here: leave it out")

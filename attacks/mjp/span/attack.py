@@ -82,7 +82,7 @@ class MjpSpan(Attack):
         return linear.refusal(model, threat) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """As ``mjp_prior``, to whose answer it comes back where noise leaves it without a solution."""
+        """Takes into account what ``mjp_prior`` does, whose answer it gives where noise leaves it no solution."""
         del threat
         return HANDLED if model.defended else HANDLED - MJP
 
