@@ -8,13 +8,19 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmjp.config import FederationConfig
-from fedmjp.data.batches import batch_of_round, private_batch
+from fedmjp.data.batches import private_batch
 from fedmjp.data.bundled import CROPS, BundledPictures
 from fedmjp.data.folder import FolderPictures
 from fedmjp.data.selection import open_source, select, select_for
 from fedmjp.errors import DataError
+from fedmjp.exchange import private_of_round
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
+
+
+def tiny_scenario(**values: object) -> Scenario:
+    model = {"name": "deit_tiny", "image_size": 32, "patch_size": 8}
+    return Scenario.parse({"model": model, **values})
 
 
 def save(path: Path, mode: str = "RGB", size: tuple[int, int] = (80, 60)) -> None:
@@ -133,12 +139,12 @@ def test_bundled_pictures_are_eight_distinct_square_photographs() -> None:
 
 
 def test_partitions_are_disjoint_complete_and_depend_on_the_seed() -> None:
-    config = FederationConfig(clients=2, pictures_per_client=4, image_size=32, patch_size=8)
-    selection = select_for(config)
+    scenario = tiny_scenario(clients=2, pictures_per_client=4)
+    selection = select_for(scenario)
     first, second = ([p.name for p in selection.partition(client, 2)] for client in range(2))
     assert len(first) == len(second) == 4
     assert set(first) | set(second) == set(CROPS)
-    other = select_for(config.model_copy(update={"seed": 1}))
+    other = select_for(scenario.model_copy(update={"seed": 1}))
     assert [p.name for p in other.entries] != [p.name for p in selection.entries]
 
 
@@ -152,12 +158,12 @@ def test_the_same_picture_meets_the_same_jigsaw_whatever_goes_into_the_gradient(
 
 
 def test_batches_are_each_clients_pictures_in_turn() -> None:
-    config = FederationConfig(clients=2, pictures_per_client=4, batch_size=2, image_size=32, patch_size=8)
-    selection = select_for(config)
-    batches = selection.batches(config)
+    scenario = tiny_scenario(defences="jigsaw", clients=2, pictures_per_client=4, batch_size=2)
+    selection = select_for(scenario)
+    batches = selection.batches(scenario)
     assert [len(batch) for batch in batches] == [2] * 4
     assert [entry for batch in batches[:2] for entry in batch] == list(selection.partition(0, 2))
-    made = batch_of_round(config, selection, client=1, server_round=2)
+    made = private_of_round(scenario, selection, client=1, server_round=2)
     assert made.pictures == tuple(entry.name for entry in batches[3])
     alone = private_batch(
         [selection.load(batches[3][1])], grid=4, mask_ratio=0.27, gradient_of=Picture.SHUFFLED, seed=0

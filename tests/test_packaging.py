@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.federation.bundle import PACKAGES, write_app
 from fedmjp import __version__
-from fedmjp.config import FederationConfig, RecordingConfig, TrainingRun, to_run_config
+from fedmjp.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -19,9 +19,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_flower_defaults_are_those_of_the_configuration() -> None:
-    assert PYPROJECT["tool"]["flwr"]["app"]["config"] == to_run_config(
-        FederationConfig(), RecordingConfig(), TrainingRun()
-    )
+    assert PYPROJECT["tool"]["flwr"]["app"]["config"] == RunConfig().flat()
 
 
 def test_versions_agree() -> None:
@@ -43,9 +41,10 @@ def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
     for package in PACKAGES:
         theirs = {path.relative_to(app / package) for path in (app / package).rglob("*.py")}
         ours = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
-        assert theirs == ours
+        assert theirs == {path for path in ours if path.parts[0] != "cli"}, "the command line stays at home"
+    assert {path.name for path in (app / "fedmjp" / "defences").iterdir()} >= {"mjp.py", "local_dp.py", "pipeline.py"}
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert config == to_run_config(FederationConfig(), RecordingConfig(), TrainingRun())
+    assert config == RunConfig().flat()
 
 
 @pytest.mark.slow
@@ -57,6 +56,8 @@ def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(t
     (bundle,) = tmp_path.glob("*.fab")
     names = zipfile.ZipFile(bundle).namelist()
     assert {name.split("/")[0] for name in names if name.endswith(".py")} == set(PACKAGES)
+    assert "fedmjp/defences/pipeline.py" in names
+    assert not any(name.startswith("fedmjp/cli/") for name in names)
     assert bundle.stat().st_size < 1_000_000
 
 
@@ -67,5 +68,8 @@ def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Pat
     assert packages == {*PACKAGES, "benchmarks"}
     assert {"benchmarks/report/page.html.jinja", "benchmarks/report/page.css"} <= set(names)
     assert {"benchmarks/leaderboard/reported/mjp_table5.json", "benchmarks/campaigns/smoke.yaml"} <= set(names)
+    defences = {f"fedmjp/defences/{path.name}" for path in (ROOT / "fedmjp" / "defences").glob("*.py")}
+    assert len(defences) > 15
+    assert defences <= set(names)
     assert {"attacks/natural_patches.safetensors", "attacks/natural_patches.json"} <= set(names)
     assert not any(name.startswith(("tests", "results")) for name in names)

@@ -26,7 +26,7 @@ def table(context: typer.Context) -> None:
     console = _console()
     for known in known_checkpoints():
         path = known.find()
-        fits = f", for {known.model} with an unknown position embedding" if known.unknown_embedding else ""
+        fits = f", for {known.model} with an unknown embedding" if known.unknown_embedding else ""
         console.print(f"{known.name:<{NAME_WIDTH}}{'here' if path else 'not here'}{fits}")
         console.print(f"  from {known.source}")
         if known.release:
