@@ -114,13 +114,16 @@ def test_defence_none_is_no_defence(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert list(said["psnr_mean"]) == list(unsaid["psnr_mean"])
 
 
-def test_summed_clients_share_the_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given = ("--limit", "4", "--defence", "secure_sum:clients=2", "--set", "iterations=2")
-    assert attack(monkeypatch, tmp_path, "gradient_matching", *given) == 0
-    found = pd.read_csv(tmp_path / "leaderboard.csv").query("role == 'attack'").set_index("defence")
-    assert found["n"].to_dict() == {"secure_sum:clients=2": 4, "none": 4}
-    assert found.loc["secure_sum:clients=2", "twin"] == found.loc["none", "id"]
-    assert "only the sum of 2 clients' FedSGD gradient of 1 picture" in (tmp_path / "leaderboard.md").read_text()
+def test_summed_clients_share_the_pictures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ("--limit", "4", "--defence", "secure_sum:clients=2")
+    assert attack(monkeypatch, tmp_path / "attack", "patch_embedding", *given) == BAD_INPUT
+    assert "needs each client's own update, not the sum over 2 clients" in capsys.readouterr().err
+    assert attack(monkeypatch, tmp_path / "grey", "grey", *given) == 0
+    assert board(tmp_path / "grey").loc[("grey", "a"), "n"] == 4
+    told = " ".join(capsys.readouterr().out.split())
+    assert "it is told the sum of the clients' updates" in told, told
 
 
 def test_bounds_are_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
-from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.errors import CheckpointError, ConfigError
 from fedmjp.models.build import build, build_vit
 from fedmjp.models.checkpoints import load_checkpoint
@@ -29,8 +28,9 @@ DIM = 192
 def config_of(
     checkpoint: Checkpoint | None, name: str = "deit_tiny", defence: str = "none", **values: object
 ) -> ModelConfig:
-    values = {"name": name, "weights": checkpoint, **SMALL, **values}
-    return read_pipeline([defence]).change_model(ModelConfig.parse(values))
+    return ModelConfig.parse(
+        {"name": name, "unknown_embedding": defence == "mjp", "weights": checkpoint, **SMALL, **values}
+    )
 
 
 @lru_cache
@@ -93,8 +93,7 @@ LAYOUTS: dict[str, Callable[[Weights], Any]] = {
 )
 def test_every_layout_of_a_plain_checkpoint_gives_the_same_logits(tmp_path: Path, layout: str, suffix: str) -> None:
     checkpoint = saved(tmp_path / f"weights{suffix}", LAYOUTS[layout](plain(trained())))
-    for defence in ("none", "jigsaw"):
-        assert_same_logits(build_vit(config_of(checkpoint, defence=defence)), trained())
+    assert_same_logits(build_vit(config_of(checkpoint)), trained())
 
 
 @pytest.mark.parametrize("layout", ["plain", "module.", "backbone."])
@@ -188,7 +187,7 @@ def test_options_that_a_checkpoint_does_not_have_are_named(
         ("deit_micro", "none", {"localisation": "linear"}),
         ("swin_tiny", "none", {"patch_size": 4}),
         ("swin_tiny", "mjp", {"patch_size": 4, "localisation": "linear", "index_embedding": True}),
-        ("resnet50", "jigsaw", {}),
+        ("resnet50", "none", {}),
         ("timm:vit_tiny_patch16_224", "mjp", {"patch_size": 16}),
     ],
 )
@@ -283,19 +282,18 @@ def test_what_does_not_fit_is_named(tmp_path: Path, content: Callable[[], Any], 
     assert str(tmp_path / "weights.pth") in str(caught.value)
 
 
-@pytest.mark.parametrize("defence", ["none", "jigsaw"])
 @pytest.mark.parametrize("layout", [official, lambda model: dict(model.state_dict())])
-def test_an_mjp_checkpoint_fits_mjp_alone(
-    tmp_path: Path, defence: str, layout: Callable[[VitClassifier], Weights]
-) -> None:
+def test_an_mjp_checkpoint_fits_mjp_alone(tmp_path: Path, layout: Callable[[VitClassifier], Weights]) -> None:
     checkpoint = saved(tmp_path / "weights.pth", layout(trained("mjp")))
-    with pytest.raises(CheckpointError, match="it fits a model that has one"):
-        build_vit(config_of(checkpoint, defence=defence))
+    with pytest.raises(CheckpointError, match="it fits a model that has one, as under defence mjp"):
+        build_vit(config_of(checkpoint))
 
 
 def test_a_plain_checkpoint_does_not_fit_mjp(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path / "weights.pth", plain(trained()))
-    with pytest.raises(CheckpointError, match="it fits a model without one"):
+    with pytest.raises(
+        CheckpointError, match="no unknown position embedding: it fits a model without one, as under no defence"
+    ):
         build_vit(config_of(checkpoint, defence="mjp"))
 
 

@@ -18,6 +18,11 @@ from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 
 
+def tiny_scenario(**values: object) -> Scenario:
+    model = {"name": "deit_tiny", "image_size": 32, "patch_size": 8}
+    return Scenario.parse({"model": model, **values})
+
+
 def save(path: Path, mode: str = "RGB", size: tuple[int, int] = (80, 60)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (size[1], size[0], 3)
@@ -133,13 +138,8 @@ def test_bundled_pictures_are_eight_distinct_square_photographs() -> None:
     assert len(digests) == len(CROPS) == 8
 
 
-def small(**values: object) -> Scenario:
-    model = {"name": "deit_tiny", "image_size": 32, "patch_size": 8}
-    return Scenario.parse({"model": model, "defences": ["mjp"], **values})
-
-
 def test_partitions_are_disjoint_complete_and_depend_on_the_seed() -> None:
-    scenario = small(clients=2, pictures_per_client=4)
+    scenario = tiny_scenario(clients=2, pictures_per_client=4)
     selection = select_for(scenario)
     first, second = ([p.name for p in selection.partition(client, 2)] for client in range(2))
     assert len(first) == len(second) == 4
@@ -158,7 +158,7 @@ def test_the_same_picture_meets_the_same_jigsaw_whatever_goes_into_the_gradient(
 
 
 def test_batches_are_each_clients_pictures_in_turn() -> None:
-    scenario = small(clients=2, pictures_per_client=4, batch_size=2)
+    scenario = tiny_scenario(defences="jigsaw", clients=2, pictures_per_client=4, batch_size=2)
     selection = select_for(scenario)
     batches = selection.batches(scenario)
     assert [len(batch) for batch in batches] == [2] * 4

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 from torch.func import functional_call
@@ -281,6 +283,38 @@ def test_rounded_entries_have_the_bits_of_their_precision(precision: str, bits: 
     error = (rounded - update["w"]).abs()
     finest = float(update["w"].abs().max()) * 2.0**-38  # a scaled float16 ends there
     assert (error <= make("round", precision=precision).rounding * update["w"].abs() + finest).all()
+
+
+@given(st.floats(1e-44, 1e30), st.sampled_from(["float16", "bfloat16"]))
+def test_rounding_never_leaves_the_range(largest: float, precision: str) -> None:
+    rounded = protect("round", {"w": torch.tensor([largest, -largest / 3, 0.0])}, precision=precision)["w"]
+    assert rounded.isfinite().all()
+    assert rounded[2] == 0
+
+
+def test_no_defence_leaves_an_update_as_it_is() -> None:
+    update = {"w": normals(40, 30)}
+    assert torch.equal(pipeline().protect(update, CLIENT, randomness=SEEDED)["w"], update["w"])
+
+
+def test_noise_after_pruning_is_of_the_stated_size_on_every_entry_of_what_is_left() -> None:
+    update = {"w": torch.cat([torch.full((50_000,), 2.0), torch.full((50_000,), 1e-3)])}
+    left = torch.tensor([2.0] * 50_000 + [0.0] * 50_000).double()
+    both = pipeline("prune:kept=0.5", "gaussian:noise=0.1")
+    noise = both.protect(update, CLIENT, randomness=SEEDED)["w"].double() - left
+    assert float(noise.std()) == pytest.approx(0.1 * math.sqrt(2), rel=0.02)
+    assert float((noise / noise.std()).pow(4).mean()) == pytest.approx(3, rel=0.05)
+    assert not (noise == 0).any()
+
+
+def test_a_pipeline_protects_a_part_as_the_whole_and_by_the_seed_alone() -> None:
+    update = {"matrix": normals(40, 30), "vector": normals(500, seed=1) ** 3}
+    all_three = pipeline("prune:kept=0.5", "gaussian:noise=0.1", "round:precision=float16")
+    whole, again, other = (all_three.protect(update, CLIENT, randomness=SeededRandomness(seed)) for seed in (0, 0, 1))
+    part = all_three.protect({"vector": update["vector"]}, CLIENT, randomness=SEEDED)
+    assert torch.equal(part["vector"], whole["vector"])
+    assert torch.equal(again["matrix"], whole["matrix"])
+    assert not torch.equal(other["matrix"], whole["matrix"])
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])

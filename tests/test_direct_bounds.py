@@ -5,26 +5,20 @@ import torch
 
 from benchmarks.plan.experiment import Experiment
 from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import Recorded
-from fedmjp.config import FederationConfig
 from fedmjp.data.selection import select_for
+from fedmjp.exchange import Exchange
 from fedmjp.models import names
-from fedmjp.settings import Picture
+from tests.conftest import small_scenario
 
 
 def token_gradients(*attacks: str) -> list[torch.Tensor]:
-    experiment = Experiment(
-        federation=FederationConfig(
-            models=("deit_tiny",), clients=1, pictures_per_client=2, image_size=64, patch_size=8, mask_ratio=0.3
-        ),
-        attacks={"deit_tiny": attacks},
-        settings=("b", "c"),
-        metrics=("psnr",),
-    )
-    selection = select_for(experiment.federation)
-    batches = [tuple(entry.name for entry in batch) for batch in selection.batches(experiment.federation)]
-    found = DirectUploads(experiment, selection).uploads(experiment.arms[0], Picture.SHUFFLED, batches).values()
-    return [each.upload.tensors[names.ORACLE_TOKEN_GRADIENTS] for each in found if isinstance(each, Recorded)]
+    scenario = small_scenario(defences="jigsaw:mask_ratio=0.3", pictures_per_client=2)
+    values = {"scenario": scenario, "attacks": attacks, "settings": ("b", "c"), "metrics": ("psnr",)}
+    experiment = Experiment.parse(values)
+    selection = select_for(scenario)
+    batches = [tuple(entry.name for entry in batch) for batch in selection.batches(scenario)]
+    found = DirectUploads(experiment, selection).uploads(batches).values()
+    return [each.upload.tensors[names.ORACLE_TOKEN_GRADIENTS] for each in found if isinstance(each, Exchange)]
 
 
 @pytest.mark.parametrize("other", ["mjp_span", "gradient_matching"])

@@ -1,6 +1,5 @@
 """What users install and what Flower ships."""
 
-import os
 import re
 import subprocess
 import sys
@@ -42,18 +41,10 @@ def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
     for package in PACKAGES:
         theirs = {path.relative_to(app / package) for path in (app / package).rglob("*.py")}
         ours = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
-        assert theirs == {path for path in ours if path.parts[0] != "cli"}
+        assert theirs == {path for path in ours if path.parts[0] != "cli"}, "the command line stays at home"
+    assert {path.name for path in (app / "fedmjp" / "defences").iterdir()} >= {"mjp.py", "local_dp.py", "pipeline.py"}
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert config == RunConfig().flat()
-
-
-def test_the_app_runs_without_the_command_line(tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app")
-    assert not any("fedmjp.cli" in path.read_text() for path in app.rglob("*.py")), "none of it names the command line"
-    code = "import fedmjp, clients.app, server.app; print(fedmjp.__file__)"
-    options = {"env": {**os.environ, "PYTHONPATH": str(app)}, "cwd": tmp_path, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", code], check=True, **options)
-    assert done.stdout.startswith(str(app))
 
 
 @pytest.mark.slow
@@ -65,6 +56,8 @@ def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(t
     (bundle,) = tmp_path.glob("*.fab")
     names = zipfile.ZipFile(bundle).namelist()
     assert {name.split("/")[0] for name in names if name.endswith(".py")} == set(PACKAGES)
+    assert "fedmjp/defences/pipeline.py" in names
+    assert not any(name.startswith("fedmjp/cli/") for name in names)
     assert bundle.stat().st_size < 1_000_000
 
 
@@ -75,5 +68,8 @@ def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Pat
     assert packages == {*PACKAGES, "benchmarks"}
     assert {"benchmarks/report/page.html.jinja", "benchmarks/report/page.css"} <= set(names)
     assert {"benchmarks/leaderboard/reported/mjp_table5.json", "benchmarks/campaigns/smoke.yaml"} <= set(names)
+    defences = {f"fedmjp/defences/{path.name}" for path in (ROOT / "fedmjp" / "defences").glob("*.py")}
+    assert len(defences) > 15
+    assert defences <= set(names)
     assert {"attacks/natural_patches.safetensors", "attacks/natural_patches.json"} <= set(names)
     assert not any(name.startswith(("tests", "results")) for name in names)

@@ -162,7 +162,14 @@ def test_a_model_of_ours_is_described_with_its_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     values = {"localisation": "nonlinear", "localisation_layers": 2, "index_embedding": True}
-    config = {"name": "swin_tiny", "unknown_embedding": True, "image_size": 32, "patch_size": 4, "classes": 10, **values}
+    config = {
+        "name": "swin_tiny",
+        "unknown_embedding": True,
+        "image_size": 32,
+        "patch_size": 4,
+        "classes": 10,
+        **values,
+    }
     save_file(build(ModelConfig.parse(config)).state_dict(), tmp_path / "swin.safetensors")
     options = ("--localisation", "nonlinear", "--localisation-layers", "2", "--index-embedding")
     verify = ("verify", str(tmp_path / "swin.safetensors"), "--model", "swin_tiny", *SMALL)
@@ -175,7 +182,10 @@ def test_a_model_of_ours_is_described_with_its_options(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--model", "deit_tiny", "--defence", "mjp", *SMALL), "it fits a model without one"),
+        (
+            ("--model", "deit_tiny", "--defence", "mjp", *SMALL),
+            "has no unknown position embedding: it fits a model without one, as under no defence",
+        ),
         (("--model", "deit_tiny", "--image-size", "32"), "set classes to 10"),
         (("--model", "deit_tin", *SMALL), "Did you mean deit_tiny"),
         (("--model", "deit_tiny", "--localisation", "linar", *SMALL), "localisation = 'linar'"),
