@@ -142,15 +142,19 @@ class Attack(ABC, Generic[Model]):
         del model, threat
         return frozenset()
 
-    def adapted(self, pipeline: Pipeline, model: Model, threat: ThreatModel) -> bool:
+    def adapted(
+        self, pipeline: Pipeline, model: Model, threat: ThreatModel, *, besides: frozenset[Mark] = frozenset()
+    ) -> bool:
         """Say whether it takes all that these defences do into account: only then its failure speaks for them.
 
         Args:
             pipeline: All of a scenario's defences, those before an update included.
             model: The network that clients train under them.
             threat: What the server sees of the scenario.
+            besides: Marks that need not be handled: by what follows the attack, or by what its pictures are held
+                against.
         """
-        handled = self.handles(model, threat) | {"withheld"}  # it is refused what it would need
+        handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
         return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
     @property

@@ -83,11 +83,11 @@ class GradientMatching(Attack):
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes MJP into account where it reads the mask off the upload of one picture and runs the network with it.
+        """Takes masks into account where it reads them off the upload of one picture and runs the network with them.
 
-        Its distance takes noise and rounding for gradients of the picture.
+        The picture that it finds is shuffled. Its distance takes noise and rounding for gradients of the picture.
         """
-        return frozenset({"masked", "shuffled"}) if self._reads_mask(model, threat) else frozenset()
+        return frozenset({"masked"}) if self._reads_mask(model, threat) else frozenset()
 
     @property
     def uses_natural_patches(self) -> bool:

@@ -1,6 +1,7 @@
 """From the replies of a round to the next weights, by Flower's strategies."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -104,7 +105,7 @@ class Aggregator:
         for message in messages:
             for name, record in sent.items():
                 message.content[name] = record
-        return messages
+        return sorted(messages, key=lambda message: nodes.index(message.metadata.dst_node_id))  # strategies shuffle
 
     def aggregate(
         self, server_round: int, weights: Mapping[str, Tensor], replies: Sequence[Message]
@@ -137,7 +138,9 @@ class Aggregator:
         arrays = ArrayRecord({name: weights[name] + self._step * update[name] for name in order})
         # A strategy averages all metrics, whatever they are; history has its own way.
         metrics = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
-        return Message(content=RecordDict({ARRAYS: arrays, METRICS: metrics}), metadata=reply.metadata)
+        ahead = copy(reply)
+        ahead.content = RecordDict({ARRAYS: arrays, METRICS: metrics})
+        return ahead
 
     def state(self) -> dict[str, Any]:
         """What the strategy carries from round to round, as tensors."""

@@ -18,7 +18,7 @@ from benchmarks.federation.training import check_recordable, deal, partition_fil
 from clients.app import query, train
 from fedmjp.data.partitions import Partition
 from fedmjp.learning import Training
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import Scenario, run_config_of, scenarios_of
 from fedmjp.training.run_folder import TrainingFolder
 from server.loop import Federation
 
@@ -93,6 +93,11 @@ class InProcess:
             uploads_folder=records,
             evaluator_folder=records,
         )
+
+    @property
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """What is played, with what was planned."""
+        return scenarios_of(self.run)
 
     def get_node_ids(self) -> Iterable[int]:
         return self.nodes

@@ -9,8 +9,8 @@ from timm.models.vision_transformer import VisionTransformer
 
 from fedmjp.data.loading import Batch
 from fedmjp.errors import DataError
-from fedmjp.training.accuracy import top1
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.training.accuracy import top1
 
 CLASSES = 5
 

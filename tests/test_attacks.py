@@ -458,7 +458,8 @@ MATCH = {"gradient_matching", "mjp_matching"}
     ("name", "defences", "adapted"),
     [
         ("deit_tiny", "none", set()),
-        ("deit_tiny", "mjp", READ_FACTS | MATCH),
+        ("deit_tiny", "mjp", READ_FACTS | {"mjp_matching"}),
+        ("deit_tiny", "mjp:shuffle=false", READ_FACTS | MATCH),
         ("deit_tiny", ["mjp", "clip"], READ_FACTS),
         *(
             ("deit_tiny", ["mjp", each], READ_FACTS)
@@ -501,11 +502,15 @@ def test_what_optimises_does_not_claim_more_than_it_can(name: str) -> None:
 
 
 def test_matching_is_adapted_to_mjp_only_where_it_runs_the_network_with_the_mask(defended: VitClassifier) -> None:
-    one, two = small_scenario(defences="mjp"), small_scenario(defences="mjp", pictures_per_client=2, batch_size=2)
+    masked = "mjp:shuffle=false"
+    one, two = small_scenario(defences=masked), small_scenario(defences=masked, pictures_per_client=2, batch_size=2)
     reading, naive = GradientMatching(), GradientMatching({"mask": "ignore"})
     assert reading.adapted(one.pipeline, defended, one.threat)
     assert not reading.adapted(two.pipeline, defended, two.threat), "masks of a batch cannot be told apart"
     assert not naive.adapted(one.pipeline, defended, one.threat)
+    shuffled = small_scenario(defences="mjp")
+    assert not reading.adapted(shuffled.pipeline, defended, shuffled.threat), "it finds the shuffled picture"
+    assert reading.adapted(shuffled.pipeline, defended, shuffled.threat, besides=frozenset({"shuffled"}))
     hidden = small_scenario(defences=["mjp", "gaussian", "prune"])
     assert not reading.adapted(hidden.pipeline, defended, hidden.threat)
     assert "without a mask" in (reading.caveat(defended, hidden.threat) or "")

@@ -155,7 +155,7 @@ def _takes_into_account(tried: AttackConfig, entry: Entry) -> bool:
             f"{_named(entry)}: the model {entry.model!r} is not known here, so that nobody can see whether "
             f"{entry.attack} takes the defence into account; set adapted to false"
         ) from None
-    return tried.adapted(entry.pipeline, model, entry.threat)
+    return tried.adapted(entry.pipeline, model, entry.threat, entry.setting)
 
 
 _blueprint = lru_cache(maxsize=16)(blueprint)

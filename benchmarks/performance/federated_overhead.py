@@ -22,7 +22,14 @@ import typer
 from rich.console import Console
 
 from benchmarks.federation.simulation import Resources
-from benchmarks.federation.training import RoundReport, deal, partition_file, resources_for, train_federated
+from benchmarks.federation.training import (
+    RoundReport,
+    deal,
+    partition_file,
+    resources_for,
+    train_federated,
+    training_of,
+)
 from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.data.datasets import LabelledDataset, open_dataset
@@ -30,8 +37,8 @@ from fedmjp.data.loading import steps_per_epoch, training_batches
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.running import run_function
+from fedmjp.scenario import Scenario
 from fedmjp.seeds import derive
-from fedmjp.training.config import FederatedConfig, TrainingConfig
 from fedmjp.training.loop import Schedule, Trainer
 from fedmjp.training.run_folder import TrainingFolder, published
 
@@ -49,21 +56,18 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Measure, print and write."""
-    config = FederatedConfig.parse(
+    recipe = {"batch_size": batch_size, "warmup_epochs": 0}
+    scenario = Scenario.parse(
         {
-            "training": {
-                "model": {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": classes},
-                "data": str(data.absolute()),
-                "recipe": {"batch_size": batch_size, "warmup_epochs": 0},
-                "device": device,
-            },
-            "partition": {"clients": CLIENTS},
-            "rounds": rounds,
-            "local_epochs": local_epochs,
+            "model": {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": classes},
+            "data": str(data.absolute()),
+            "device": device,
+            "clients": CLIENTS,
+            "training": {"recipe": recipe, "rounds": rounds, "local_epochs": local_epochs},
         }
     )
-    resources = resources_for(config, gpus_per_client=None)
-    flower, bare = with_flower(config, resources), without_flower(config, resources)
+    resources = resources_for(scenario, gpus_per_client=None)
+    flower, bare = with_flower(scenario, resources), without_flower(scenario, resources)
     figures = {
         "flower_seconds_per_round": flower,
         "bare_seconds_per_round": bare,
@@ -74,20 +78,20 @@ def main(
     about = {
         "command": f"python -m benchmarks.performance.federated_overhead --data FOLDER --classes {classes}"
         f" --rounds {rounds} --local-epochs {local_epochs} --batch-size {batch_size} --device {device} --json {json}",
-        "config": published(config),
+        "config": published(scenario),
         "resources": resources.sentence(),
     }
     write_json(json, {**about, **figures, **provenance.environment()})
     Console().print(resources.sentence(), figures)
 
 
-def with_flower(config: FederatedConfig, resources: Resources) -> list[float]:
+def with_flower(scenario: Scenario, resources: Resources) -> list[float]:
     """Seconds of each round, from the first message to the new weights."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = TrainingFolder(Path(scratch))
-        _, dealt = deal(config)
+        _, dealt = deal(scenario)
         dealt.save(partition_file(folder))
-        train_federated(config, dealt, folder, resources, _Nobody())
+        train_federated(scenario, dealt, folder, resources, _Nobody())
         return [float(seconds) for seconds in pd.read_csv(folder.history)["seconds"]]
 
 
@@ -101,16 +105,16 @@ class _Nobody:
         del reason
 
 
-def without_flower(config: FederatedConfig, resources: Resources) -> list[float]:
+def without_flower(scenario: Scenario, resources: Resources) -> list[float]:
     """The same with a pool of processes."""
-    _, dealt = deal(config)
-    weights = {name: value.numpy() for name, value in build(config.training.model).state_dict().items()}
+    _, dealt = deal(scenario)
+    weights = {name: value.numpy() for name, value in build(scenario.network).state_dict().items()}
     seconds = []
     context = multiprocessing.get_context("spawn")
     with context.Pool(resources.processes, torch.set_num_threads, (resources.cores,)) as pool:
-        for server_round in range(1, config.rounds + 1):
+        for server_round in range(1, scenario.rounds + 1):
             started = time.perf_counter()
-            work = [_Work(config, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
+            work = [_Work(scenario, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
             found = pool.map(_train, work, chunksize=1)
             weights = _mean(found, [len(share) for share in dealt.shares])
             seconds.append(time.perf_counter() - started)
@@ -119,7 +123,7 @@ def without_flower(config: FederatedConfig, resources: Resources) -> list[float]
 
 @dataclass(frozen=True)
 class _Work:
-    config: FederatedConfig
+    scenario: Scenario
     client: int
     indices: np.ndarray
     server_round: int
@@ -127,26 +131,25 @@ class _Work:
 
 
 def _train(work: _Work) -> Arrays:
-    config, training = work.config, work.config.training
-    model, pictures = _prepared(training)
+    scenario, training = work.scenario, training_of(work.scenario)
+    model, pictures = _prepared(scenario)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in work.weights.items()})
     steps = steps_per_epoch(len(work.indices), training.recipe)
     trainer = Trainer(
         model,
-        training.puzzle,
-        training.recipe,
-        classes=training.model.classes,
-        schedule=Schedule(config.rounds * config.local_epochs, steps),
-        seed=training.seed,
+        training,
+        scenario.pipeline,
+        schedule=Schedule(training.rounds * training.local_epochs, steps),
+        seed=scenario.seed,
         purpose=("client", work.client),
     )
-    for epoch in range((work.server_round - 1) * config.local_epochs, work.server_round * config.local_epochs):
+    for epoch in range((work.server_round - 1) * training.local_epochs, work.server_round * training.local_epochs):
         batches = training_batches(
             pictures,
             work.indices,
             training.recipe,
-            size=training.model.image_size,
-            seed=derive(training.seed, "client", work.client),
+            size=scenario.model.image_size,
+            seed=derive(scenario.seed, "client", work.client),
             epoch=epoch,
         )
         trainer.epoch(epoch, batches)
@@ -154,9 +157,10 @@ def _train(work: _Work) -> Arrays:
 
 
 @lru_cache(maxsize=1)
-def _prepared(training: TrainingConfig) -> tuple[Classifier, LabelledDataset]:
-    model = build(training.model, drop_path=training.recipe.drop_path).to(torch.device(training.device))
-    return model, open_dataset(training.data, "train", classes=training.model.classes)
+def _prepared(scenario: Scenario) -> tuple[Classifier, LabelledDataset]:
+    drop_path = training_of(scenario).recipe.drop_path
+    model = build(scenario.network, drop_path=drop_path).to(torch.device(scenario.device))
+    return model, open_dataset(scenario.data, "train", classes=scenario.model.classes)
 
 
 def _mean(found: list[Arrays], pictures: list[int]) -> Arrays:

@@ -18,21 +18,21 @@ from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
+from fedmjp.defences.pipeline import read_pipeline
+from fedmjp.learning import OFFICIAL_CODE, Learning, Puzzle, Recipe
 from fedmjp.models.build import build
 from fedmjp.running import run_function
 from fedmjp.seeds import torch_generator
-from fedmjp.training.config import OFFICIAL_CODE, Puzzle, Recipe
 from fedmjp.training.loop import Schedule, Trainer
 
-MJP = {"defence": "mjp", "localisation": "nonlinear"}
-ARMS: dict[str, tuple[dict[str, Any], Puzzle]] = {
-    "none": ({}, Puzzle()),
-    "mjp": (MJP, Puzzle(shuffle="jigsaw", mask_ratio=0.27)),
-    "mjp_masks_per_batch": (
-        MJP | {"localisation_layers": 2},
-        OFFICIAL_CODE.model_copy(update={"warmup_epochs": 0, "probability": 1.0, "mask_ratio": 0.27}),
-    ),
-    "jigsaw": ({"defence": "jigsaw"}, Puzzle(shuffle="jigsaw", mask_ratio=0.27)),
+DAL = {"localisation": "nonlinear"}
+PER_BATCH = OFFICIAL_CODE.model_copy(update={"warmup_epochs": 0, "probability": 1.0})
+# Changes of the model, defences, the puzzle's schedule.
+ARMS: dict[str, tuple[dict[str, Any], list[str], Puzzle]] = {
+    "none": ({}, [], Puzzle()),
+    "mjp": (DAL, ["mjp"], Puzzle()),
+    "mjp_masks_per_batch": (DAL | {"localisation_layers": 2}, ["mjp"], PER_BATCH),
+    "jigsaw": ({}, ["jigsaw"], Puzzle()),
 }
 
 
@@ -48,17 +48,11 @@ def main(
     """Time the steps and print the cost of each arm against none."""
     sizes = {"name": model, "image_size": image_size, "patch_size": patch_size}
     recipe = Recipe(batch_size=batch_size, epochs=turns + 1, warmup_epochs=0)
-    trainers = {
-        name: Trainer(
-            build(ModelConfig.parse(sizes | changes)).to(device),
-            puzzle,
-            recipe,
-            classes=1000,
-            schedule=Schedule(turns + 1, 1),
-            seed=0,
-        )
-        for name, (changes, puzzle) in ARMS.items()
-    }
+    trainers = {}
+    for name, (changes, defences, puzzle) in ARMS.items():
+        pipeline, learning = read_pipeline(defences), Learning(recipe=recipe, puzzle=puzzle)
+        network = build(pipeline.change_model(ModelConfig.parse(sizes | changes))).to(device)
+        trainers[name] = Trainer(network, learning, pipeline, schedule=Schedule(turns + 1, 1), seed=0)
     batch = _noise(batch_size, image_size)
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn in range(turns + 1):

@@ -11,12 +11,13 @@ from attacks.base import Attack, Role
 from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal
 from fedmjp.config import Config, ModelConfig
 from fedmjp.data.pictures import PictureEntry
+from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.scenario import Scenario
-from fedmjp.settings import Setting
+from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 
 SMALLEST = 11  # pixels per side of SSIM's window
@@ -79,9 +80,12 @@ class AttackConfig(Config):
         """Which requirement of it or its stage fails; None if both apply."""
         return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
-    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel) -> bool:
-        """Whether it takes these defences into account in this scenario."""
-        return self.made().adapted(pipeline, model, threat)
+    def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel, setting: Setting) -> bool:
+        """Whether it takes these defences into account in this scenario, for what it is held against."""
+        # Who finds the shuffled picture is right in setting b, and in c where its patches are put in order.
+        ordered = setting.compared_with is Picture.SHUFFLED or self.then is not None
+        besides: frozenset[Mark] = frozenset({"shuffled"}) if ordered else frozenset()
+        return self.made().adapted(pipeline, model, threat, besides=besides)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""

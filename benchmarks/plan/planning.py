@@ -69,8 +69,7 @@ class _Group:
             cell=self.cell,
             refusal=self.refusal,
             left_out=left_out,
-            adapted=bool(self.cell.defences)
-            and self.attack.adapted(self.cell.pipeline, _blueprint(self.arm), self.cell.threat),
+            adapted=self.tried.adapted(self.cell.pipeline, _blueprint(self.arm), self.cell.threat, self.cell.setting),
             caveat=None if self.refusal else self.tried.caveat(_blueprint(self.arm), self.cell.threat),
             upload_bytes=_upload_bytes(self.arm),
         )

@@ -33,7 +33,7 @@ class Jigsaw(Defence):
     told = "that patches are shuffled, and the wanted share; neither mask nor order"
     stages: ClassVar[tuple[Stage, ...]] = ("pictures",)
     marks: ClassVar = frozenset({"shuffled"})
-    options_type = JigsawOptions
+    options_type: ClassVar[type[Config]] = JigsawOptions
 
     @property
     def mask_ratio(self) -> float:

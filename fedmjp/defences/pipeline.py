@@ -182,7 +182,8 @@ class Pipeline:
     @property
     def marks(self) -> frozenset[Mark]:
         """What all of them leave on an upload."""
-        return frozenset().union(*(each.marks for each in self.made))
+        found: frozenset[Mark] = frozenset().union(*(each.marks for each in self.made))
+        return found if self.shuffles else found - {"shuffled"}
 
     @property
     def mask_ratio(self) -> float:

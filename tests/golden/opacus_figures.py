@@ -1,7 +1,7 @@
 """Figures of Opacus, to hold our accounting and our clipping against.
 
-Opacus' wheel installs a package called ``benchmarks``, like ours, so the two cannot live in one environment. Run it in an
-environment of its own with ``pip install opacus==1.6.0``: ``python tests/golden/opacus_figures.py``.
+Opacus' wheel installs a package called ``benchmarks``, like ours, so the two cannot live in one environment. Run it in
+an environment of its own with ``pip install opacus==1.6.0``: ``python tests/golden/opacus_figures.py``.
 """
 
 import json

@@ -1,0 +1,97 @@
+"""Direct mode, Flower's clients and training make the same uploads, to the last bit, under every defence."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.federation.simulation import RunFolder, simulate
+from benchmarks.federation.training import records_folder
+from fedmjp.data.selection import select_for
+from fedmjp.defences import DEFENCES
+from fedmjp.exchange import protect
+from fedmjp.models.build import build_vit
+from fedmjp.private import PrivateBatch
+from fedmjp.randomness import SeededRandomness
+from fedmjp.records import Upload, record_name
+from fedmjp.scenario import Scenario
+from fedmjp.training.run_folder import TrainingFolder
+from fedmjp.updates import local_update
+from fedmjp.wire import evaluator_of_round, mean_of, uploads_of_round
+from tests.federations import MICRO, PLAIN, play, scenario_of
+
+OPTIONS = {"secure_sum": ["secure_sum:clients=2"]}
+PIPELINES = [
+    ["none"],
+    *(OPTIONS.get(name, [name]) for name in DEFENCES),
+    ["mjp:mask_ratio=0.4", "round:precision=bfloat16"],
+    ["dp_sgd", "quantise"],
+    ["local_dp", "secure_sum:clients=2"],
+    ["pixels", "withhold:roles=head"],
+]
+SCENARIOS = [
+    Scenario.parse(
+        {"model": MICRO | {"classes": 1000}, "defences": each, "clients": 2, "pictures_per_client": 2, "batch_size": 2}
+    )
+    for each in PIPELINES
+]
+IDS = ["+".join(each) for each in PIPELINES]
+Uploads = dict[str, tuple[PrivateBatch, Upload]]
+
+
+def same(one: Upload, other: Upload) -> None:
+    assert one.tensors.keys() == other.tensors.keys()
+    different = [name for name, tensor in one.tensors.items() if not torch.equal(tensor, other.tensors[name])]
+    assert different == []
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """All scenarios, played by Flower in one run."""
+    folder = RunFolder(tmp_path_factory.mktemp("federated"))
+    simulate(SCENARIOS, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=IDS)
+def test_flowers_clients_upload_what_direct_mode_computes(federated: RunFolder, scenario: Scenario) -> None:
+    selection = select_for(scenario)
+    found = federated.index(scenario)
+    batches = selection.batches(scenario)
+    assert set(found) == {tuple(entry.name for entry in batch) for batch in batches}
+    for batch in batches:
+        exchange = scenario.exchange([selection.load(entry) for entry in batch])
+        (path,) = found[tuple(entry.name for entry in batch)]
+        private, upload = federated.record(scenario, path)
+        same(exchange.upload, upload)
+        assert torch.equal(exchange.private.shuffled, private.shuffled)
+        assert torch.equal(exchange.private.mask, private.mask)
+        assert upload.num_examples == len(batch) == exchange.upload.num_examples
+        assert upload.weights == exchange.upload.weights
+
+
+@pytest.mark.parametrize("defences", PIPELINES, ids=IDS)
+def test_a_step_of_training_uploads_what_direct_mode_computes(tmp_path: Path, defences: Sequence[str]) -> None:
+    recipe = PLAIN | {"label_smoothing": 0, "drop_path": 0}
+    asked = scenario_of(
+        defences=defences, recipe=recipe, strategy="fedsgd", rounds=2, records=(1,), server_learning_rate=0.1
+    )
+    _, grid = play(asked, tmp_path)
+    (scenario,) = grid.scenarios
+    records = records_folder(TrainingFolder(tmp_path))
+    model, together = build_vit(scenario.network), scenario.pipeline.clients
+    made = []
+    for client in range(2):
+        name = record_name(1, client)
+        private = PrivateBatch.load(evaluator_of_round(records, 1) / scenario.folder / name)
+        step = SeededRandomness(scenario.seed, ("training", "client", client, 0, 0))
+        update = local_update(model, private, scenario.threat, randomness=step)
+        leaving = SeededRandomness(scenario.seed, ("defences", "client", client, 1))
+        made.append(protect(update, private, model, scenario.threat, randomness=leaving))
+    for first in range(0, 2, together):
+        upload = Upload.load(uploads_of_round(records, 1) / scenario.folder / record_name(1, first))
+        expected = mean_of(made[first : first + together])
+        same(Upload(expected, "gradient", 2 * together, 1, first, upload.weights), upload)
+        assert upload.num_examples == 2 * together
