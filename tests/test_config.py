@@ -75,6 +75,8 @@ def test_what_follows_from_a_run_is_filled_in_where_nobody_said_it() -> None:
     assert scenario.threat.pipeline.spent(6) is not None
     given = Scenario.parse({"defences": ["local_dp:rounds=9"], "pictures_per_client": 2})
     assert given.pipeline.made[0].options.rounds == 9
+    once = Scenario.parse({"defences": ["local_dp:rounds=1"], "pictures_per_client": 2})
+    assert once.pipeline.made[0].options.rounds == 1, "what says the default was said"
     batch = Scenario.parse({"defences": ["dp_sgd"], "pictures_per_client": 4, "batch_size": 4})
     assert batch.pipeline.made[0].options.batch_size == 4
 
