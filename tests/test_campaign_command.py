@@ -135,7 +135,7 @@ def test_workers_write_to_one_postgresql_what_a_file_holds(
     assert f"{TRIALS} of {TRIALS} trials finished" in capsys.readouterr().out
     assert run("campaign", "verify", tmp_path / "r", *database) == 0
     assert run("campaign", "status", tmp_path / "r") == BAD_INPUT
-    assert "holds no trials.sqlite" in capsys.readouterr().err
+    assert "holds neither trials.sqlite nor trials.parquet" in capsys.readouterr().err
     assert not any(PASSWORD in path.read_text() for path in (tmp_path / "r").glob("*.json"))
 
 
@@ -144,7 +144,7 @@ def test_the_smoke_campaign_runs_whole(tmp_path: Path) -> None:
     smoke = ROOT / "benchmarks" / "campaigns" / "smoke.yaml"
     assert run("campaign", "run", smoke, "--output", tmp_path / "r", "--device", "cpu") == 0
     board = Board.read((tmp_path / "r" / "leaderboard.json").read_text())
-    assert len({entry.threat for entry in board.entries}) == 2
+    assert len({entry.threat.undefended for entry in board.entries}) == 2
     assert {entry.role for entry in board.entries} == {"attack", "floor", "bound"}
     assert not any(entry.failures or entry.missing for entry in board.entries)
     assert all((entry.n == 8) != (entry.verdict == "refused") for entry in board.entries)
@@ -247,10 +247,10 @@ def test_the_leaderboard_is_made_anew_in_the_formats_asked_for(copied: Path, tmp
         (("campaign", "run", "{file}", "--database", "mysql://x"), "is not a kind of database"),
         (("campaign", "run", "{file}", "--weights", "deit_tiny"), "--weights 'deit_tiny' is not of the form KEY=VALUE"),
         (("campaign", "run", "{file}", "--weights", "deit_tiny=none.pth"), "none.pth"),
-        (("campaign", "status", "{folder}"), "holds no results: plan.json is missing"),
-        (("campaign", "verify", "{folder}"), "holds no results: plan.json is missing"),
+        (("campaign", "status", "{folder}"), "holds neither trials.sqlite nor trials.parquet"),
+        (("campaign", "verify", "{folder}"), "holds neither trials.sqlite nor trials.parquet"),
         (("campaign", "verify", "{folder}", "--rerun", "2"), "--rerun needs the pictures"),
-        (("leaderboard", "{folder}"), "holds no results: plan.json is missing"),
+        (("leaderboard", "{folder}"), "holds neither trials.sqlite nor trials.parquet"),
         (("leaderboard", "{folder}", "--format", "pdf"), "Unknown format 'pdf'"),
         (("leaderboard", "add", "none.json", "--to", "{folder}"), "holds no results to add an entry to"),
     ],

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.campaign.file import read_campaign
 from benchmarks.campaign.spec import Campaign
 from fedmjp.data.selection import open_source, select
+from fedmjp.defences.pipeline import pipeline_of
 from fedmjp.errors import ConfigError
 from fedmjp.settings import Setting
 
@@ -41,7 +42,8 @@ def read(folder: Path, text: str, *overrides: str) -> Campaign:
 def test_grids_take_what_is_shared_unless_they_say_otherwise(tmp_path: Path) -> None:
     campaign = read(tmp_path, FILE)
     assert [grid.settings for grid in campaign.grids] == [(Setting.A, Setting.C), (Setting.B,)]
-    assert [grid.defences for grid in campaign.grids] == [("none", "mjp"), ("none",)]
+    labels = [[pipeline_of(each).label for each in grid.defences] for grid in campaign.grids]
+    assert labels == [["none", "mjp"], ["none"]]
 
 
 def test_experiments_are_the_product_of_seeds_threats_and_ratios(tmp_path: Path) -> None:
@@ -50,24 +52,69 @@ def test_experiments_are_the_product_of_seeds_threats_and_ratios(tmp_path: Path)
         "mask_ratios: [0.27, 0.5]\n    threats: [{batch_size: [1, 2]}, {update: delta, local_steps: [1, 5]}]",
     )
     experiments = read(tmp_path, text).experiments(device="cpu")
-    first = [each for each in experiments if each.federation.models == ("deit_tiny",)]
-    found = {
-        (one.seed, one.mask_ratio, one.update, one.batch_size, one.local_steps)
-        for one in (each.federation for each in first)
-    }
+    first = [each for each in experiments if each.scenario.model.name == "deit_tiny"]
+    found = [
+        (one.seed, each.label, each.mask_ratio, each.shuffles, one.update, one.batch_size, one.local_steps)
+        for one, each in ((e.scenario, e.scenario.pipeline) for e in first if len(e.attacks) > 1)  # twins have no grey
+    ]
     threats = [("gradient", 1, 1), ("gradient", 2, 1), ("delta", 1, 1), ("delta", 1, 5)]
-    assert found == {(seed, ratio, *threat) for seed in (3, 4) for ratio in (0.27, 0.5) for threat in threats}
-    assert len(first) == len(found) == 16
+    defences = [("none", 0.0, False)]
+    for ratio in (0.27, 0.5):
+        defences += [("jigsaw", ratio, True), ("mjp", ratio, False), ("mjp", ratio, True)]
+    assert set(found) == {(seed, *defence, *threat) for seed in (3, 4) for defence in defences for threat in threats}
+    assert len(found) == len(set(found)) == 2 * 7 * 4
+
+
+def test_defences_are_pipelines_with_their_options(tmp_path: Path) -> None:
+    listed = "defences: [none, mjp, {name: gaussian, noise: 0.001}, [mjp, {name: round, precision: bfloat16}]]"
+    text = FILE.replace("defences: [none, mjp]", listed).replace("settings: [a, c]", "settings: [c]")
+    experiments = read(tmp_path, text, "grids.0.mask_ratios=[0.4]").experiments(device="cpu")
+    planned = dict.fromkeys(
+        (each.scenario.pipeline.label, each.scenario.pipeline.mask_ratio, tuple(map(str, each.settings)))
+        for each in experiments
+        if each.scenario.model.name == "deit_tiny"
+    )
+    assert list(planned) == [
+        ("jigsaw", 0.4, ("c",)),
+        ("none", 0.0, ("a",)),
+        ("mjp", 0.4, ("c",)),
+        ("jigsaw + gaussian:noise=0.001", 0.4, ("c",)),
+        ("gaussian:noise=0.001", 0.0, ("a",)),
+        ("mjp + round:precision=bfloat16", 0.4, ("c",)),
+        ("round:precision=bfloat16", 0.0, ("a",)),
+    ], "what was asked for, and after each its twins; the undefended one once"
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ("[none, mpj]", r"line 11: grids.0.defences.1.0 = 'mpj': Unknown defence 'mpj'. Did you mean mjp\?"),
+        ("\n    - none\n    - {name: gaussian, nois: 1}", r"line 13: .*unknown key 'nois', did you mean 'noise'\?"),
+        ("\n    - none\n    - {name: gaussian, noise: -1}", r"line 13: .*noise = -1: Input should be greater than"),
+        ("\n    - none\n    - [gaussian, mjp]", r"line 13: .*mjp acts on pictures, before gaussian"),
+        ("\n    - mjp\n    - [mjp, mjp]", r"line 13: .*defence 'mjp' is named twice"),
+        (
+            "\n    - mjp\n    - [{name: secure_sum, clients: 3}]",
+            "2 pictures make no whole uploads, which are of 3 each",
+        ),
+        ("[3]", r"line 11: grids.0.defences.0 = 3"),
+        ("[]", r"line 11: grids.0.defences = \[\]"),
+    ],
+)
+def test_bad_defences_are_told_with_their_line(tmp_path: Path, listed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(tmp_path, FILE.replace("defences: [none, mjp]", f"defences: {listed}")).experiments(device="cpu")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_grid_may_take_the_first_pictures_only(tmp_path: Path) -> None:
     campaign = read(tmp_path, FILE, "grids.1.pictures=1")
     few, many = campaign.experiments(device="cpu")[-1], campaign.experiments(device="cpu")[0]
     selection = select(open_source("bundled", size=64, classes=1000), campaign.data.count, seed=0)
-    assert selection.batches(few.federation) == selection.batches(many.federation)[:1]
-    assert len(selection.batches(many.federation)) == 2
+    assert selection.batches(few.scenario) == selection.batches(many.scenario)[:1]
+    assert len(selection.batches(many.scenario)) == 2
     more = read(tmp_path, FILE, "grids.1.pictures=9").experiments(device="cpu")[-1]
-    assert selection.batches(more.federation) == selection.batches(many.federation)
+    assert selection.batches(more.scenario) == selection.batches(many.scenario)
 
 
 def test_overrides_replace_keys_and_elements(tmp_path: Path) -> None:
@@ -125,7 +172,7 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 
 def test_batches_that_do_not_divide_the_pictures_are_told(tmp_path: Path) -> None:
     text = FILE.replace("settings: [b]", "threats: [{batch_size: 3}]")
-    with pytest.raises(ConfigError, match="batch-size 3 does not divide the 2 pictures"):
+    with pytest.raises(ConfigError, match="2 pictures make no whole uploads, which are of 3 each"):
         read(tmp_path, text).experiments(device="cpu")
 
 

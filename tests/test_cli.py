@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from attacks import ATTACKS
-from benchmarks.uploads.source import FederatedUploads
+from benchmarks.uploads.source import FederatedRun
 from fedmjp.cli import main
 from fedmjp.cli.doctor import shadowed
+from fedmjp.defences import DEFENCES
 from fedmjp.errors import FederationError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
 from fedmjp.running import run_function
-from tests.experiments import small_experiment
+from tests.experiments import small_experiments
 
 BAD_INPUT = 2
 
@@ -35,8 +36,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["record", "--model", "deit_smal"], "Unknown model 'deit_smal'. Did you mean deit_small"),
         (["record", "--defence", "mpj"], "Unknown defence 'mpj'. Did you mean mjp"),
         (["record", "--defence", "mjp:mask_ratio=1.5"], "mask-ratio = '1.5'"),
+        (["record", "--defence", "mjp:mask-ratio=-0.1"], "mask-ratio = '-0.1'"),
         (["record", "--defence", "mjp:mask_ratio=much"], "mask-ratio = 'much'"),
-        (["record", "--defence", "mjp:mask_ration=0.3"], "did you mean 'mask_ratio'"),
+        (["record", "--defence", "mjp:mask_ration=0.3"], "unknown key 'mask_ration', did you mean 'mask_ratio'?"),
         (["record", "--defence", "secure_sum:clients=2", "--defence", "clip"], "name clip first"),
         (["record", "--local-steps", "0"], "local-steps = 0"),
         (["record", "--data", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
@@ -46,7 +48,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["quickstart", "--device", "gpu"], "--device 'gpu' is not one of auto, cpu, cuda"),
         (["list", "atacks"], "Did you mean attacks?"),
         (["quikstart"], "Did you mean 'quickstart'?"),
-        (["record", "--mask-ration", "0.3"], "No such option"),
+        (["list", "defenses"], "Did you mean defences?"),
+        (["record", "--defense", "mjp"], "No such option"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -97,8 +100,8 @@ def test_quickstart_whose_federation_fails_says_why_and_exits_1(
     def fail(*_: object, **__: object) -> None:
         raise FederationError("the federated run failed: client 7: RuntimeError: out of memory")
 
-    monkeypatch.setattr("benchmarks.campaign.quickstart.quickstart", lambda device: small_experiment(device=device))
-    monkeypatch.setattr("benchmarks.uploads.source.FederatedUploads", functools.partial(FederatedUploads, record=fail))
+    monkeypatch.setattr("benchmarks.campaign.quickstart.quickstart", lambda device: small_experiments(device=device))
+    monkeypatch.setattr("benchmarks.uploads.source.FederatedRun", functools.partial(FederatedRun, record=fail))
     assert run(monkeypatch, "quickstart", "--device", "cpu", "--output", str(tmp_path)) == 1
     printed = capsys.readouterr().out
     assert "96 trials failed: the federated run failed: client 7: RuntimeError: out of memory" in printed
@@ -141,7 +144,10 @@ def test_records_of_a_former_run_are_not_mixed_with_new_ones(
     assert "already holds the records of a run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "known"), [("attacks", ATTACKS), ("models", ARCHITECTURES), ("metrics", METRICS)])
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [("attacks", ATTACKS), ("defences", DEFENCES), ("models", ARCHITECTURES), ("metrics", METRICS)],
+)
 def test_list_names_everything_there_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, known: object
 ) -> None:
@@ -191,10 +197,10 @@ def test_doctor_names_a_package_that_shadows_ours(
 @pytest.mark.parametrize(
     ("study", "arguments", "message"),
     [
-        ("mjp_span", ["--data", "/nowhere", "--rows", "rows.csv"], "there is no folder /nowhere"),
-        ("mjp_span", ["--data", "bundled", "--rows", "rows.csv", "--model", "foo"], "'foo' is not KEY=VALUE"),
-        ("mjp_span", ["--data", "bundled", "--rows", "rows.csv", "--ratios", "2"], "'2' are no mask ratios"),
-        ("batched_uploads", ["--pictures", "/nowhere"], "there is no folder /nowhere"),
+        ("span_certificates", ["--data", "/nowhere", "--rows", "rows.csv"], "there is no folder /nowhere"),
+        ("span_certificates", ["--data", "bundled", "--rows", "rows.csv", "--model", "foo"], "'foo' is not KEY=VALUE"),
+        ("span_certificates", ["--data", "bundled", "--rows", "rows.csv", "--ratios", "2"], "'2' are no mask ratios"),
+        ("batches", ["--pictures", "/nowhere"], "there is no folder /nowhere"),
     ],
 )
 def test_studies_tell_bad_input_in_one_line(
@@ -208,7 +214,7 @@ def test_studies_tell_bad_input_in_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [study, *arguments])
     with pytest.raises(SystemExit) as ended:
-        run_function(importlib.import_module(f"benchmarks.{study}").main)
+        run_function(importlib.import_module(f"benchmarks.studies.{study}").main)
     assert ended.value.code == BAD_INPUT
     printed = capsys.readouterr().err
     assert message in printed

@@ -9,11 +9,13 @@ import pytest
 from benchmarks.campaign.prepare import ledger_of
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.output import OutputFolder
+from benchmarks.plan import planning
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of
 from benchmarks.plan.planning import plan
 from fedmjp import provenance
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
+from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError, OutputError
 from fedmjp.settings import Setting
 from tests.conftest import small_scenario
@@ -101,6 +103,19 @@ def test_keys_depend_on_defences_and_their_options(batches: Batches) -> None:
         for each in ("none", "gaussian", "gaussian:noise=0.1", "clip", ["clip", "gaussian"], ["gaussian", "clip"])
     ]
     assert len({key for each in found for key in each}) == len(found)
+
+
+def test_keys_depend_on_the_code_of_another_packages_defence(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, tried = small_scenario(defences="gaussian"), (AttackConfig(name="grey"),)
+    experiments = experiments_of(scenario, (Setting.A,), tried, mask_ratio=0.27)
+    monkeypatch.setattr(DEFENCES.get("gaussian"), "__module__", "elsewhere.noise")
+    found = []
+    for code in ("of yesterday", "of today"):
+        monkeypatch.setattr("fedmjp.provenance.package_digest", lambda _module, code=code: code)
+        planning._code.cache_clear()
+        found.append(keys(experiments, batches[:1]))
+    planning._code.cache_clear()
+    assert found[0] != found[1]
 
 
 def test_keys_depend_on_device_versions_code_learning_rate_and_the_picture_itself(

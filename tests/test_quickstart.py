@@ -77,8 +77,8 @@ def test_every_cell_is_complete(board: pd.DataFrame) -> None:
 
 def test_patch_embedding_leaks_undefended_and_fails_naively_on_masked_uploads(board: pd.DataFrame) -> None:
     psnr = board["psnr_mean"]
-    for setting in ("a", "b"):
-        assert psnr["deit_small", "none", "patch_embedding", setting] > 60
+    for defence, setting in (("none", "a"), ("jigsaw", "b")):
+        assert psnr["deit_small", defence, "patch_embedding", setting] > 60
     for setting in ("a", "b", "c"):
         assert psnr["deit_small", "mjp", "patch_embedding", setting] < 14
 
@@ -102,7 +102,10 @@ def test_the_manifest_tells_where_the_numbers_come_from(first: Run) -> None:
     }
     assert len(manifest["pictures"]) == 8
     assert len(set(manifest["weights"].values())) == 4
-    assert manifest["config"]["federation"]["mask_ratio"] == 0.27
+    scenarios = [each["scenario"] for each in manifest["config"]["experiments"]]
+    assert {each["data"] for each in scenarios} == {"bundled"}
+    ratios = {defence.get("mask_ratio", 0.27) for each in scenarios for defence in each["defences"]}
+    assert ratios == {0.27}
     (environment,) = manifest["environments"]
     assert {"torch", "timm", "flwr"} <= environment["versions"].keys()
     assert environment["hardware"] == provenance.hardware()

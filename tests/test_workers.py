@@ -65,7 +65,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
 def test_what_parts_share_is_run_once(alone: tuple[Plan, Setup]) -> None:
     plan, setup = alone
     kept = rows(plan, setup)
-    assert len(plan.parts) == 4
+    assert len(plan.parts) == 2 * 8  # seeds; none, its jigsaws, MJP in a, MJP in b and c, at two ratios, and a twin
+    assert any(not part.trials for part in plan.parts), "twins were asked for anyway"
     assert len(kept) == len(plan.trials) == len({trial.key for trial in plan.trials})
     assert {row["status"] for row in kept.values()} == {"ok"}
     assert {row["seed"] for row in kept.values()} == {0, 1}

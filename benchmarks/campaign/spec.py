@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, experiments_of, named
@@ -64,6 +64,15 @@ def _pipelines(value: object) -> object:
     return (value,) if isinstance(value, str | Mapping) else value
 
 
+def _possible(defences: Defences) -> Defences:
+    """The same, if a client can apply them in this order, so that a campaign's file can say where they stand."""
+    try:
+        pipeline_of(defences)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return defences
+
+
 class Grid(Config):
     """Every combination of what it lists. Attacks that do not apply to a model make refused rows.
 
@@ -73,8 +82,8 @@ class Grid(Config):
     """
 
     models: tuple[str, ...] = Field(min_length=1)
-    defences: Annotated[tuple[Defences, ...], BeforeValidator(_pipelines)] = Field(
-        ((), (DefenceConfig(name="mjp"),)), min_length=1
+    defences: Annotated[tuple[Annotated[Defences, AfterValidator(_possible)], ...], BeforeValidator(_pipelines)] = (
+        Field(((), (DefenceConfig(name="mjp"),)), min_length=1)
     )
     attacks: tuple[Annotated[AttackConfig, BeforeValidator(named)], ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(tuple(Setting), min_length=1)

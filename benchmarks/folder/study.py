@@ -84,7 +84,7 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
         cells = CELLS.validate_python(about.pop("cells"))
         store = Store.in_memory()
         store.put(_trial(row, about["metrics"], environments) for row in rows.to_dict("records"))
-        return Ledger(about, cells, rows[list(COLUMNS)]), store
+        return Ledger({**about, SHA256: _sha256(path)}, cells, rows[list(COLUMNS)]), store
     except FileNotFoundError:
         raise OutputError(f"{folder} holds neither trials.sqlite nor {TRIALS}") from None
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

@@ -14,6 +14,7 @@ from benchmarks.plan.experiment import AttackConfig, Cell, Experiment, Part, Pla
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
+from fedmjp.defences import DEFENCES
 from fedmjp.metrics import metric
 from fedmjp.models.build import blueprint, upload_bytes
 from fedmjp.settings import Setting
@@ -78,7 +79,8 @@ class _Group:
         """One per picture, without the pictures that the attack's prior was made of."""
         own = {
             "cell": _cell_record(self.cell),
-            "attack": [self.tried.digest(), _code(self.tried.name)],
+            "attack": [self.tried.digest(), _code(ATTACKS.get(self.tried.name).__module__)],
+            "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in self.cell.defences],
             "model": self.arm.digest(),
         }
         determined = hashlib.sha256(json.dumps({**self.shared, **own}, sort_keys=True).encode()).hexdigest()
@@ -140,9 +142,8 @@ def _cell_record(cell: Cell) -> dict[str, Any]:
 
 
 @lru_cache
-def _code(attack: str) -> str:
-    """Digest of another package's attack; ours are in the digest of our own code."""
-    module = ATTACKS.get(attack).__module__
+def _code(module: str) -> str:
+    """Digest of another package's attack or defence; ours are in the digest of our own code."""
     return "" if module.partition(".")[0] in provenance.CODE else provenance.package_digest(module)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmjp.config import Config, ModelConfig
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Plan, Spent, Stage
-from fedmjp.errors import BadInputError, ConfigError
+from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
 from fedmjp.randomness import Randomness
 
 NONE = "none"  # how an empty pipeline is called
@@ -48,8 +48,10 @@ class DefenceConfig(Config):
     def _can_be_made(self) -> Self:
         try:
             made = self.made()
-        except BadInputError as error:
+        except UnknownNameError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
+        except BadInputError as error:
+            raise ValueError(f"defence {self.name}: {error}") from None
         # Options as they were understood, so that text from a command line equals numbers from a file; without those
         # that say what is the default anyway, but for those that a campaign or a run would else set.
         given, defaults = (each.options.model_dump(mode="json") for each in (made, type(made)()))
