@@ -53,10 +53,12 @@ def test_experiments_are_the_product_of_seeds_threats_and_ratios(tmp_path: Path)
     )
     experiments = read(tmp_path, text).experiments(device="cpu")
     first = [each for each in experiments if each.scenario.model.name == "deit_tiny"]
+    asked = [each.scenario for each in first if len(each.attacks) > 1]  # twins have no grey
     found = [
-        (one.seed, each.label, each.mask_ratio, each.shuffles, one.update, one.batch_size, one.local_steps)
-        for one, each in ((e.scenario, e.scenario.pipeline) for e in first if len(e.attacks) > 1)  # twins have no grey
-    ]
+        (one.seed, one.pipeline.label, one.pipeline.mask_ratio, one.pipeline.shuffles, one.update, one.batch_size,
+         one.local_steps)
+        for one in asked
+    ]  # fmt: skip
     threats = [("gradient", 1, 1), ("gradient", 2, 1), ("delta", 1, 1), ("delta", 1, 5)]
     defences = [("none", 0.0, False)]
     for ratio in (0.27, 0.5):
