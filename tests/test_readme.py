@@ -27,11 +27,9 @@ def test_a_block_of_a_readme_runs(block: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", block]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_first_block_recovers_a_picture_of_an_mjp_upload(tmp_path: Path) -> None:
-    first = next(block for _, block in blocks() if "mjp_prior" in block)
-    command = [sys.executable, "-c", first]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
-    psnr = float(re.findall(r"\d+\.\d+", done.stdout)[0])
-    assert 13 < psnr < 40, "more than the grey guess of that picture, and not exact"
+    if "mjp_prior" in block:
+        psnr = float(re.findall(r"\d+\.\d+", done.stdout)[0])
+        assert 13 < psnr < 40, "more than the grey guess of that picture, and not exact"
+    if "adopt" in block:
+        error = float(re.findall(r"tensor\((.*)\)", done.stdout)[0])
+        assert error < 1e-3, "exact up to rounding"
