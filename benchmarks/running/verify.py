@@ -30,6 +30,8 @@ from fedmjp.settings import Picture
 ROUNDING = 1 / 255
 TOLERANCE = 1e-6
 TABLE = "leaderboard.json"
+# Of a manifest, what its trials do not say: when it was made, and why its commit cannot be checked out any more.
+BESIDES = {"rendered_at", "commit_lost"}
 
 
 @dataclass
@@ -215,7 +217,7 @@ def _compare_manifests(folder: Path, about: Mapping[str, Any]) -> list[str]:
     path = folder / "manifest.json"
     try:
         published = json.loads(path.read_text(encoding="utf-8"))
-        keys = (published.keys() | about.keys()) - {"rendered_at"}
+        keys = (published.keys() | about.keys()) - BESIDES
     except (OSError, ValueError, AttributeError):
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
     changed = sorted(key for key in keys if not _same(published.get(key), about.get(key)))
