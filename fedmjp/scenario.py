@@ -4,14 +4,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from fedmjp.config import MAX_SEED, Config, ModelConfig, RunConfig, UpdateKind
+from fedmjp.config import MAX_SEED, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
-from fedmjp.defences.pipeline import DefenceConfig, Defences, Pipeline, pipeline_of, with_mask_ratio
+from fedmjp.defences.pipeline import DefenceConfig, Defended, Pipeline, named, with_mask_ratio
 from fedmjp.errors import ConfigError
 from fedmjp.learning import SERVER_RATES, Training
 from fedmjp.seeds import torch_generator
@@ -48,12 +48,7 @@ class Turn(NamedTuple):
     number: int
 
 
-def _named(value: object) -> object:
-    """A model by its name alone."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-class Scenario(Config):
+class Scenario(Defended):
     """Model, data, what clients compute, how they defend themselves, and what the server is told.
 
     Every client uploads, round after round, the update of one batch of its pictures: the batch's gradient, or the
@@ -68,8 +63,6 @@ class Scenario(Config):
         ConfigError: If values contradict each other.
     """
 
-    model: Annotated[ModelConfig, BeforeValidator(_named)] = ModelConfig(name="deit_small")
-    defences: Defences = ()
     data: str = Field("bundled", description="'bundled' or a folder of CLASS/picture files")
     clients: int = Field(1, ge=1)
     pictures_per_client: int = Field(1, ge=1)
@@ -95,7 +88,7 @@ class Scenario(Config):
         """Weights are drawn from the scenario's seed unless the model states its own."""
         if not isinstance(values, Mapping) or "seed" not in values:
             return values
-        model = _named(values.get("model", "deit_small"))
+        model = named(values.get("model", "deit_small"))
         if isinstance(model, Mapping) and "seed" not in model:
             return {**values, "model": {**model, "seed": values["seed"]}}
         return values
@@ -134,21 +127,6 @@ class Scenario(Config):
             raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
         training.require_defences(self.pipeline, self.model.grid, training.epochs)
         return self
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The defences themselves, in order."""
-        return pipeline_of(self.defences)
-
-    @property
-    def network(self) -> ModelConfig:
-        """The model that clients train: with what defences add to it."""
-        return self.pipeline.change_model(self.model)
-
-    @property
-    def label(self) -> str:
-        """Name for log lines and weights, such as ``deit_small-mjp``."""
-        return f"{self.model.name}-{self.pipeline.label}"
 
     @property
     def folder(self) -> str:

@@ -298,6 +298,33 @@ class Pipeline:
         return protected
 
 
+def named(value: object) -> object:
+    """A model by its name alone."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Defended(Config):
+    """A model, and how those who train it protect themselves."""
+
+    model: Annotated[ModelConfig, BeforeValidator(named)] = ModelConfig(name="deit_small")
+    defences: Defences = ()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The defences themselves, in order."""
+        return pipeline_of(self.defences)
+
+    @property
+    def network(self) -> ModelConfig:
+        """The model that is trained: with what defences add to it."""
+        return self.pipeline.change_model(self.model)
+
+    @property
+    def label(self) -> str:
+        """Name for titles, log lines and weights, such as ``deit_small-mjp``."""
+        return f"{self.model.name}-{self.pipeline.label}"
+
+
 def with_mask_ratio(configs: tuple[DefenceConfig, ...], ratio: float) -> tuple[DefenceConfig, ...]:
     """The same defences, with this mask ratio where one takes a mask ratio and does not state its own."""
     return tuple(

@@ -5,15 +5,15 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedmjp.config import MAX_SEED, ModelConfig
-from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
+from fedmjp.config import MAX_SEED
+from fedmjp.defences.pipeline import Defended
 from fedmjp.learning import Learning
 
 # With others a run may go on.
 INCIDENTAL = {"device": True, "checkpoint_every": True, "recipe": {"workers": True}}
 
 
-class TrainingConfig(Learning):
+class TrainingConfig(Defended, Learning):
     """A central training run.
 
     Attributes:
@@ -25,27 +25,10 @@ class TrainingConfig(Learning):
         checkpoint_every: Epochs between checkpoints.
     """
 
-    model: ModelConfig = ModelConfig(name="deit_small")
-    defences: Defences = ()
     data: str = "bundled"
     seed: int = Field(0, ge=0, le=MAX_SEED)
     device: Literal["cpu", "cuda"] = "cpu"
     checkpoint_every: int = Field(1, ge=1)
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The defences themselves, in order."""
-        return pipeline_of(self.defences)
-
-    @property
-    def network(self) -> ModelConfig:
-        """The model that is trained: with what defences add to it."""
-        return self.pipeline.change_model(self.model)
-
-    @property
-    def label(self) -> str:
-        """Name for titles, such as ``deit_small-mjp``."""
-        return f"{self.model.name}-{self.pipeline.label}"
 
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
         """As of any configuration, without what only says how a run is carried out."""
