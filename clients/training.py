@@ -23,7 +23,7 @@ from fedmjp.exchange import protect_trained
 from fedmjp.learning import PartitionConfig, Training
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
-from fedmjp.randomness import SeededRandomness
+from fedmjp.randomness import Randomness, SeededRandomness, SystemRandomness
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Anchor, Schedule, Trainer
@@ -59,7 +59,9 @@ def train_round(
         indices = _shares(Path(run.partition_file), *dealt)[client]
     records = Path(run.evaluator_folder) if run.evaluator_folder else None
     left = PrivateRecords(records, scenario, training, client, pictures)
-    return LocalTraining(scenario, training, client, pictures, indices, left).answer(content, server_round)
+    # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
+    noise = SystemRandomness() if own else None
+    return LocalTraining(scenario, training, client, pictures, indices, left, noise).answer(content, server_round)
 
 
 # One process serves several clients in turn; what is kept between messages holds for all of them.
@@ -90,6 +92,7 @@ class LocalTraining:
         pictures: The data set that its pictures are in.
         indices: Those that are its own.
         records: Where it leaves private pictures for the evaluator.
+        noise: What defences of updates draw from; None draws from the scenario's seed.
         skipped: Why pictures could not be read.
     """
 
@@ -99,6 +102,7 @@ class LocalTraining:
     pictures: LabelledDataset
     indices: np.ndarray
     records: PrivateRecords
+    noise: Randomness | None = None
     skipped: list[str] = field(default_factory=list)
 
     def answer(self, asked: RecordDict, server_round: int) -> RecordDict:
@@ -121,13 +125,14 @@ class LocalTraining:
             buffers = _buffers(model)
             model.load_state_dict(before, strict=False)
         trained = time.perf_counter()
+        seeded = SeededRandomness(self.scenario.seed, ("defences", "client", self.client, server_round))
         sent = protect_trained(
             update,
             model,
             self.scenario.threat,
             examples=int(metrics[EXAMPLES]),
             shown=seen,
-            randomness=SeededRandomness(self.scenario.seed, ("defences", "client", self.client, server_round)),
+            randomness=self.noise or seeded,
         )
         done = time.perf_counter()
         content = RecordDict({ARRAYS: ArrayRecord({name: value.cpu() for name, value in sent.items()})})
@@ -214,6 +219,7 @@ class LocalTraining:
             schedule=schedule,
             seed=self.scenario.seed,
             purpose=("client", self.client),
+            noise=self.noise,
         )
 
     def _batches(self, epoch: int, skip: int = 0) -> Any:

@@ -39,6 +39,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["record", "--defence", "mjp:mask-ratio=-0.1"], "mask-ratio = '-0.1'"),
         (["record", "--defence", "mjp:mask_ratio=much"], "mask-ratio = 'much'"),
         (["record", "--defence", "mjp:mask_ration=0.3"], "unknown key 'mask_ration', did you mean 'mask_ratio'?"),
+        (["record", "--defence", "secure_sum:clients=2", "--defence", "clip"], "name clip first"),
+        (["record", "--local-steps", "0"], "local-steps = 0"),
         (["record", "--data", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
         (["record", "--clients", "9"], "9 pictures were asked for, but only 8 can be read"),
         (["record", "--image-size", "225"], "225 is not a multiple of patch-size 16"),

@@ -1,5 +1,6 @@
 """Federations under defences: what leaves, what is refused, what it costs; without Flower's engine."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +25,7 @@ from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, METRICS
 from server.loop import Federation
 from server.refusals import Refusal, RefusalFile
-from tests.federations import MICRO, InProcess, play, scenario_of
+from tests.federations import MICRO, InProcess, pictures, play, scenario_of
 
 PATCHES = ("backbone.patch_embed.proj.weight", "backbone.patch_embed.proj.bias")
 SINGLE = {"model": MICRO | {"classes": 1000}, "clients": 2, "pictures_per_client": 2}
@@ -213,3 +214,17 @@ def test_running_statistics_do_not_leave_beside_a_protected_update(tmp_path: Pat
     refused = RefusalFile.of_run(tmp_path).read()
     assert [each.client for each in refused] == [0, 1]
     assert all("uploads running statistics, which clip does not protect" in each.reason for each in refused)
+
+
+@pytest.mark.parametrize("defence", ["local_dp", "dp_sgd"])
+def test_who_has_pictures_of_its_own_draws_noise_that_no_seed_tells(tmp_path: Path, defence: str) -> None:
+    shutil.copytree(pictures(), tmp_path / "own")
+    sent: list[dict[int, dict[str, Tensor]]] = []
+    for name in ("first", "second"):
+        scenario = scenario_of(defences=[defence], rounds=1, strategy="fedsgd")
+        _, grid = play(scenario, tmp_path / name, own={1: str(tmp_path / "own")})
+        arrays = {client: grid.replies[1, client].content.array_records[ARRAYS] for client in range(2)}
+        sent.append({client: dict(found.to_torch_state_dict()) for client, found in arrays.items()})
+    bias = "backbone.head.bias"
+    assert torch.equal(sent[0][0][bias], sent[1][0][bias]), "a simulation is repeatable"
+    assert not torch.equal(sent[0][1][bias], sent[1][1][bias])

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.simulation import RunFolder, simulate
 from benchmarks.federation.training import records_folder
+from benchmarks.uploads.recorded import Recording
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.exchange import protect
@@ -95,3 +97,7 @@ def test_a_step_of_training_uploads_what_direct_mode_computes(tmp_path: Path, de
         expected = mean_of(made[first : first + together])
         same(Upload(expected, "gradient", 2 * together, 1, first, upload.weights), upload)
         assert upload.num_examples == 2 * together
+    (folder,) = describe_records(scenario, records, (4, 4))
+    (described,) = Recording.open(folder.root).scenarios
+    assert described.defences == scenario.defences
+    assert len(folder.index(described)) == 2 // together, "the records are found again"

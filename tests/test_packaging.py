@@ -1,5 +1,6 @@
 """What users install and what Flower ships."""
 
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
     assert {path.name for path in (app / "fedmjp" / "defences").iterdir()} >= {"mjp.py", "local_dp.py", "pipeline.py"}
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert config == RunConfig().flat()
+
+
+def test_the_app_runs_without_the_command_line(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    assert not any("fedmjp.cli" in path.read_text() for path in app.rglob("*.py")), "none of it names the command line"
+    code = "import fedmjp, clients.app, server.app; print(fedmjp.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(app)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.startswith(str(app))
 
 
 @pytest.mark.slow

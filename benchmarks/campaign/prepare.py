@@ -15,6 +15,7 @@ from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.plan.planning import plan
 from fedmjp.data.selection import Selection, nothing, open_source, pick, select
 from fedmjp.models.build import build
+from fedmjp.training import run_folder
 
 DIRECT = "computed in process from the pictures (direct mode), without Flower; a test holds both modes together"
 
@@ -94,7 +95,7 @@ def published(campaign: Campaign) -> dict[str, Any]:
 def ledger_of(experiments: Sequence[Experiment], planned: Plan, *, title: str, uploads: str, command: str) -> Ledger:
     """The ledger of experiments on the same data that no campaign's file states, such as the quickstart."""
     data = Path(experiments[0].scenario.data).name
-    config = {"experiments": [_published(experiment, data) for experiment in experiments]}
+    config = {"experiments": [run_folder.published(experiment) for experiment in experiments]}
     about = {
         "name": title.lower().replace(" ", "-"),
         "title": title,
@@ -113,12 +114,6 @@ def ledger_of(experiments: Sequence[Experiment], planned: Plan, *, title: str, u
         "command": command,
     }
     return Ledger.of(planned, about)
-
-
-def _published(experiment: Experiment, data: str) -> dict[str, Any]:
-    values = experiment.model_dump(mode="json")
-    values["scenario"]["data"] = data
-    return values
 
 
 def _digest(config: Mapping[str, Any]) -> str:

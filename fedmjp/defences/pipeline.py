@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmjp.config import Config, ModelConfig
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Plan, Spent, Stage
-from fedmjp.errors import BadInputError, ConfigError
+from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
 from fedmjp.randomness import Randomness
 
 NONE = "none"  # how an empty pipeline is called
@@ -21,7 +21,8 @@ Scalar = bool | int | float | str | None
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
 MASK_RATIO = "mask_ratio"
-ELSEWHERE = frozenset({MASK_RATIO, "shuffle", *(each.name for each in fields(Plan))})
+FOLLOWING = frozenset({MASK_RATIO, *(each.name for each in fields(Plan))})
+ELSEWHERE = FOLLOWING | {"shuffle"}
 
 
 class DefenceConfig(Config):
@@ -47,12 +48,14 @@ class DefenceConfig(Config):
     def _can_be_made(self) -> Self:
         try:
             made = self.made()
-        except BadInputError as error:
+        except UnknownNameError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
+        except BadInputError as error:
+            raise ValueError(f"defence {self.name}: {error}") from None
         # Options as they were understood, so that text from a command line equals numbers from a file; without those
-        # that say what is the default anyway, but for the mask ratio, which a campaign would else set.
+        # that say what is the default anyway, but for those that a campaign or a run would else set.
         given, defaults = (each.options.model_dump(mode="json") for each in (made, type(made)()))
-        said = sorted(key for key in self.options if key == MASK_RATIO or given[key] != defaults[key])
+        said = sorted(key for key in self.options if key in FOLLOWING or given[key] != defaults[key])
         object.__setattr__(self, "options", {key: given[key] for key in said})
         return self
 
@@ -330,7 +333,7 @@ def _first(defence: Defence) -> int:
 
 def _planned(config: DefenceConfig, plan: Mapping[str, Any]) -> DefenceConfig:
     known = config.made().options_type.model_fields
-    follows = {key: value for key, value in plan.items() if key in known}
+    follows = {key: value for key, value in plan.items() if key in known and value != known[key].default}
     return DefenceConfig.model_validate({"name": config.name, **follows, **config.options})
 
 

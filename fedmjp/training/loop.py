@@ -21,7 +21,7 @@ from fedmjp.errors import TrainingError
 from fedmjp.learning import Learning, Puzzle, Recipe
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
-from fedmjp.randomness import SeededRandomness
+from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.seeds import derive, scoped_randomness
 from fedmjp.training.puzzles import arrange
 
@@ -115,6 +115,7 @@ class Trainer:
         schedule: How long the run is, for the learning rate.
         seed: Of all randomness.
         purpose: Names that tell this run's randomness from others' of the same seed, such as a client's.
+        noise: What protects single pictures draws from it; None draws from the seed, which others may know.
     """
 
     def __init__(
@@ -126,12 +127,13 @@ class Trainer:
         schedule: Schedule,
         seed: int,
         purpose: tuple[str | int, ...] = (),
+        noise: Randomness | None = None,
     ) -> None:
         self.model, self.puzzle, self.recipe, self._pipeline = model, learning.puzzle, learning.recipe, pipeline
         recipe, frozen = learning.recipe, pipeline.withheld(roles_of(model))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        self._schedule, self._seed, self._purpose = schedule, seed, purpose
+        self._schedule, self._seed, self._purpose, self._noise = schedule, seed, purpose, noise
         scale = recipe.batch_size / REFERENCE_BATCH
         self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
             model, opt="adamw", lr=recipe.learning_rate * scale, weight_decay=recipe.weight_decay
@@ -271,7 +273,8 @@ class Trainer:
             found = torch.autograd.grad(total, list(learnt.values()), materialize_grads=True)
             single.append(dict(zip(learnt, found, strict=True)))
             losses.append(torch.stack(pair).detach())
-        protected = self._pipeline.combine(single, randomness=self.randomness(epoch, step).of("step", 0))
+        source = self._noise or self.randomness(epoch, step)
+        protected = self._pipeline.combine(single, randomness=source.of("step", 0))
         for name, parameter in learnt.items():
             parameter.grad = protected[name]
         loss, localisation = torch.stack(losses).mean(dim=0)
