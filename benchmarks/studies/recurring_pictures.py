@@ -4,7 +4,7 @@
 ``fedmjp simulate --config benchmarks/training/recurring_pictures.yaml --output FOLDER``, whose records are in
 ``FOLDER/records``. After every upload of a picture, ``mjp_intersection`` is given that upload and all that the
 server has kept of the client until then, of whatever picture: which of them are of this one, it finds out.
-Writes ``uploads.csv``, ``uploads.svg`` and ``manifest.json``.
+Writes ``trials.parquet``, ``uploads.svg`` and ``manifest.json``.
 """
 
 from dataclasses import replace
