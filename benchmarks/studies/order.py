@@ -3,12 +3,14 @@
 ``python -m benchmarks.studies.order --pictures FOLDER --n 50 --output results/order``
 
 The hole is known, as an MJP upload tells it. The patches are exact, or what ``oracle_patch_embedding``
-makes of uploads that were degraded: a bound, as no server sees every token's gradient. Pictures that the
-prior was measured on are left out, and unless asked for those that attacks on MJP were developed on.
+makes of uploads that were degraded: a bound, as no server sees every token's gradient. Uploads that it refuses,
+their mask being in doubt, have no row and are counted in the manifest. Pictures that the prior was measured on are
+left out, and unless asked for those that attacks on MJP were developed on.
 """
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +29,7 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, open_source
 from fedmjp.defences.base import Client
+from fedmjp.errors import AttackFailedError
 from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
@@ -86,6 +89,13 @@ def main(
     network = build_vit(config)
     rows = [row for ratio in MASK_RATIOS for row in _rows(selection, network, ratio)]
     frame = pd.DataFrame(asdict(row) for row in rows)
+    kept = frame.groupby(["patches", "mask_ratio"])["picture"].count()
+    refused = {
+        f"{kind} at {ratio:g}": int(kept[EXACT, ratio] - kept.get((kind, ratio), 0))
+        for kind in DEGRADED
+        for ratio in MASK_RATIOS
+        if (EXACT, ratio) in kept
+    }
     about = {
         "command": "python -m benchmarks.studies.order --pictures FOLDER --output DIR"
         f" --n {n} --model {model} --image-size {image_size} --patch-size {patch_size}"
@@ -94,11 +104,13 @@ def main(
         "seed": SEED,
         "pictures": [entry.name for entry in selection.entries],
         "psnr": f"setting c, dB, each capped at {CAP:g}; seconds are of reassembly alone",
+        "refused": refused,
         "degraded": {name: threat.model_dump(mode="json") for name, threat in DEGRADED.items()},
     }
     keep_rows(output, frame, {**about, **provenance.environment()})
     means = frame.drop(columns="picture").groupby(["patches", "mask_ratio"], sort=False).mean()
     typer.echo(means.round(3).to_string())
+    typer.echo("Refused: " + ", ".join(f"{count} of {cell}" for cell, count in refused.items() if count))
 
 
 def _rows(selection: Selection, model: VitClassifier, mask_ratio: float) -> list[Row]:
@@ -116,7 +128,7 @@ def _rows(selection: Selection, model: VitClassifier, mask_ratio: float) -> list
 
 
 def _reconstructions(batch: PrivateBatch, model: VitClassifier, generator: torch.Generator) -> dict[str, Tensor]:
-    """What an attacker that sees every token's gradient has of the shuffled picture, by kind of upload."""
+    """What an attacker that sees every token's gradient has of the shuffled picture, by kind of upload not refused."""
     attack = OraclePatchEmbedding()
     clean = entrance_gradients(model, [batch], attack.tensors(model))[0]
     found = {}
@@ -124,7 +136,8 @@ def _reconstructions(batch: PrivateBatch, model: VitClassifier, generator: torch
         randomness = SeededRandomness(generator.initial_seed())
         sent = threat.pipeline.protect(clean, Client("gradient"), randomness=randomness)
         upload = Upload(sent, "gradient", 1, 1, 0, "")
-        found[kind] = attack.reconstruct([upload], model, threat, generator=generator)[0].images
+        with suppress(AttackFailedError):
+            found[kind] = attack.reconstruct([upload], model, threat, generator=generator)[0].images
     return found
 
 
