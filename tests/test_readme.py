@@ -1,35 +1,125 @@
-"""README's Python blocks run as they stand."""
+"""Every README: its Python blocks run as they stand, its commands are understood, its links lead somewhere."""
 
+import importlib
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
+
+from fedmjp.cli import app
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 OTHERS = "my_package"  # stands for a package of the reader's
+NUMBERS = {"N", "ROUND"}  # stand for numbers of the reader's
+WORDS = 1800  # of the first page
+
+
+def pages() -> list[Path]:
+    rooms = ("attacks", "benchmarks", "clients", "fedmjp/defences", "server")
+    return [
+        ROOT / "README.md",
+        *(ROOT / room / "README.md" for room in rooms),
+        *sorted((ROOT / "results").rglob("*.md")),
+    ]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT).parent)
 
 
 def blocks() -> list[tuple[str, str]]:
-    pages = [ROOT / "README.md", ROOT / "fedmjp" / "defences" / "README.md"]
     return [
-        (f"{page.parent.name or 'README'} {number}", block)
-        for page in pages
-        for number, block in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")))
+        (f"{named(page)} {number}", block)
+        for page in pages()
+        for number, block in enumerate(PYTHON.findall(page.read_text(encoding="utf-8")))
         if OTHERS not in block
     ]
 
 
+def commands() -> list[str]:
+    """Commands of ours, in blocks and between the lines."""
+    found = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        lines = [line for block in SHELL.findall(text) for line in block.splitlines()]
+        spans = [" ".join(span.split()) for span in CODE.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))]
+        for line in [*lines, *spans]:
+            found += [part for part in re.split(r" && |;", line) if part.startswith(("fedmjp ", "python -m "))]
+    return sorted(set(found))
+
+
 @pytest.mark.parametrize("block", [block for _, block in blocks()], ids=[name for name, _ in blocks()])
-def test_a_block_of_a_readme_runs(block: str, tmp_path: Path) -> None:
+def test_a_python_block_runs(block: str) -> None:
     command = [sys.executable, "-c", block]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    if "mjp_prior" in block:
+    if '"mjp_prior"' in block:
         psnr = float(re.findall(r"\d+\.\d+", done.stdout)[0])
         assert 13 < psnr < 40, "more than the grey guess of that picture, and not exact"
     if "adopt" in block:
         error = float(re.findall(r"tensor\((.*)\)", done.stdout)[0])
         assert error < 1e-3, "exact up to rounding"
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_is_understood(line: str) -> None:
+    words = ["1" if word in NUMBERS else word for word in shlex.split(line, comments=True)]
+    if words[0] == "fedmjp":
+        parse(typer.main.get_command(app), words[1:])
+    else:
+        module = importlib.import_module(words[2])
+        alone = typer.Typer()
+        alone.command()(module.main)
+        parse(typer.main.get_command(alone), words[3:])
+
+
+def parse(command: click.Command, words: list[str]) -> None:
+    """Read words as the command would, without beginning; a command that is only named need not be whole."""
+    if isinstance(command, click.Group):
+        _, chosen, rest = command.resolve_command(click.Context(command), words)
+        assert chosen is not None
+        if rest:
+            parse(chosen, rest)
+    elif words:
+        command.make_context(command.name, words)
+
+
+def links() -> Iterator[tuple[Path, str]]:
+    for page in pages():
+        for target in LINK.findall(page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                yield page, target
+
+
+def test_links_lead_to_files_and_headings_that_exist() -> None:
+    for page, target in links():
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, f"{page}: {target}"
+
+
+def test_the_first_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= WORDS
+
+
+def test_what_results_says_of_a_studys_commit_is_what_its_manifest_says() -> None:
+    index = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    for line in index.splitlines():
+        said = line.rstrip(" |").rpartition("| ")[2]
+        for target in LINK.findall(line) if said in ("named", "rebuilt", "lost") else []:
+            manifests = sorted((ROOT / "results" / target).parent.rglob("manifest.json"))
+            lost = ["commit_lost" in path.read_text(encoding="utf-8") for path in manifests]
+            assert set(lost) == {said == "lost"}, target
