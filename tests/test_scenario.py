@@ -1,7 +1,10 @@
 """Scenarios: what they refuse, what they are held against, and what settings make of them."""
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.config import RunConfig
 from fedmjp.defences.pipeline import DefenceConfig, pipeline_of
 from fedmjp.errors import ConfigError
@@ -115,3 +118,14 @@ def test_the_digest_of_a_scenario_depends_on_its_defences_and_their_order() -> N
     }
     assert len(digests) == 5, "what says the default is the default"
     assert pipeline_of(()) is pipeline_of(())
+
+
+def test_scenarios_of_one_run_leave_their_records_in_folders_of_their_own() -> None:
+    once, again, batches = (
+        Scenario.parse({"defences": "mjp", "pictures_per_client": 4, **unusual})
+        for unusual in ({}, {"uploads_per_picture": 2}, {"batch_size": 2})
+    )
+    assert len({once.folder, again.folder, batches.folder}) == 3
+    alike = again.model_copy(update={"seed": 1})
+    with pytest.raises(ConfigError, match=f"2 scenarios would leave their records in {again.folder}"):
+        simulate([once, again, alike], RunFolder(Path("unused")))

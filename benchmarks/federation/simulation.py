@@ -3,7 +3,7 @@
 import math
 import re
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
-from fedmjp.errors import FederationError, RecordError
+from fedmjp.errors import ConfigError, FederationError, RecordError
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, run_config_of
@@ -123,9 +123,13 @@ def simulate(
         on_round: Called after every round.
 
     Raises:
+        ConfigError: If two scenarios would leave their records in one folder.
         FederationError: If the run failed, with the client's or server's error. Uploads of the
             clients that did not fail are there.
     """
+    for name, count in Counter(scenario.folder for scenario in scenarios).items():
+        if count > 1:
+            raise ConfigError(f"{count} scenarios would leave their records in {name}; play them in runs of their own")
 
     def on_line(line: str) -> None:
         if ROUND.search(line):
