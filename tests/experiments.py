@@ -9,10 +9,10 @@ from benchmarks.campaign.spec import Campaign
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of, named
+from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, Plan, experiments_of, named
 from benchmarks.plan.planning import plan
-from benchmarks.running.engine import Engine, JobReport, Silent
-from benchmarks.running.retention import Keep
+from benchmarks.running.engine import Engine
+from benchmarks.running.progress import RunProgress
 from benchmarks.running.workers import Setup
 from benchmarks.uploads.direct import DirectUploads
 from benchmarks.uploads.source import FederatedRun, RecordedUploads, Recorder
@@ -94,21 +94,17 @@ def files(setup: Setup) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-class Told(Silent):
+class Told(RunProgress):
     """Progress that remembers."""
 
     def __init__(self) -> None:
         self.announced = self.done = 0
-        self.reports: list[JobReport] = []
 
     def attacks(self, trials: int) -> None:
         self.announced = trials
 
     def trials(self, done: int) -> None:
         self.done += done
-
-    def job(self, report: JobReport) -> None:
-        self.reports.append(report)
 
 
 def planned(experiments: Sequence[Experiment]) -> Plan:
@@ -146,7 +142,7 @@ def run(plan: Plan, output: OutputFolder, record: Recorder = record_directly) ->
     federated = FederatedRun(plan, output.run, lambda _rounds: None, lambda: None, record)
     error = federated.prepare() if len(store.finished(keys)) < len(keys) else None
     for part in plan.parts:
-        Engine(part.experiment, output, store, Silent(), RecordedUploads(part.experiment, output.run)).run(
+        Engine(part.experiment, output, store, RunProgress(), RecordedUploads(part.experiment, output.run)).run(
             part.trials, error
         )
     if len(store.finished(keys)) == len(keys):

@@ -1,5 +1,6 @@
 """Which pictures stay, held against a slow reading of the rule."""
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.plan.experiment import Plan
-from benchmarks.running.engine import JobReport
-from benchmarks.running.retention import Keep, Retention, extremes
-from benchmarks.running.workers import Setup, run_local
+from benchmarks.plan.experiment import Keep, Plan
+from benchmarks.running.retention import Retention, extremes
+from benchmarks.running.runner import run_local
+from benchmarks.running.workers import Setup
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 COLUMNS = ["clean", "shuffled", "reconstruction"]
@@ -85,8 +86,8 @@ def test_extremes_keep_three_trials_per_cell_and_what_they_share(finished: tuple
     most: list[int] = []
 
     class Counting(Told):
-        def job(self, report: JobReport) -> None:
-            super().job(report)
+        def trials(self, done: int) -> None:
+            super().trials(done)
             most.append(len(files(setup)))
 
     run_local(plan, setup, workers=1, progress=Counting())
@@ -113,8 +114,8 @@ def test_an_interrupted_run_ends_with_the_same_pictures(
     setup = moved(everything, tmp_path, keep=keep)
     left = 1
     while left:
-        told = Told()
-        left = run_local(plan, setup, workers=1, progress=told, stop=lambda told=told: len(told.reports) == 2)
+        asked = count()
+        left = run_local(plan, setup, workers=1, progress=Told(), stop=lambda asked=asked: next(asked) == 2)
     wanted = expected(plan, setup) if keep == "extremes" else files(everything).keys()
     assert files(setup).keys() == wanted
 

@@ -18,7 +18,8 @@ from benchmarks.folder.output import OutputFolder
 from benchmarks.plan.experiment import Experiment
 from benchmarks.plan.planning import plan
 from benchmarks.running.engine import Job, jobs
-from benchmarks.running.workers import Foreman, Setup, run_local
+from benchmarks.running.runner import Foreman, run_local
+from benchmarks.running.workers import Setup
 from benchmarks.uploads import direct as direct_uploads
 from benchmarks.uploads.direct import DirectUploads, Memory
 from benchmarks.uploads.source import read_recorded

@@ -142,8 +142,8 @@ class Trial:
     realised_ratio: float | None = None
     weights_sha256: str | None = None
     attack_seconds: float | None = None
-    scores: dict[str, Any]
-    diagnostics: dict[str, Any]
+    scores: dict[str, Any] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any]
     recorded_at: datetime = field(default_factory=_now)
 

@@ -1,12 +1,12 @@
 """Runs what is missing of a plan, job by job: uploads, attacks, scores, rows."""
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -16,8 +16,9 @@ from attacks.natural_patches import measured_on
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.pictures import save_png
 from benchmarks.folder.store import Store, Trial
-from benchmarks.plan.experiment import AttackConfig, Cell, Experiment, Plan, PlannedTrial
+from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
+from benchmarks.running.progress import RunProgress
 from benchmarks.uploads.direct import one_upload
 from benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp import provenance
@@ -32,44 +33,6 @@ from fedmjp.settings import Picture, Setting
 # optimise hold whole gradients.
 CHUNK = 16
 CHUNK_OF_OPTIMISERS = 4
-
-
-class Progress(Protocol):
-    """What the engine tells while it works."""
-
-    def federation(self, rounds: int) -> None:
-        """A federated run of so many rounds starts."""
-
-    def round(self) -> None:
-        """A round starts."""
-
-    def attacks(self, trials: int) -> None:
-        """So many trials are about to be attacked and scored."""
-
-    def trials(self, done: int) -> None:
-        """So many more trials are in the store."""
-
-    def optimisation(self, done: int, total: int, loss: float) -> None:
-        """An attack that optimises has done so many of its steps."""
-
-
-class Silent:
-    """Progress that nobody watches."""
-
-    def federation(self, rounds: int) -> None:
-        """Not told."""
-
-    def round(self) -> None:
-        """Not told."""
-
-    def attacks(self, trials: int) -> None:
-        """Not told."""
-
-    def trials(self, done: int) -> None:
-        """Not told."""
-
-    def optimisation(self, done: int, total: int, loss: float) -> None:
-        """Not told."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +50,6 @@ class Job:
     def arm(self) -> ModelConfig:
         """Which the uploads are of."""
         return self.trials[0].arm
-
-
-@dataclass(frozen=True)
-class JobReport:
-    """What became of a job: trials per cell that are finished and that failed; how long it took."""
-
-    ok: Mapping[Cell, int]
-    failed: Mapping[Cell, int]
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -124,7 +78,7 @@ class Engine:
     experiment: Experiment
     output: OutputFolder
     store: Store
-    progress: Progress
+    progress: RunProgress
     source: UploadSource
     save_pictures: bool = True
 
@@ -140,7 +94,7 @@ class Engine:
         for job in _jobs(0, planned, self._finished(planned)):
             self.work(job, source_error)
 
-    def work(self, job: Job, source_error: str | None = None) -> JobReport:
+    def work(self, job: Job, source_error: str | None = None) -> None:
         """Work a job off, except for trials that another run on the same database has finished since.
 
         Rows are written stack by stack, so that an interruption loses no more than one.
@@ -153,25 +107,14 @@ class Engine:
             StoreError: If the database failed.
             OutputError: If pictures cannot be written.
         """
-        started = time.perf_counter()
         finished = self._finished(job.trials)
         self.progress.trials(len(finished))
         self._work_off([trial for trial in job.trials if trial.key not in finished], source_error)
-        return self._report(job, started)
 
-    def give_up(self, job: Job, error: str) -> JobReport:
+    def give_up(self, job: Job, error: str) -> None:
         """Make what is missing of a job failed rows, without trying it again."""
-        started = time.perf_counter()
         finished = self._finished(job.trials)
         self.store.put([self._failed(trial, error) for trial in job.trials if trial.key not in finished])
-        return self._report(job, started)
-
-    def _report(self, job: Job, started: float) -> JobReport:
-        statuses = self.store.statuses([trial.key for trial in job.trials])
-        ok, failed = (
-            Counter(trial.cell for trial in job.trials if statuses[trial.key] == status) for status in ("ok", "failed")
-        )
-        return JobReport(ok, failed, time.perf_counter() - started)
 
     def _finished(self, trials: _Trials) -> set[str]:
         return self.store.finished([trial.key for trial in trials])
@@ -230,9 +173,12 @@ class Engine:
         if isinstance(made, str):
             return [self._failed(trial, made) for trial in trials]
         rows: list[Trial] = []
+        metrics, protocol = self.experiment.metrics, self.experiment.protocol
         for setting, own in _by_setting(trials).items():
             try:
-                values = self._score(recorded, made, setting)
+                values = evaluator.score(
+                    made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
+                )
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 rows += [self._failed(trial, described(error)) for trial in own]
                 continue
@@ -240,29 +186,22 @@ class Engine:
         self._save_pictures(trials, recorded.private, made.reconstruction)
         return rows
 
-    def _score(self, recorded: Exchange, made: _Attacked, setting: Setting) -> dict[str, Tensor | None]:
-        experiment = self.experiment
-        return evaluator.score(
-            made.reconstruction,
-            recorded.private,
-            setting,
-            metrics=experiment.metrics,
-            protocol=experiment.protocol,
-        )
-
     def _scored(
         self, trial: PlannedTrial, recorded: Exchange, made: _Attacked, values: Mapping[str, Tensor | None]
     ) -> Trial:
         place = trial.batch.index(trial.picture.name)
         if recorded.private.sha256(place) != trial.picture.sha256:
             return self._failed(trial, f"the client's picture {trial.picture.name!r} is not the planned one")
-        row = self._row(trial, status="ok", error=None)
-        # Nothing was masked or shuffled in the gradient of an undefended clean picture.
-        row.realised_ratio = float(recorded.private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0
-        row.weights_sha256, row.attack_seconds = recorded.upload.weights, made.seconds
-        row.scores = {name: None if value is None else float(value[place]) for name, value in values.items()}
-        row.diagnostics = dict(made.reconstruction.diagnostics)
-        return row
+        return self._row(
+            trial,
+            status="ok",
+            # Nothing was masked or shuffled in the gradient of an undefended clean picture.
+            realised_ratio=float(recorded.private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
+            weights_sha256=recorded.upload.weights,
+            attack_seconds=made.seconds,
+            scores={name: None if value is None else float(value[place]) for name, value in values.items()},
+            diagnostics=dict(made.reconstruction.diagnostics),
+        )
 
     def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
         if not self.save_pictures:
@@ -285,12 +224,10 @@ class Engine:
     def _failed(self, trial: PlannedTrial, error: str) -> Trial:
         return self._row(trial, status="failed", error=error)
 
-    def _row(self, trial: PlannedTrial, *, status: str, error: str | None) -> Trial:
+    def _row(self, trial: PlannedTrial, **outcome: Any) -> Trial:
         cell = trial.cell
         return Trial(
             key=trial.key,
-            status=status,
-            error=error,
             model=cell.model,
             defence=cell.defence,
             mask_ratio=cell.mask_ratio,
@@ -300,9 +237,8 @@ class Engine:
             picture=trial.picture.name,
             picture_sha256=trial.picture.sha256,
             seed=self.experiment.scenario.seed,
-            scores={},
-            diagnostics={},
             environment=_environment(),
+            **outcome,
         )
 
 
@@ -333,13 +269,9 @@ def jobs(plan: Plan, store: Store) -> list[Job]:
     shared = [one_upload(part.experiment.scenario) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
     grouped = [
-        replace(job, uploads=uploads.setdefault((_uploads_of(job), shared[job.part]), len(uploads))) for job in found
+        replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads))) for job in found
     ]
     return sorted(grouped, key=lambda job: (places[job.arm], job.uploads))
-
-
-def _uploads_of(job: Job) -> Hashable:
-    return job.trials[0].batch
 
 
 def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:

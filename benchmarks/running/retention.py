@@ -3,15 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 import pandas as pd
 
 from benchmarks.folder.pictures import PARTIAL, PictureFolder
 from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import Cell, Plan, PlannedTrial
-
-Keep = Literal["extremes", "all", "none"]
+from benchmarks.plan.experiment import Cell, Keep, Plan, PlannedTrial
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:

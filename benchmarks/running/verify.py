@@ -18,7 +18,8 @@ from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.pictures import load_png
 from benchmarks.folder.store import Store
-from benchmarks.running.engine import Engine, Silent
+from benchmarks.running.engine import Engine
+from benchmarks.running.progress import RunProgress
 from benchmarks.running.retention import extremes
 from benchmarks.uploads.direct import DirectUploads
 from fedmjp import provenance
@@ -193,7 +194,7 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
             trials = [each for each in part.trials if (each.cell, each.picture.name, each.seed) in wanted]
             trials.sort(key=lambda trial: trial.key)  # as the store gives them
             source = DirectUploads(part.experiment, prepared.selection)
-            Engine(part.experiment, folder, store, Silent(), source).run(trials)
+            Engine(part.experiment, folder, store, RunProgress(), source).run(trials)
             for trial, row in zip(trials, store.trials([trial.key for trial in trials]), strict=True):
                 if row.status == "ok":
                     again[trial.cell, trial.picture.name, trial.seed] = row.scores
