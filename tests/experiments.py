@@ -15,7 +15,7 @@ from benchmarks.running.engine import Engine
 from benchmarks.running.progress import RunProgress
 from benchmarks.running.workers import Setup
 from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import FederatedRun, RecordedUploads, Recorder
+from benchmarks.uploads.source import FederatedRun, RecordedUploads
 from fedmjp.data.selection import select_for
 from fedmjp.exchange import Exchange
 from fedmjp.records import record_name
@@ -135,11 +135,11 @@ def record_directly(
             made.private.save(path)
 
 
-def run(plan: Plan, output: OutputFolder, record: Recorder = record_directly) -> None:
+def run(plan: Plan, output: OutputFolder, record: Callable[..., None] = record_directly) -> None:
     """What the quickstart does with a plan."""
     store = Store.at(output.database)
     keys = [trial.key for trial in plan.trials]
-    federated = FederatedRun(plan, output.run, lambda _rounds: None, lambda: None, record)
+    federated = FederatedRun(plan, output.run, RunProgress(), record)
     error = federated.prepare() if len(store.finished(keys)) < len(keys) else None
     for part in plan.parts:
         Engine(part.experiment, output, store, RunProgress(), RecordedUploads(part.experiment, output.run)).run(

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from torch import Tensor
 
 from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.source import Batch, described, tensors_read
+from benchmarks.uploads.source import Batch, UploadSource, described, tensors_read
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
@@ -24,6 +24,7 @@ from fedmjp.stacked import ENTRANCE, entrance_gradients
 
 PICTURES_PER_PASS = 16
 Found = dict[Batch, Exchange | str]
+Update = dict[str, Tensor]
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class DirectUploads:
+class DirectUploads(UploadSource):
     """Computes uploads and, unless there is a memory, forgets them.
 
     Where a part of an update is protected as the whole is, only the tensors that some attack reads are computed.
@@ -90,9 +91,6 @@ class DirectUploads:
         """The initial model: a copy, so that nothing an attack does to it reaches the clients."""
         del weights
         return _attackers_model(self._scenario.network, self._scenario.device)
-
-    def stale(self) -> None:
-        """Nothing is kept."""
 
     def _numbered(self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int) -> Found:
         """One upload of each batch."""
@@ -145,7 +143,7 @@ class DirectUploads:
 
     def _updates(
         self, model: VitClassifier, private: Mapping[Batch, PrivateBatch], names: frozenset[str], number: int
-    ) -> list[dict[str, Tensor]]:
+    ) -> list[Update]:
         """What leaves the clients, one update per batch."""
         scenario, batches = self._scenario, list(private.values())
         if len(batches) > 1:
@@ -156,9 +154,7 @@ class DirectUploads:
             ]
         return [self._update(model, batch, names, number) for batch in batches]
 
-    def _update(
-        self, model: VitClassifier, batch: PrivateBatch, names: frozenset[str], number: int
-    ) -> dict[str, Tensor]:
+    def _update(self, model: VitClassifier, batch: PrivateBatch, names: frozenset[str], number: int) -> Update:
         sent = update_of(self._scenario, model, batch, number)
         if ORACLE_TOKEN_GRADIENTS in names:
             sent |= entrance_gradients(model, [batch], [ORACLE_TOKEN_GRADIENTS])[0]

@@ -22,12 +22,8 @@ from fedmjp.scenario import Scenario
 class Recording:
     """A folder of records and the scenarios that they were made of.
 
-    Attributes:
-        folder: Where they lie.
-        scenarios: What was played.
-        sha256: Of each picture.
-        of_training: Whether it is a round of a training run.
-        localisation_weights: Of the localisation loss in each client's gradient, by client, where there was one.
+    ``sha256`` is by picture. ``of_training`` says whether it is a round of a training run; clients whose gradient
+    held a localisation loss have its weight in ``localisation_weights``.
     """
 
     folder: RunFolder
@@ -114,9 +110,6 @@ class Recording:
 
     def problems(self, experiment: Experiment) -> list[str]:
         """Each record that cannot be used: its file, and what is wrong with it."""
-        return [f"{path}: {problem}" for path, problem in self._problems(experiment)]
-
-    def _problems(self, experiment: Experiment) -> list[tuple[Path, str]]:
         scenario = experiment.scenario
         model = build_vit(scenario.network)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -124,14 +117,14 @@ class Recording:
         uploads, private = self.folder.uploads / scenario.folder, self.folder.evaluator / scenario.folder
         names = sorted({path.name for folder in (uploads, private) for path in folder.glob(RECORDS)})
         sent: set[str] = set()
-        found = []
+        found: list[str] = []
         for name in names:
             if not self.folder.stands_for_group(scenario, private / name):
                 continue
             try:
                 batch = self.folder.private(scenario, private / name)
             except FedmjpError as error:
-                found.append((private / name, str(error)))
+                found.append(f"{private / name}: {error}")
                 continue
             try:
                 upload = Upload.load(uploads / name)
@@ -140,16 +133,12 @@ class Recording:
             except FedmjpError as error:
                 problem = str(error)
             if problem:
-                found.append((uploads / name, problem))
-        return found + self._weights_problems(scenario, sent)
-
-    def _weights_problems(self, scenario: Scenario, sent: set[str]) -> list[tuple[Path, str]]:
-        found = []
+                found.append(f"{uploads / name}: {problem}")
         for digest in sorted(sent):
             try:
                 self.folder.upload_folder(scenario.folder).weights(digest)
             except FedmjpError as error:
-                found.append((self.folder.uploads / scenario.folder, f"the weights that had been sent: {error}"))
+                found.append(f"{uploads}: the weights that had been sent: {error}")
         return found
 
 

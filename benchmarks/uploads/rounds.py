@@ -1,4 +1,4 @@
-"""Recorded rounds of a training run, attacked together: the server kept every client's uploads.
+"""Recorded rounds of a training run, attacked together.
 
 Attacked is the last upload of each picture, at the weights of its round. Its others are all further uploads of
 the same client, of whatever picture, in the order of their rounds: which of them show the same picture is for
@@ -149,7 +149,7 @@ def attacked(records: Sequence[_Record]) -> list[_Record]:
 
 
 @dataclass(frozen=True)
-class RoundUploads:
+class RoundUploads(UploadSource):
     """Reads the uploads of recorded rounds, and leaves them as they are."""
 
     experiment: Experiment
@@ -171,9 +171,6 @@ class RoundUploads:
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that an upload was computed with."""
         return next(each for each in self._records if each.weights == weights).model()
-
-    def stale(self) -> None:
-        """Nothing can be recorded anew."""
 
     def _read(self, record: _Record) -> Exchange:
         private, others = record.private(), self._others(record)

@@ -40,7 +40,7 @@ def quickstart(
     console.print(f"{len(keys) - missing} of {len(keys)} trials are finished; device {scenario.device}.")
     ledger.save(folder.root)
     with TerminalProgress(console) as progress:
-        run = FederatedRun(planned, folder.run, progress.federation, progress.round)
+        run = FederatedRun(planned, folder.run, progress)
         error = run.prepare() if missing else None
         progress.attacks(missing)
         for part in planned.parts:
