@@ -90,7 +90,7 @@ def rows(plan: Plan, setup: Setup) -> dict[str, dict[str, Any]]:
 
 def files(setup: Setup) -> dict[str, bytes]:
     """All files in the folder of pictures."""
-    root = setup.output.pictures.root
+    root = setup.output.pictures
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 

@@ -75,7 +75,7 @@ def test_closed_form_leaks_undefended_and_not_naively_against_mjp(finished: Outp
 
 def test_pictures_are_on_disk_and_the_records_of_the_run_are_gone(finished: OutputFolder) -> None:
     originals = 4 * 2 * 2  # as they are and as they went in, of scenarios that shuffle and of those that do not
-    assert len(list(finished.pictures.root.rglob("*.png"))) == originals + 8 * 2 * 4
+    assert len(list(finished.pictures.rglob("*.png"))) == originals + 8 * 2 * 4
     assert not finished.run.root.exists()
 
 

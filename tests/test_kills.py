@@ -172,7 +172,7 @@ def test_a_picture_on_a_full_disk_is_whole_or_absent(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_half_written_is_cleaned_up(tmp_path: Path, uninterrupted: tuple[Plan, Setup]) -> None:
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
-    root = setup.output.pictures.root
+    root = setup.output.pictures
     (root / "cell").mkdir(parents=True)
     (root / "cell" / f".0{PARTIAL}").write_bytes(b"half")
     outside = tmp_path / f".0{PARTIAL}"

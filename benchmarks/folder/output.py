@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.pictures import PictureFolder
 from fedmjp.errors import OutputError
 
 MARK = ".fedmjp"
@@ -28,9 +27,9 @@ class OutputFolder:
         return self.root / "trials.sqlite"
 
     @property
-    def pictures(self) -> PictureFolder:
-        """Originals and reconstructions."""
-        return PictureFolder(self.root / "pictures")
+    def pictures(self) -> Path:
+        """The folder of originals and reconstructions."""
+        return self.root / "pictures"
 
     @property
     def run(self) -> RunFolder:
@@ -58,7 +57,7 @@ class OutputFolder:
         if fresh:
             for database_file in self.root.glob(f"{self.database.name}*"):
                 database_file.unlink()
-            for folder in (self.pictures.root, self.run.root):
+            for folder in (self.pictures, self.run.root):
                 if folder.exists():
                     shutil.rmtree(folder)
 

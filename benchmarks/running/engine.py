@@ -14,7 +14,7 @@ from attacks import ATTACKS
 from attacks.adversary import Adversary
 from attacks.natural_patches import measured_on
 from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.pictures import save_png
+from benchmarks.folder.pictures import files_of, save_png
 from benchmarks.folder.store import Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
@@ -206,16 +206,16 @@ class Engine:
     def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
         if not self.save_pictures:
             return
-        pictures = self.output.pictures
         try:
             order = evaluator.match(reconstruction.images, private.version(private.gradient_of))
         except RecordError:
             return  # told by the rows
         for trial in {trial.picture.name: trial for trial in trials}.values():
             place = trial.batch.index(trial.picture.name)
-            for version in Picture:
-                save_png(private.version(version)[place], pictures.private(trial, version))
-            save_png(reconstruction.images[order[place]], pictures.reconstruction(trial))
+            images = {str(version): private.version(version)[place] for version in Picture}
+            images["reconstruction"] = reconstruction.images[order[place]]
+            for which, path in files_of(trial).items():
+                save_png(images[which], self.output.pictures / path)
 
     def _put(self, rows: list[Trial]) -> None:
         self.store.put(rows)  # a row in the store has its pictures on disk

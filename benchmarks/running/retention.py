@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.folder.pictures import PARTIAL, PictureFolder
+from benchmarks.folder.pictures import PARTIAL, files_of
 from benchmarks.folder.store import Store
 from benchmarks.plan.experiment import Cell, Keep, Plan, PlannedTrial
 
@@ -47,13 +47,13 @@ class Retention:
         store: Says what is finished, and how revealing it is.
     """
 
-    def __init__(self, keep: Keep, plan: Plan, pictures: PictureFolder, store: Store) -> None:
+    def __init__(self, keep: Keep, plan: Plan, pictures: Path, store: Store) -> None:
         self._keep, self._pictures, self._store = keep, pictures, store
         self._trials: defaultdict[Cell, dict[str, PlannedTrial]] = defaultdict(dict)
         self._cells_of: defaultdict[Path, set[Cell]] = defaultdict(set)
         for trial in plan.trials:
             self._trials[trial.cell][trial.key] = trial
-            for path in pictures.of(trial):
+            for path in self._files(trial):
                 self._cells_of[path].add(trial.cell)
         finished = store.finished([trial.key for trial in plan.trials])
         self._pending = {cell: trials.keys() - finished for cell, trials in self._trials.items()}
@@ -77,16 +77,16 @@ class Retention:
         self._in_work.difference_update(complete)
         for cell in complete:
             self._show(cell)
-        self._delete(
-            path for cell in complete for trial in self._trials[cell].values() for path in self._pictures.of(trial)
-        )
+        self._delete(path for cell in complete for trial in self._trials[cell].values() for path in self._files(trial))
 
     def sweep(self) -> None:
         """Delete whatever does not belong: also pictures of former plans, and what killed runs left half written."""
-        root = self._pictures.root
-        for partial in root.rglob(f".*{PARTIAL}"):
+        for partial in self._pictures.rglob(f".*{PARTIAL}"):
             partial.unlink(missing_ok=True)
-        self._delete(root.rglob("*.png"))
+        self._delete(self._pictures.rglob("*.png"))
+
+    def _files(self, trial: PlannedTrial) -> list[Path]:
+        return [self._pictures / name for name in files_of(trial).values()]
 
     def _show(self, cell: Cell) -> None:
         own = self._trials[cell]
@@ -94,7 +94,7 @@ class Retention:
         if self._keep == "extremes":
             keys = list(extremes(self._store.frame(keys)).values())
         if self._keep != "none":
-            self._shown.update(path for key in keys for path in self._pictures.of(own[key]))
+            self._shown.update(path for key in keys for path in self._files(own[key]))
 
     def _delete(self, paths: Iterable[Path]) -> None:
         if self._keep == "all":

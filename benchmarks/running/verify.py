@@ -76,7 +76,7 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found
     """Score again what lies in the folder of pictures."""
     rescored, owed = 0, _owed(ledger, finished)
     for row in finished.to_dict("records"):
-        path = folder.pictures.root / row["reconstruction"]
+        path = folder.pictures / row["reconstruction"]
         if not path.exists():
             if row["key"] in owed:
                 found.problems.append(
@@ -86,7 +86,7 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found
         cell = ledger.cells[row["cell"]].cell
         version = row["clean"] if cell.setting.compared_with is Picture.CLEAN else row["shuffled"]
         try:
-            pair = _picture(path), _picture(folder.pictures.root / version)
+            pair = _picture(path), _picture(folder.pictures / version)
         except OSError as error:
             found.problems.append(f"{row['reconstruction']}: {error}")
             continue
