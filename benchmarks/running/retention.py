@@ -12,14 +12,10 @@ from benchmarks.plan.experiment import Cell, Keep, Plan, PlannedTrial
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:
-    """The trials of a cell that stand for it: the most revealing, the median and the least revealing.
+    """The trials of a cell that stand for it, label to key: the most revealing, the median and the least revealing.
 
-    Args:
-        cell: Trials of one cell as ``Store.frame`` gives them.
-
-    Returns:
-        Label to key. By PSNR, the lower median where there are two, equal ones by key. Empty without a
-        finished trial; the same trial under several labels where there are few.
+    By PSNR in ``cell``, trials as ``Store.frame`` gives them: the lower median where there are two, equal ones by
+    key. Empty without a finished trial; the same trial under several labels where there are few.
     """
     finished = cell[cell["status"] == "ok"]
     ranked = sorted(
@@ -34,17 +30,10 @@ def extremes(cell: pd.DataFrame) -> dict[str, str]:
 
 
 class Retention:
-    """Deletes the pictures of a cell that need not stay, once all its trials were tried.
+    """Deletes the pictures of a cell that need not stay from their folder, once all its trials were tried.
 
     Cells share pictures: an original belongs to every cell that attacks it, a reconstruction to settings
-    b and c. A file goes when no cell in work writes it and no complete one shows it. Nothing but the
-    folder of pictures is touched.
-
-    Args:
-        keep: "extremes", "all" or "none".
-        plan: Whose pictures they are.
-        pictures: Where they lie.
-        store: Says what is finished, and how revealing it is.
+    b and c. A file goes when no cell in work writes it and no complete one shows it.
     """
 
     def __init__(self, keep: Keep, plan: Plan, pictures: Path, store: Store) -> None:

@@ -38,7 +38,7 @@ def run_campaign(
         ray: Address of a cluster that works instead; none if empty.
 
     Returns:
-        Trials that the budget left for another run.
+        How many trials the budget left for another run.
     """
     setup = Setup(
         output=output,
@@ -66,12 +66,12 @@ def run_local(
     Args:
         plan: Whose trials are not finished, or failed, are run.
         setup: For the plan.
-        workers: Processes. One works in this process. On CUDA each sees one GPU.
+        workers: Processes. A single worker is this process. On CUDA each sees one GPU.
         progress: Is told what happens.
         stop: Asked before each job; once it holds, no more are started.
 
     Returns:
-        Trials that were left because of ``stop``.
+        How many trials were left because of ``stop``.
 
     Raises:
         StoreError: If the database failed.
@@ -90,22 +90,13 @@ def run_local(
 def run_ray(
     plan: Plan, setup: Setup, *, address: str, progress: RunProgress, stop: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run what is missing of a plan on a cluster, one worker per core, or per GPU on CUDA.
+    """Run what is missing of a plan as ``run_local`` does, on the cluster whose head is at ``address``, HOST:PORT.
 
-    Every machine of it needs this fedmjp, the pictures, the weights, the database and the output folder
-    under the same names. Arguments and result are those of ``run_local``, but for the address.
-
-    Args:
-        plan: Whose trials are not finished, or failed, are run.
-        setup: For the plan.
-        address: HOST:PORT of the cluster's head.
-        progress: Is told what happens.
-        stop: Asked before each job; once it holds, no more are started.
+    It has one worker per core, or per GPU on CUDA. Every machine needs this fedmjp, the pictures, the weights, the
+    database and the output folder under the same names.
 
     Raises:
         BadInputError: If the cluster does not answer, or cannot do this work.
-        StoreError: If the database failed.
-        OutputError: If pictures cannot be written.
         WorkerError: If a machine of the cluster is not set up as it must be.
     """
     from benchmarks.running.ray_workers import cluster_team  # noqa: PLC0415 (Ray takes seconds)
