@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -27,7 +26,7 @@ from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction
-from fedmjp.settings import Picture, Setting
+from fedmjp.settings import Picture
 
 # Uploads held at a time: memory does not grow with the number of pictures. Those of attacks that
 # optimise hold whole gradients.
@@ -64,16 +63,7 @@ _Trials = Sequence[PlannedTrial]
 
 @dataclass(frozen=True)
 class Engine:
-    """Works an experiment off.
-
-    Attributes:
-        experiment: What to run.
-        output: Where everything goes.
-        store: Trials.
-        progress: Is told what happens.
-        source: Where uploads come from.
-        save_pictures: Whether originals and reconstructions are written.
-    """
+    """Works an experiment off: uploads from ``source``, rows into ``store``, pictures, if any, into ``output``."""
 
     experiment: Experiment
     output: OutputFolder
@@ -89,7 +79,8 @@ class Engine:
 
         Args:
             planned: Of this experiment.
-            source_error: Why uploads that the source does not have could not be recorded.
+            source_error: Why uploads that the source does not have could not be recorded; the source's own word
+                if None.
         """
         for job in _jobs(0, planned, self._finished(planned)):
             self.work(job, source_error)
@@ -99,17 +90,24 @@ class Engine:
 
         Rows are written stack by stack, so that an interruption loses no more than one.
 
-        Args:
-            job: Of this experiment.
-            source_error: Why uploads that the source does not have could not be recorded.
-
         Raises:
             StoreError: If the database failed.
             OutputError: If pictures cannot be written.
         """
         finished = self._finished(job.trials)
         self.progress.trials(len(finished))
-        self._work_off([trial for trial in job.trials if trial.key not in finished], source_error)
+        trials = [trial for trial in job.trials if trial.key not in finished]
+        found = self.source.uploads(list(_by_batch(trials)))
+        recorded = {batch: each for batch, each in found.items() if isinstance(each, Exchange)}
+        reasons = {batch: source_error or each for batch, each in found.items() if isinstance(each, str)}
+        if reasons:
+            self.source.stale()
+        self._put([self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons])
+        for attack in dict.fromkeys(trial.attack for trial in trials):
+            own = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
+            for stack in _in_chunks(list(own), ATTACKS.get(attack.name).stack):
+                made = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
+                self._put([row for batch in stack for row in self._rows(own[batch], recorded[batch], made[batch])])
 
     def give_up(self, job: Job, error: str) -> None:
         """Make what is missing of a job failed rows, without trying it again."""
@@ -118,21 +116,6 @@ class Engine:
 
     def _finished(self, trials: _Trials) -> set[str]:
         return self.store.finished([trial.key for trial in trials])
-
-    def _work_off(self, trials: _Trials, source_error: str | None) -> None:
-        """Attack by attack."""
-        batches = list(dict.fromkeys(trial.batch for trial in trials))
-        found = self.source.uploads(batches)
-        recorded = {batch: each for batch, each in found.items() if isinstance(each, Exchange)}
-        reasons = {batch: source_error or each for batch, each in found.items() if isinstance(each, str)}
-        if reasons:
-            self.source.stale()
-        self._put([self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons])
-        for own in _by_attack([trial for trial in trials if trial.batch in recorded]):
-            for stack in _in_chunks(list(own), ATTACKS.get(_attack(own).name).stack):
-                held = {batch: recorded[batch] for batch in stack}
-                made = self._reconstruct_each(_attack(own), held)
-                self._put([row for batch in stack for row in self._rows(own[batch], recorded[batch], made[batch])])
 
     def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
         """Per upload the reconstruction, or the error that the attack ended with.
@@ -174,7 +157,8 @@ class Engine:
             return [self._failed(trial, made) for trial in trials]
         rows: list[Trial] = []
         metrics, protocol = self.experiment.metrics, self.experiment.protocol
-        for setting, own in _by_setting(trials).items():
+        for setting in sorted({trial.cell.setting for trial in trials}):
+            own = [trial for trial in trials if trial.cell.setting is setting]
             try:
                 values = evaluator.score(
                     made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
@@ -275,42 +259,22 @@ def jobs(plan: Plan, store: Store) -> list[Job]:
 
 
 def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
-    for chunk in _chunks(planned):
-        missing = tuple(trial for trial in chunk if trial.key not in finished)
+    """Trials on a few uploads at a time, in the order of the plan."""
+    optimises = any(ATTACKS.get(trial.attack.name).optimises for trial in planned)
+    # Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
+    # is the same whenever a run is interrupted.
+    for chunk in _in_chunks(list(_by_batch(planned).values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
+        missing = tuple(trial for own in chunk for trial in own if trial.key not in finished)
         if missing:
             yield Job(part, missing)
 
 
-def _chunks(planned: _Trials) -> Iterator[list[PlannedTrial]]:
-    """Trials on a few uploads at a time, in the order of the plan.
-
-    Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
-    is the same whenever a run is interrupted.
-    """
-    by_batch: defaultdict[Batch, list[PlannedTrial]] = defaultdict(list)
-    for trial in planned:
-        by_batch[trial.batch].append(trial)
-    optimises = any(ATTACKS.get(trial.attack.name).optimises for trial in planned)
-    for chunk in _in_chunks(list(by_batch.values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
-        yield [trial for own in chunk for trial in own]
-
-
-def _by_attack(trials: _Trials) -> list[dict[Batch, list[PlannedTrial]]]:
-    """Trials of each attack, by upload."""
-    groups: defaultdict[str, defaultdict[Batch, list[PlannedTrial]]] = defaultdict(lambda: defaultdict(list))
+def _by_batch(trials: Iterable[PlannedTrial]) -> dict[Batch, list[PlannedTrial]]:
+    groups: defaultdict[Batch, list[PlannedTrial]] = defaultdict(list)
     for trial in trials:
-        groups[trial.cell.attack][trial.batch].append(trial)
-    return [dict(own) for own in groups.values()]
-
-
-def _attack(own: Mapping[Batch, list[PlannedTrial]]) -> AttackConfig:
-    return next(iter(own.values()))[0].attack
+        groups[trial.batch].append(trial)
+    return dict(groups)
 
 
 def _in_chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _by_setting(trials: _Trials) -> dict[Setting, list[PlannedTrial]]:
-    ordered = sorted(trials, key=lambda trial: trial.cell.setting)
-    return {setting: list(own) for setting, own in groupby(ordered, key=lambda trial: trial.cell.setting)}
