@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.federation.simulation import RunFolder
+from benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
 
 MARK = ".fedmjp"
@@ -25,6 +26,10 @@ class OutputFolder:
     def database(self) -> Path:
         """The trials."""
         return self.root / "trials.sqlite"
+
+    def store(self, database: str = "") -> Store:
+        """Open the trials: those of a database, by its URL, or the folder's own file."""
+        return Store.open(database) if database else Store.at(self.database)
 
     @property
     def pictures(self) -> Path:
@@ -63,13 +68,12 @@ class OutputFolder:
 
 
 def claim_folder(folder: Path) -> None:
-    """Make a folder, check that it can be written, and mark it as ours: what is in it may be replaced.
+    """Make a folder and mark it as ours: what is in it may be replaced.
 
     The mark stays locked until this process ends, so that two runs never share a folder.
 
     Raises:
-        OutputError: If it cannot be written, holds files and does not carry our mark, or another run
-            is using it.
+        OutputError: If it cannot be written, holds files and no mark, or another run is using it.
     """
     mark = folder / MARK
     if mark.exists() and mark.resolve() in _LOCKS:

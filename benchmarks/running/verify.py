@@ -175,7 +175,7 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
     again: dict[tuple[Any, str, int], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = OutputFolder(Path(scratch))
-        store = Store.at(folder.database)
+        store = folder.store()
         for part in prepared.plan.parts:
             trials = [each for each in part.trials if (each.cell, each.picture.name, each.seed) in wanted]
             trials.sort(key=lambda trial: trial.key)  # as the store gives them

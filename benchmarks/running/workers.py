@@ -34,7 +34,7 @@ class Setup:
 
     def store(self) -> Store:
         """Open the trials."""
-        return Store.open(self.database) if self.database else Store.at(self.output.database)
+        return self.output.store(self.database)
 
     @property
     def device(self) -> str:
