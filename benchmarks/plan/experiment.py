@@ -107,11 +107,7 @@ def named(value: object) -> object:
 
 
 class Experiment(Config):
-    """A scenario, what attacks it, and how the result is scored.
-
-    ``attacks`` are given by name or with options. ``settings`` are those that compare reconstructions of the
-    scenario's uploads.
-    """
+    """A scenario, what attacks it, and in which settings and how the reconstructions are scored."""
 
     scenario: Scenario
     attacks: tuple[Annotated[AttackConfig, BeforeValidator(named)], ...] = Field(min_length=1)
@@ -196,8 +192,7 @@ class Cell:
     """What one row of the leaderboard stands for.
 
     ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the gradient.
-    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options
-    included; ``role`` says whether it is an attack, a floor or a bound.
+    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options included.
     """
 
     model: str
@@ -241,10 +236,9 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial that the experiment consists of.
+    """A trial that an experiment consists of.
 
-    ``key`` is the digest of everything that determines the result; ``stem`` names the picture's
-    files, apart for pictures, batches, seeds, mask ratios, weights and threat models that differ.
+    ``key`` is the digest of everything that determines the result; ``stem`` names the picture's files.
     ``batch`` names the pictures behind the same upload, in order, this one among them.
     """
 

@@ -154,6 +154,7 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
 
 def _stem(experiment: Experiment, cell: Cell, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> str:
     arm = experiment.arm
+    # Apart for pictures, batches, seeds, mask ratios, weights and threat models that differ.
     mates = " ".join(f"{mate.name} {mate.label} {mate.sha256}" for mate in batch)
     network = f"{arm.image_size} {arm.patch_size} {arm.classes} {cell.weights}"  # arms share the originals
     apart = f"{mates} {experiment.scenario.seed} {cell.mask_ratio} {network} {entry.name} {cell.threat.digest()}"

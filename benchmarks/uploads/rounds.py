@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from attacks.mjp.localisation import without_localisation
 from benchmarks.plan.experiment import Experiment
@@ -87,12 +88,11 @@ class RecordedRounds:
 
     def _attacked(self, scenario: Scenario) -> Scenario:
         seen = Counter(name for each in self.records(scenario) for name in each.pictures)
-        changes = {"uploads_per_picture": max(seen.values(), default=1)}
+        changes: dict[str, Any] = {"uploads_per_picture": max(seen.values(), default=1)}
         sent = next((self.rounds[-1].folder.uploads / scenario.folder).glob(WEIGHTS), None)
-        if sent is None:
-            return scenario.model_copy(update=changes)
-        model = scenario.model.model_copy(update={"weights": Checkpoint.of(sent)})
-        return scenario.model_copy(update={**changes, "model": model})
+        if sent is not None:
+            changes["model"] = scenario.model.model_copy(update={"weights": Checkpoint.of(sent)})
+        return scenario.model_copy(update=changes)
 
     def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
         """The pictures behind each upload that is attacked.
