@@ -1,7 +1,6 @@
 """A study as it is published: one file of trials, of which tables, page and plots can be made again.
 
-``trials.parquet`` has a row per planned trial, with a column per metric. Its metadata hold the plan's cells, what the
-folder says of itself, and the environments that trials ran in. Pictures and rendered files do not travel.
+``trials.parquet`` has a row per trial, with a column per metric; its metadata hold the plan and the environments.
 """
 
 import hashlib

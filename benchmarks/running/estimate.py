@@ -58,20 +58,9 @@ class Estimate:
 class _WatchedLongEnoughError(Exception):
     """An attack that iterates has shown its pace."""
 
-
-@dataclass
-class _Pace:
-    """Stops an attack that iterates after a while, and says how long it would have taken."""
-
-    began: float
-    estimate: float = 0.0
-
-    def __call__(self, done: int, total: int, loss: float) -> None:
-        del loss
-        elapsed = time.perf_counter() - self.began
-        if elapsed > PATIENCE and done:
-            self.estimate = elapsed * total / done
-            raise _WatchedLongEnoughError
+    def __init__(self, estimate: float) -> None:
+        super().__init__()
+        self.estimate = estimate  # seconds that it would have taken
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,7 @@ class _Kind:
 
     @property
     def attacks(self) -> list[AttackConfig]:
-        return list({trial.attack.label: trial.attack for trial in self.trials}.values())
+        return list(dict.fromkeys(trial.attack for trial in self.trials))
 
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
@@ -161,14 +150,20 @@ def _attack_probe(
         return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
     uploads = [each.upload for each in recorded]
     adversary = Adversary(source.model(uploads[0].weights), kind.experiment.threat, kind.experiment.scenario.seed)
-    pace, made, failure = _Pace(time.perf_counter()), list[Reconstruction](), None
+    began, made, failure = time.perf_counter(), list[Reconstruction](), None
+
+    def watch(done: int, total: int, _loss: float) -> None:
+        elapsed = time.perf_counter() - began
+        if elapsed > PATIENCE and done:
+            raise _WatchedLongEnoughError(elapsed * total / done)
+
     try:
-        made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=pace)
-    except _WatchedLongEnoughError:
+        made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=watch)
+    except _WatchedLongEnoughError as pace:
         return Probe(what, pace.estimate / len(uploads), count), [], []
     except Exception as error:  # noqa: BLE001 (any error of an attack is a result, here as in a run)
         failure = described(error)
-    seconds = (time.perf_counter() - pace.began) / len(uploads)
+    seconds = (time.perf_counter() - began) / len(uploads)
     return Probe(what, seconds, count, failure), recorded, made
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.federation.round_records import ROUND_OF_TRAINING
 from benchmarks.federation.simulation import RECORDS, RunFolder
 from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.source import RecordedUploads, UploadSource, tensors_read
+from benchmarks.uploads.source import Batch, RecordedUploads, UploadSource, tensors_read
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError
 from fedmjp.models.build import build_vit
@@ -79,16 +79,14 @@ class Recording:
         Raises:
             BadInputError: If there is no readable one.
         """
-        found: dict[tuple[str, ...], tuple[PictureEntry, ...]] = {}
+        found: dict[Batch, tuple[PictureEntry, ...]] = {}
         for names, (path, *_) in self.folder.index(scenario).items():
             found |= self.entries(scenario, names, path)
         if not found:
             raise BadInputError(f"{self.folder.evaluator} holds no readable record of pictures that the manifest names")
         return list(found.values())
 
-    def entries(
-        self, scenario: Scenario, names: tuple[str, ...], path: Path
-    ) -> dict[tuple[str, ...], tuple[PictureEntry, ...]]:
+    def entries(self, scenario: Scenario, names: Batch, path: Path) -> dict[Batch, tuple[PictureEntry, ...]]:
         """The pictures in a private record, by their names; nothing if it, or the manifest, does not show them."""
         try:
             labels = self.folder.private(scenario, path).labels.tolist()
