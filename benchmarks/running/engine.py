@@ -231,14 +231,10 @@ _environment = lru_cache(maxsize=1)(provenance.environment)
 
 def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
     """Nothing is measured on pictures that an attack's prior was made of."""
-    known = [
-        name
-        for private in batches
-        for place, name in enumerate(private.pictures)
-        if measured_on(name, private.sha256(place))
-    ]
-    if known:
-        raise RecordError(f"the prior of natural patches was measured on {known[0]!r}: attack other pictures")
+    for private in batches:
+        for place, name in enumerate(private.pictures):
+            if measured_on(name, private.sha256(place)):
+                raise RecordError(f"the prior of natural patches was measured on {name!r}: attack other pictures")
 
 
 def jobs(plan: Plan, store: Store) -> list[Job]:

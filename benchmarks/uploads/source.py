@@ -66,8 +66,23 @@ class RecordedUploads(UploadSource):
     folder: RunFolder
 
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
-        """Read them."""
-        return read_recorded(self.folder, self.experiment.scenario, batches)
+        """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others."""
+        scenario = self.experiment.scenario
+        paths = self.folder.index(scenario)
+        found: dict[Batch, Exchange | str] = {}
+        for batch in batches:
+            try:
+                records = [self.folder.record(scenario, path) for path in paths.get(batch, [])]
+            except FedmjpError as error:
+                found[batch] = f"{MISSING}: {error}"
+                continue
+            if not records:
+                found[batch] = MISSING
+                continue
+            (private, first), *later = records
+            others = tuple(told(upload, own, scenario) for own, upload in later)
+            found[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
+        return found
 
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that were recorded."""
@@ -120,28 +135,6 @@ class FederatedRun:
         """Remove the records."""
         if self.folder.root.exists():
             shutil.rmtree(self.folder.root)
-
-
-def read_recorded(folder: RunFolder, scenario: Scenario, batches: Sequence[Batch]) -> dict[Batch, Exchange | str]:
-    """The first upload of each batch of pictures and its private batch out of the records of a run.
-
-    The later uploads of the same pictures are its others, in the order of their rounds.
-    """
-    paths = folder.index(scenario)
-    found: dict[Batch, Exchange | str] = {}
-    for batch in batches:
-        try:
-            records = [folder.record(scenario, path) for path in paths.get(batch, [])]
-        except FedmjpError as error:
-            found[batch] = f"{MISSING}: {error}"
-            continue
-        if not records:
-            found[batch] = MISSING
-            continue
-        (private, first), *later = records
-        others = tuple(told(upload, own, scenario) for own, upload in later)
-        found[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
-    return found
 
 
 def sent_model(folder: RunFolder, scenario: Scenario, weights: str) -> VitClassifier:
