@@ -27,11 +27,8 @@ CELLS = TypeAdapter(tuple[PlannedCell, ...])
 class Ledger:
     """The plan of a folder of results.
 
-    Attributes:
-        about: The manifest's part that is known before anything is run (``ABOUT_KEYS``).
-        cells: In the order of the plan; refused ones too.
-        trials: One row per planned trial (``COLUMNS``): ``cell`` is an index into ``cells``, the last three are
-            files in the folder ``pictures``.
+    ``about`` is the manifest's part that is known before anything is run (``ABOUT_KEYS``). ``trials`` has one row per
+    planned trial (``COLUMNS``): ``cell`` is an index into ``cells``, the last three are files in the picture folder.
     """
 
     about: Mapping[str, Any]

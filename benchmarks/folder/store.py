@@ -146,7 +146,7 @@ class Trial:
 class Store:
     """A database of trials: a SQLite file, or PostgreSQL for workers on several machines.
 
-    Open it with ``Store.at`` or ``Store.open``. Every method but ``close`` raises ``StoreError`` when the
+    Opening one that cannot be used raises ``OutputError``. Every method but ``close`` raises ``StoreError`` when the
     database fails it; what was put before stays.
     """
 
@@ -163,11 +163,7 @@ class Store:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Open a SQLite file, or make it; its folder must exist.
-
-        Raises:
-            OutputError: If the file cannot be opened as a database.
-        """
+        """Open a SQLite file, or make it; its folder must exist."""
         return cls(URL.create("sqlite", database=str(path)))
 
     @classmethod
@@ -177,11 +173,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``.
-
-        Raises:
-            OutputError: If the URL cannot be read, or the database not be reached or used.
-        """
+        """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``."""
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError):

@@ -95,14 +95,7 @@ class RecordedUploads(UploadSource):
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """Records the scenarios of a plan in one federated run, whose uploads are then read from disk.
-
-    Attributes:
-        plan: What is to be attacked.
-        folder: Where the records go; removed when every trial is done.
-        progress: Is told how many rounds there will be, and of each that starts.
-        record: How uploads come about.
-    """
+    """Records the scenarios of a plan in one federated run into a folder, from which uploads are then read."""
 
     plan: Plan
     folder: RunFolder
