@@ -9,13 +9,13 @@ from benchmarks.campaign.spec import Campaign
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of, named
+from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, Plan, experiments_of, named
 from benchmarks.plan.planning import plan
-from benchmarks.running.engine import Engine, JobReport, Silent
-from benchmarks.running.retention import Keep
+from benchmarks.running.engine import Engine
+from benchmarks.running.progress import RunProgress
 from benchmarks.running.workers import Setup
 from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import FederatedRun, RecordedUploads, Recorder
+from benchmarks.uploads.source import FederatedRun, RecordedUploads
 from fedmjp.data.selection import select_for
 from fedmjp.exchange import Exchange
 from fedmjp.records import record_name
@@ -90,25 +90,21 @@ def rows(plan: Plan, setup: Setup) -> dict[str, dict[str, Any]]:
 
 def files(setup: Setup) -> dict[str, bytes]:
     """All files in the folder of pictures."""
-    root = setup.output.pictures.root
+    root = setup.output.pictures
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-class Told(Silent):
+class Told(RunProgress):
     """Progress that remembers."""
 
     def __init__(self) -> None:
         self.announced = self.done = 0
-        self.reports: list[JobReport] = []
 
     def attacks(self, trials: int) -> None:
         self.announced = trials
 
     def trials(self, done: int) -> None:
         self.done += done
-
-    def job(self, report: JobReport) -> None:
-        self.reports.append(report)
 
 
 def planned(experiments: Sequence[Experiment]) -> Plan:
@@ -139,14 +135,14 @@ def record_directly(
             made.private.save(path)
 
 
-def run(plan: Plan, output: OutputFolder, record: Recorder = record_directly) -> None:
+def run(plan: Plan, output: OutputFolder, record: Callable[..., None] = record_directly) -> None:
     """What the quickstart does with a plan."""
     store = Store.at(output.database)
     keys = [trial.key for trial in plan.trials]
-    federated = FederatedRun(plan, output.run, lambda _rounds: None, lambda: None, record)
+    federated = FederatedRun(plan, output.run, RunProgress(), record)
     error = federated.prepare() if len(store.finished(keys)) < len(keys) else None
     for part in plan.parts:
-        Engine(part.experiment, output, store, Silent(), RecordedUploads(part.experiment, output.run)).run(
+        Engine(part.experiment, output, store, RunProgress(), RecordedUploads(part.experiment, output.run)).run(
             part.trials, error
         )
     if len(store.finished(keys)) == len(keys):

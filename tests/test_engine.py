@@ -15,8 +15,9 @@ from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.store import Store, Trial
 from benchmarks.plan.experiment import Plan
-from benchmarks.running.engine import Engine, Silent, jobs
-from benchmarks.running.workers import run_local
+from benchmarks.running.engine import Engine, jobs
+from benchmarks.running.progress import RunProgress
+from benchmarks.running.runner import run_local
 from benchmarks.uploads.direct import DirectUploads
 from benchmarks.uploads.source import Batch, RecordedUploads
 from fedmjp.data.selection import select_for
@@ -74,7 +75,7 @@ def test_closed_form_leaks_undefended_and_not_naively_against_mjp(finished: Outp
 
 def test_pictures_are_on_disk_and_the_records_of_the_run_are_gone(finished: OutputFolder) -> None:
     originals = 4 * 2 * 2  # as they are and as they went in, of scenarios that shuffle and of those that do not
-    assert len(list(finished.pictures.root.rglob("*.png"))) == originals + 8 * 2 * 4
+    assert len(list(finished.pictures.rglob("*.png"))) == originals + 8 * 2 * 4
     assert not finished.run.root.exists()
 
 
@@ -135,7 +136,7 @@ def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tm
         assert all(trial in plan.parts[job.part].trials for trial in job.trials)
     experiment = setup.experiments[found[0].part]
     source = DirectUploads(experiment, setup.selection)
-    Engine(experiment, setup.output, store, Silent(), source).work(found[0])
+    Engine(experiment, setup.output, store, RunProgress(), source).work(found[0])
     assert jobs(plan, store) == found[1:]
 
 
@@ -230,7 +231,7 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     store = Store.at(output.database)
     for part in plan.parts:
         source = DirectUploads(part.experiment, select_for(part.experiment.scenario))
-        Engine(part.experiment, output, store, Silent(), source).run(part.trials)
+        Engine(part.experiment, output, store, RunProgress(), source).run(part.trials)
     assert seen == [], "no picture of a client passes through the attacker's model"
     psnr = [
         t.scores["psnr"]

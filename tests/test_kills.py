@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.folder.pictures import PARTIAL, save_png
 from benchmarks.plan.experiment import Plan
-from benchmarks.running.engine import JobReport
-from benchmarks.running.workers import Setup, run_local
+from benchmarks.running.runner import run_local
+from benchmarks.running.workers import Setup
 from fedmjp.errors import FedmjpError, StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
 
@@ -25,6 +25,7 @@ CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.test_kills"])
 KILLS, KILLS_OF_TWO = 20, 3  # processes of a run that is not ours to preload take seconds to start
 LONGEST = 0.6  # seconds of work before a kill
+FIRST = "the first trials are in the store"
 BYTES = 60_000  # that a file may have on the full disk
 
 
@@ -38,10 +39,10 @@ class Announced(Told):
     def attacks(self, trials: int) -> None:
         self.line.send(trials)
 
-    def job(self, report: JobReport) -> None:
-        super().job(report)
-        if len(self.reports) == 1:
-            self.line.send(report)
+    def trials(self, done: int) -> None:
+        if done and not self.done:
+            self.line.send(FIRST)
+        super().trials(done)
 
 
 def work(plan: Plan, setup: Setup, workers: int, line: "Connection[object, object]", largest_file: int) -> None:
@@ -106,7 +107,7 @@ def test_kill_9_at_random_moments_changes_nothing(
     for _ in range(kills):
         run = Run(plan, setup, workers=workers)
         if workers > 1:
-            assert isinstance(run.line.recv(), JobReport)
+            assert run.line.recv() == FIRST
         time.sleep(chance.uniform(0, LONGEST))
         in_work += run.process.is_alive()
         assert not run.end(signal.SIGKILL), "no process survives"
@@ -123,7 +124,7 @@ def test_kill_9_at_random_moments_changes_nothing(
 def test_ctrl_c_ends_all_processes_quickly_and_keeps_rows(tmp_path: Path, uninterrupted: tuple[Plan, Setup]) -> None:
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
     run = Run(plan, setup, workers=2)
-    assert isinstance(run.line.recv(), JobReport)
+    assert run.line.recv() == FIRST
     began = time.monotonic()
     assert not run.end(signal.SIGINT)
     assert time.monotonic() - began < 10
@@ -137,7 +138,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_next_goes_on(
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
     run = Run(plan, setup, largest_file=BYTES)
     error = run.line.recv()
-    if isinstance(error, JobReport):
+    if error == FIRST:
         error = run.line.recv()
     run.process.join()
     assert isinstance(error, StoreError)
@@ -171,7 +172,7 @@ def test_a_picture_on_a_full_disk_is_whole_or_absent(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_half_written_is_cleaned_up(tmp_path: Path, uninterrupted: tuple[Plan, Setup]) -> None:
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
-    root = setup.output.pictures.root
+    root = setup.output.pictures
     (root / "cell").mkdir(parents=True)
     (root / "cell" / f".0{PARTIAL}").write_bytes(b"half")
     outside = tmp_path / f".0{PARTIAL}"

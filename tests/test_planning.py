@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.campaign.prepare import ledger_of
 from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.output import OutputFolder
+from benchmarks.folder.pictures import files_of
 from benchmarks.plan import planning
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of
 from benchmarks.plan.planning import plan
@@ -198,17 +198,16 @@ def test_settings_that_do_not_fit_a_scenario_are_refused() -> None:
 
 
 def test_a_ledger_comes_back_as_it_was_saved(batches: Batches, tmp_path: Path) -> None:
-    folder = OutputFolder(tmp_path)
     made = refusing(batches)
     ledger = ledger_of(
         [part.experiment for part in made.parts], made, title='Some, "title"', uploads="here", command="a 'b'"
     )
-    ledger.save(folder.root)
-    found = Ledger.load(folder.root)
+    ledger.save(tmp_path)
+    found = Ledger.load(tmp_path)
     assert found.cells == made.cells
     assert found.about == ledger.about
     assert found.trials.equals(ledger.trials)
-    paths = {str(path.relative_to(folder.pictures.root)) for trial in made.trials for path in folder.pictures.of(trial)}
+    paths = {path for trial in made.trials for path in files_of(trial).values()}
     assert paths == set(found.trials[["clean", "shuffled", "reconstruction"]].to_numpy().ravel())
 
 

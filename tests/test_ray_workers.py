@@ -15,8 +15,8 @@ import pytest
 from benchmarks.folder.output import OutputFolder
 from benchmarks.plan.experiment import Plan
 from benchmarks.running import ray_workers
-from benchmarks.running.ray_workers import run_ray
-from benchmarks.running.workers import Setup, run_local
+from benchmarks.running.runner import run_local, run_ray
+from benchmarks.running.workers import Setup
 from fedmjp.errors import BadInputError, ConfigError, OutputError
 from tests.experiments import Told, files, moved, rows, small_campaign
 from tests.test_workers import with_deadly_picture

@@ -1,5 +1,6 @@
 """Which pictures stay, held against a slow reading of the rule."""
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.plan.experiment import Plan
-from benchmarks.running.engine import JobReport
-from benchmarks.running.retention import Keep, Retention, extremes
-from benchmarks.running.workers import Setup, run_local
+from benchmarks.folder.pictures import files_of
+from benchmarks.plan.experiment import Keep, Plan, PlannedTrial
+from benchmarks.running.retention import Retention, extremes
+from benchmarks.running.runner import run_local
+from benchmarks.running.workers import Setup
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 COLUMNS = ["clean", "shuffled", "reconstruction"]
@@ -85,8 +87,8 @@ def test_extremes_keep_three_trials_per_cell_and_what_they_share(finished: tuple
     most: list[int] = []
 
     class Counting(Told):
-        def job(self, report: JobReport) -> None:
-            super().job(report)
+        def trials(self, done: int) -> None:
+            super().trials(done)
             most.append(len(files(setup)))
 
     run_local(plan, setup, workers=1, progress=Counting())
@@ -101,7 +103,7 @@ def test_none_writes_nothing(finished: tuple[Plan, Setup], tmp_path: Path) -> No
     plan, everything = finished
     setup = moved(everything, tmp_path, keep="none")
     run_local(plan, setup, workers=1, progress=Told())
-    assert not setup.output.pictures.root.exists()
+    assert not setup.output.pictures.exists()
     assert rows(plan, setup) == rows(plan, everything)
 
 
@@ -113,8 +115,8 @@ def test_an_interrupted_run_ends_with_the_same_pictures(
     setup = moved(everything, tmp_path, keep=keep)
     left = 1
     while left:
-        told = Told()
-        left = run_local(plan, setup, workers=1, progress=told, stop=lambda told=told: len(told.reports) == 2)
+        asked = count()
+        left = run_local(plan, setup, workers=1, progress=Told(), stop=lambda asked=asked: next(asked) == 2)
     wanted = expected(plan, setup) if keep == "extremes" else files(everything).keys()
     assert files(setup).keys() == wanted
 
@@ -125,17 +127,21 @@ def test_pictures_of_a_cell_in_work_stay(finished: tuple[Plan, Setup], tmp_path:
     setup = moved(everything, tmp_path)
     pictures, cells = setup.output.pictures, list(dict.fromkeys(trial.cell for trial in plan.trials))
     first, second = ([trial for trial in plan.trials if trial.cell == cell] for cell in cells[:2])
+
+    def paths(trial: PlannedTrial) -> list[Path]:
+        return [pictures / name for name in files_of(trial).values()]
+
     store = setup.store()
     retention = Retention("extremes", plan, pictures, store)
     retention.starts([*first, *second])
     for trial in [*first, *second]:
-        for path in pictures.of(trial):
+        for path in paths(trial):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
     done = everything.store()
     store.put(done.trials([trial.key for trial in first]))
     retention.ends(first)
-    assert all(path.exists() for trial in second for path in pictures.of(trial))
+    assert all(path.exists() for trial in second for path in paths(trial))
     store.put(done.trials([trial.key for trial in second]))
     retention.ends(second)
     assert files(setup).keys() == expected(plan, setup)

@@ -18,10 +18,11 @@ from benchmarks.folder.output import OutputFolder
 from benchmarks.plan.experiment import Experiment
 from benchmarks.plan.planning import plan
 from benchmarks.running.engine import Job, jobs
-from benchmarks.running.workers import Foreman, Setup, run_local
+from benchmarks.running.runner import Foreman, run_local
+from benchmarks.running.workers import Setup
 from benchmarks.uploads import direct as direct_uploads
 from benchmarks.uploads.direct import DirectUploads, Memory
-from benchmarks.uploads.source import read_recorded
+from benchmarks.uploads.source import RecordedUploads
 from fedmjp.cli import main
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackNotApplicableError, RecordError
@@ -196,7 +197,7 @@ def test_recorded_uploads_of_a_picture_come_together(witness: str, tmp_path: Pat
     folder = RunFolder(tmp_path)
     record(tried.scenario, folder)
     expected = {each.private.pictures: each for each in computed(tried)}
-    found = read_recorded(folder, tried.scenario, list(expected))
+    found = RecordedUploads(tried, folder).uploads(list(expected))
     for pictures, each in found.items():
         assert isinstance(each, Exchange)
         direct = expected[pictures]

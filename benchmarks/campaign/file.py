@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from benchmarks.campaign.spec import Campaign
 from fedmjp.errors import BadInputError, ConfigError
+from fedmjp.overrides import overridden
 
 Location = tuple[int | str, ...]
 GRIDS = "grids"
@@ -43,8 +42,7 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
     if root is None or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as 'name: my_campaign'")
     _refuse_repeated_keys(root, path)
-    for override in overrides:
-        values = _overridden(values, override)
+    values = overridden(values, overrides)
     try:
         return Campaign.model_validate(values)
     except ValidationError as error:
@@ -55,20 +53,6 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
         raise ConfigError("; ".join(dict.fromkeys(complaints))) from None
     except BadInputError as error:  # an unknown model or attack says so itself
         raise ConfigError(f"{path}: {error}") from None
-
-
-def _overridden(values: dict[str, Any], override: str) -> dict[str, Any]:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"override {override!r} is not of the form KEY=VALUE")
-    try:
-        config = OmegaConf.create({"file": values})  # a level above, so that every key of the file is plain data
-        OmegaConf.update(config, f"file.{key}", yaml.safe_load(value), force_add=True)
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"override {override!r} cannot be applied: {str(error).splitlines()[0]}") from None
-    changed: Any = OmegaConf.to_container(config)
-    file: dict[str, Any] = changed["file"]
-    return file
 
 
 def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: Sequence[str]) -> str:

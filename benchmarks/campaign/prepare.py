@@ -22,14 +22,7 @@ DIRECT = "computed in process from the pictures (direct mode), without Flower; a
 
 @dataclass(frozen=True)
 class Prepared:
-    """A campaign that can be run.
-
-    Attributes:
-        campaign: As it was read.
-        selection: Its pictures.
-        plan: Its cells and trials.
-        ledger: What its folder will say of itself.
-    """
+    """A campaign that can be run: its pictures, cells and trials, and what its folder will say of itself."""
 
     campaign: Campaign
     selection: Selection
@@ -38,41 +31,34 @@ class Prepared:
 
 
 def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str) -> Prepared:
-    """Choose the pictures and plan the trials; nothing is attacked yet.
-
-    Args:
-        campaign: What to run.
-        device: Where.
-        command: What repeats it.
+    """Choose the pictures and plan the trials of what ``command`` repeats; nothing is attacked yet.
 
     Raises:
         BadInputError: If pictures, weights or a combination cannot be used.
     """
-    data = campaign.data
     selection = _selection(campaign)
     experiments = campaign.experiments(device=device)
     for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
         build(arm)  # a checkpoint that does not fit is told before anything is run
     batches = [selection.batches(experiment.scenario) for experiment in experiments]
     planned = plan(experiments, batches, uploads="direct")
-    about = {
-        "name": campaign.name,
-        "title": campaign.title or campaign.name,
-        "question": campaign.question,
-        "config": published(campaign),
-        "config_sha256": _digest(published(campaign)),
-        "data": data.label,
-        "metrics": list(campaign.metrics),
-        "uploads": DIRECT,
-        "recognisable_at": campaign.recognisable_at,
-        "utility": {label: utility.model_dump() for label, utility in campaign.accuracy.items()},
-        "keep": campaign.keep,
-        "reported": list(campaign.reported),
-        "skipped": list(selection.skipped),
-        "notes": [],
-        "command": command,
-    }
-    return Prepared(campaign, selection, planned, Ledger.of(planned, about))
+    ledger = _ledger(
+        planned,
+        published(campaign),
+        name=campaign.name,
+        title=campaign.title or campaign.name,
+        question=campaign.question,
+        data=campaign.data.label,
+        metrics=list(campaign.metrics),
+        uploads=DIRECT,
+        recognisable_at=campaign.recognisable_at,
+        utility={label: utility.model_dump() for label, utility in campaign.accuracy.items()},
+        keep=campaign.keep,
+        reported=list(campaign.reported),
+        skipped=list(selection.skipped),
+        command=command,
+    )
+    return Prepared(campaign, selection, planned, ledger)
 
 
 def _selection(campaign: Campaign) -> Selection:
@@ -94,27 +80,21 @@ def published(campaign: Campaign) -> dict[str, Any]:
 
 def ledger_of(experiments: Sequence[Experiment], planned: Plan, *, title: str, uploads: str, command: str) -> Ledger:
     """The ledger of experiments on the same data that no campaign's file states, such as the quickstart."""
-    data = Path(experiments[0].scenario.data).name
-    config = {"experiments": [run_folder.published(experiment) for experiment in experiments]}
-    about = {
-        "name": title.lower().replace(" ", "-"),
-        "title": title,
-        "question": "",
-        "config": config,
-        "config_sha256": _digest(config),
-        "data": data,
-        "metrics": list(experiments[0].metrics),
-        "uploads": uploads,
-        "recognisable_at": RECOGNISABLE,
-        "utility": {},
-        "keep": "all",
-        "reported": [],
-        "skipped": [],
-        "notes": [],
-        "command": command,
-    }
-    return Ledger.of(planned, about)
+    return _ledger(
+        planned,
+        {"experiments": [run_folder.published(experiment) for experiment in experiments]},
+        name=title.lower().replace(" ", "-"),
+        title=title,
+        data=Path(experiments[0].scenario.data).name,
+        metrics=list(experiments[0].metrics),
+        uploads=uploads,
+        command=command,
+    )
 
 
-def _digest(config: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+def _ledger(planned: Plan, config: Mapping[str, Any], **about: Any) -> Ledger:
+    """With what most runs say of themselves where ``about`` does not."""
+    usual = {"question": "", "recognisable_at": RECOGNISABLE, "utility": {}, "keep": "all"}
+    empty: dict[str, list[str]] = {"reported": [], "skipped": [], "notes": []}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    return Ledger.of(planned, {"config": config, "config_sha256": digest, **usual, **empty, **about})

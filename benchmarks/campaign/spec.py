@@ -2,7 +2,7 @@
 
 import difflib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -10,23 +10,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
-from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, experiments_of, named
+from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.config import MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
-from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
 from fedmjp.settings import Setting
-
-
-def _known(look_up: Callable[[str], object], name: str) -> None:
-    """ValueError unless there is such a thing, so that a campaign's file can say where the name stands."""
-    try:
-        look_up(name)
-    except UnknownNameError as error:
-        raise ValueError(str(error)) from None
 
 
 class DataConfig(Config):
@@ -65,11 +56,9 @@ def _pipelines(value: object) -> object:
 
 
 def _possible(defences: Defences) -> Defences:
-    """The same, if a client can apply them in this order, so that a campaign's file can say where they stand."""
-    try:
+    """The same, if a client can apply them in this order."""
+    with as_value_error():
         pipeline_of(defences)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
     return defences
 
 
@@ -93,16 +82,19 @@ class Grid(Config):
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
-        for name in self.models:
-            _known(architecture, name)
+        with as_value_error():
+            for name in self.models:
+                architecture(name)
         for threat in self.threats:
             for key in threat:
                 if key not in THREAT:
                     near = difflib.get_close_matches(str(key), THREAT, n=1)
                     hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(THREAT)}"
                     raise ValueError(f"threats: unknown key {key!r}, {hint}")
-        for views, defences in itertools.product(self.views, self.defences):
-            _scenario({"defences": defences, **views})
+        for view, defences in itertools.product(self.views, self.defences):
+            with as_value_error():
+                sizes = {"clients": pipeline_of(defences).clients, "pictures_per_client": view.get("batch_size", 1)}
+                Scenario.parse({"defences": defences, **sizes, **view})
         return self
 
     @property
@@ -113,20 +105,6 @@ class Grid(Config):
             lists = [value if isinstance(value, list | tuple) else [value] for value in threat.values()]
             found += [dict(zip(threat, values, strict=True)) for values in itertools.product(*lists)]
         return found
-
-
-def _scenario(values: Mapping[str, Any]) -> Scenario:
-    """A scenario whose contradictions a campaign's file can tell with their place.
-
-    Raises:
-        ValueError: If there are any.
-    """
-    try:
-        together = pipeline_of(values["defences"]).clients
-        size = values.get("batch_size", 1)
-        return Scenario.parse({"clients": together, "pictures_per_client": size, **values})
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
 
 
 class Budget(Config):
@@ -177,8 +155,9 @@ class Campaign(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for name in self.metrics:
-            _known(metric, name)
+        with as_value_error():
+            for name in self.metrics:
+                metric(name)
         if LEAKAGE not in self.metrics:
             raise ValueError(f"metrics must hold {LEAKAGE}, by which leakage is judged; got {', '.join(self.metrics)}")
         unknown = set(self.weights) | set(self.accuracy)
@@ -222,15 +201,12 @@ class Campaign(Config):
 
     def _with_weights(self, experiment: Experiment) -> Experiment:
         scenario = experiment.scenario
-        path = self._path(scenario)
+        names = scenario.pipeline.names_of_weights(scenario.model.name)
+        path = next((self.weights[name] for name in names if name in self.weights), None)
         if path is None:
             return experiment
         model = scenario.model.model_copy(update={"weights": _checkpoint_of(path)})
         return experiment.model_copy(update={"scenario": scenario.model_copy(update={"model": model})})
-
-    def _path(self, scenario: Scenario) -> str | None:
-        names = scenario.pipeline.names_of_weights(scenario.model.name)
-        return next((self.weights[name] for name in names if name in self.weights), None)
 
 
 _checkpoint_of = lru_cache(maxsize=32)(Checkpoint.of)

@@ -1,8 +1,4 @@
-"""What a folder of results says of itself: its cells and trials, so that nothing has to be planned again.
-
-The trials' keys hold digests of code and versions. Status, verification and leaderboard read them from
-here, so that they work with any later release and without the data.
-"""
+"""What a folder of results says of itself: its cells and trials, readable with any later release, without the data."""
 
 import json
 from collections.abc import Mapping
@@ -14,10 +10,9 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from benchmarks.folder.output import write_json, write_text
-from benchmarks.folder.pictures import picture_folder
+from benchmarks.folder.pictures import files_of
 from benchmarks.plan.experiment import Plan, PlannedCell
 from fedmjp.errors import OutputError
-from fedmjp.settings import Picture
 
 ABOUT, TRIALS = "plan.json", "plan.csv"
 COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "clean", "shuffled", "reconstruction")
@@ -32,13 +27,8 @@ CELLS = TypeAdapter(tuple[PlannedCell, ...])
 class Ledger:
     """The plan of a folder of results.
 
-    Attributes:
-        about: The manifest's part that is known before anything is run: name, title, question,
-            configuration with digest, data, metrics, uploads, notes.
-        cells: In the order of the plan; refused ones too.
-        trials: One row per planned trial: ``key``, ``cell`` (index into ``cells``), ``picture``,
-            ``picture_sha256``, ``seed``, and the files ``clean``, ``shuffled``, ``reconstruction``
-            relative to the folder ``pictures``.
+    ``about`` is the manifest's part that is known before anything is run (``ABOUT_KEYS``). ``trials`` has one row per
+    planned trial (``COLUMNS``): ``cell`` is an index into ``cells``, the last three are files in the picture folder.
     """
 
     about: Mapping[str, Any]
@@ -56,9 +46,7 @@ class Ledger:
                 "picture": trial.picture.name,
                 "picture_sha256": trial.picture.sha256,
                 "seed": trial.seed,
-                "clean": f"{trial.stem}-{Picture.CLEAN}.png",
-                "shuffled": f"{trial.stem}-{Picture.SHUFFLED}.png",
-                "reconstruction": f"{picture_folder(trial.cell)}/{trial.stem}.png",
+                **files_of(trial),
             }
             for trial in plan.trials
         ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.pictures import PictureFolder
+from benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
 
 MARK = ".fedmjp"
@@ -27,10 +27,14 @@ class OutputFolder:
         """The trials."""
         return self.root / "trials.sqlite"
 
+    def store(self, database: str = "") -> Store:
+        """Open the trials: those of a database, by its URL, or the folder's own file."""
+        return Store.open(database) if database else Store.at(self.database)
+
     @property
-    def pictures(self) -> PictureFolder:
-        """Originals and reconstructions."""
-        return PictureFolder(self.root / "pictures")
+    def pictures(self) -> Path:
+        """The folder of originals and reconstructions."""
+        return self.root / "pictures"
 
     @property
     def run(self) -> RunFolder:
@@ -58,19 +62,18 @@ class OutputFolder:
         if fresh:
             for database_file in self.root.glob(f"{self.database.name}*"):
                 database_file.unlink()
-            for folder in (self.pictures.root, self.run.root):
+            for folder in (self.pictures, self.run.root):
                 if folder.exists():
                     shutil.rmtree(folder)
 
 
 def claim_folder(folder: Path) -> None:
-    """Make a folder, check that it can be written, and mark it as ours: what is in it may be replaced.
+    """Make a folder and mark it as ours: what is in it may be replaced.
 
     The mark stays locked until this process ends, so that two runs never share a folder.
 
     Raises:
-        OutputError: If it cannot be written, holds files and does not carry our mark, or another run
-            is using it.
+        OutputError: If it cannot be written, holds files and no mark, or another run is using it.
     """
     mark = folder / MARK
     if mark.exists() and mark.resolve() in _LOCKS:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -45,31 +44,16 @@ def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         return np.asarray(image.convert("RGB"))
 
 
-def picture_folder(cell: Cell) -> str:
-    """Name of the folder of a cell's reconstructions; settings b and c share uploads, so they share it.
-
-    Options of attacks and defences hold anything, hence the digest.
-    """
+def _folder_of(cell: Cell) -> str:
+    """Of a cell's reconstructions; settings b and c share uploads, so they share it."""
+    # Options of attacks and defences hold anything, hence the digest.
     configured = [cell.attack, *(config.text for config in cell.defences)]
     digest = hashlib.sha256(json.dumps(configured).encode()).hexdigest()[:8]
     names = "+".join(config.name for config in cell.defences) or NONE
     return f"{cell.model}-{names}-{cell.attack.split()[0]}-{digest}-{cell.setting.gradient_of}"
 
 
-@dataclass(frozen=True)
-class PictureFolder:
-    """Where each picture of a trial lies."""
-
-    root: Path
-
-    def private(self, trial: PlannedTrial, version: Picture) -> Path:
-        """The private picture, clean or shuffled."""
-        return self.root / f"{trial.stem}-{version}.png"
-
-    def reconstruction(self, trial: PlannedTrial) -> Path:
-        """What the attack made of it; settings b and c share one upload, so they share this."""
-        return self.root / picture_folder(trial.cell) / f"{trial.stem}.png"
-
-    def of(self, trial: PlannedTrial) -> tuple[Path, ...]:
-        """All files of a trial."""
-        return (*(self.private(trial, version) for version in Picture), self.reconstruction(trial))
+def files_of(trial: PlannedTrial) -> dict[str, str]:
+    """Where the ``clean`` and ``shuffled`` picture of a trial and its ``reconstruction`` lie in the picture folder."""
+    private = {str(version): f"{trial.stem}-{version}.png" for version in Picture}
+    return {**private, "reconstruction": f"{_folder_of(trial.cell)}/{trial.stem}.png"}

@@ -113,18 +113,13 @@ _TRIALS = Table(
 )
 
 
-def _now() -> datetime:
-    return datetime.now(UTC).replace(tzinfo=None)
-
-
 @dataclass(kw_only=True)
 class Trial:
     """One attack on one picture, scored in one setting; or the error that it ended with.
 
-    ``key`` digests everything that determines the trial. ``scores`` maps metric names to values, or
-    to null where the metric could not be computed on the machine. ``status`` is "ok" or "failed".
-    ``environment`` says with which versions, revision and hardware the trial was run; in the database
-    it stands once, and trials name its digest. ``recorded_at`` is UTC.
+    ``key`` digests everything that determines the trial. ``status`` is "ok" or "failed". Metrics that could not be
+    computed on the machine have null for a score. ``environment`` holds versions, revision and hardware; in the
+    database it stands once, and trials name its digest. ``recorded_at`` is UTC.
     """
 
     key: str
@@ -142,20 +137,16 @@ class Trial:
     realised_ratio: float | None = None
     weights_sha256: str | None = None
     attack_seconds: float | None = None
-    scores: dict[str, Any]
-    diagnostics: dict[str, Any]
+    scores: dict[str, Any] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any]
-    recorded_at: datetime = field(default_factory=_now)
-
-    def environment_sha256(self) -> str:
-        """Digest that the environment has in the database."""
-        return hashlib.sha256(json.dumps(self.environment, sort_keys=True).encode()).hexdigest()
+    recorded_at: datetime = field(default_factory=lambda: datetime.now(UTC).replace(tzinfo=None))
 
 
 class Store:
     """A database of trials: a SQLite file, or PostgreSQL for workers on several machines.
 
-    Open it with ``Store.at`` or ``Store.open``. Every method but ``close`` raises ``StoreError`` when the
+    Opening one that cannot be used raises ``OutputError``. Every method but ``close`` raises ``StoreError`` when the
     database fails it; what was put before stays.
     """
 
@@ -172,11 +163,7 @@ class Store:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Open a SQLite file, or make it; its folder must exist.
-
-        Raises:
-            OutputError: If the file cannot be opened as a database.
-        """
+        """Open a SQLite file, or make it; its folder must exist."""
         return cls(URL.create("sqlite", database=str(path)))
 
     @classmethod
@@ -186,11 +173,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``.
-
-        Raises:
-            OutputError: If the URL cannot be read, or the database not be reached or used.
-        """
+        """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``."""
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError):
@@ -214,7 +197,7 @@ class Store:
         ordered = sorted(trials, key=lambda trial: trial.key)
         if not ordered:
             return
-        rows = [{**vars(trial), "environment_sha256": trial.environment_sha256()} for trial in ordered]
+        rows = [{**vars(trial), "environment_sha256": _digest(trial.environment)} for trial in ordered]
         environments = {row["environment_sha256"]: row.pop("environment") for row in rows}
         insert = INSERT[self._engine.dialect.name]
         statement = insert(_TRIALS)
@@ -282,6 +265,10 @@ class Store:
         except (SQLAlchemyError, UnicodeError) as error:
             remedy = f"finished trials are kept; {REMEDY[self._engine.dialect.name]}, and run again"
             raise StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}") from None
+
+
+def _digest(environment: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()
 
 
 def _engine(url: URL) -> Engine:

@@ -1,7 +1,6 @@
 """A study as it is published: one file of trials, of which tables, page and plots can be made again.
 
-``trials.parquet`` has a row per planned trial, with a column per metric. Its metadata hold the plan's cells, what the
-folder says of itself, and the environments that trials ran in. Pictures and rendered files do not travel.
+``trials.parquet`` has a row per trial, with a column per metric; its metadata hold the plan and the environments.
 """
 
 import hashlib
@@ -31,13 +30,7 @@ ROWS = (
 
 
 def write_study(path: Path, ledger: Ledger, store: Store) -> None:
-    """Write a plan and what was found for it.
-
-    Args:
-        path: The parquet file.
-        ledger: Of the folder of results.
-        store: Its trials; those that were not run are left out.
-    """
+    """Write a plan and the trials that were run of it into a parquet file."""
     frame = store.frame(ledger.trials["key"].tolist())
     planned = ledger.trials[list(COLUMNS)]
     rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
@@ -97,11 +90,9 @@ def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Stor
     Raises:
         OutputError: If it holds none.
     """
-    if database:
-        return Ledger.load(output.root), Store.open(database)
-    if output.database.exists():
-        return Ledger.load(output.root), Store.at(output.database)
-    if (output.root / TRIALS).exists():
+    if database or output.database.exists():
+        return Ledger.load(output.root), output.store(database)
+    if holds_study(output.root):
         return read_study(output.root)
     raise OutputError(
         f"{output.root} holds neither trials.sqlite nor {TRIALS}; if its trials are elsewhere, name --database"

@@ -1,6 +1,7 @@
 """An experiment's configuration, and the cells and trials that it consists of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -25,6 +26,15 @@ Keep = Literal["extremes", "all", "none"]  # which pictures of a cell stay on di
 Scalar = str | int | float | bool | None
 
 
+@contextmanager
+def as_value_error() -> Iterator[None]:
+    """Let pydantic catch what is wrong, so that a campaign's file can say where it stands."""
+    try:
+        yield
+    except BadInputError as error:
+        raise ValueError(str(error)) from None
+
+
 class AttackConfig(Config):
     """An attack by name, the options that are not left at their defaults, and what its pictures pass afterwards.
 
@@ -38,10 +48,8 @@ class AttackConfig(Config):
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
-        try:
+        with as_value_error():
             self.made()
-        except BadInputError as error:
-            raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
         return self
 
     def __hash__(self) -> int:
@@ -99,11 +107,7 @@ def named(value: object) -> object:
 
 
 class Experiment(Config):
-    """A scenario, what attacks it, and how the result is scored.
-
-    ``attacks`` are given by name or with options. ``settings`` are those that compare reconstructions of the
-    scenario's uploads.
-    """
+    """A scenario, what attacks it, and in which settings and how the reconstructions are scored."""
 
     scenario: Scenario
     attacks: tuple[Annotated[AttackConfig, BeforeValidator(named)], ...] = Field(min_length=1)
@@ -157,8 +161,8 @@ def experiments_of(
         attacks: To run; twins are attacked by those that are no references, unless only setting b is asked for:
             then no guess is compared with the clean picture, as a twin's are.
         mask_ratio: Of the jigsaw that settings b and c need where no defence shuffles.
-        metrics: Names.
-        protocol: Float or 8-bit.
+        metrics: As of an experiment.
+        protocol: As of an experiment.
 
     Raises:
         ConfigError: If values contradict each other.
@@ -188,8 +192,7 @@ class Cell:
     """What one row of the leaderboard stands for.
 
     ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the gradient.
-    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options
-    included; ``role`` says whether it is an attack, a floor or a bound.
+    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options included.
     """
 
     model: str
@@ -233,10 +236,9 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial that the experiment consists of.
+    """A trial that an experiment consists of.
 
-    ``key`` is the digest of everything that determines the result; ``stem`` names the picture's
-    files, apart for pictures, batches, seeds, mask ratios, weights and threat models that differ.
+    ``key`` is the digest of everything that determines the result; ``stem`` names the picture's files.
     ``batch`` names the pictures behind the same upload, in order, this one among them.
     """
 

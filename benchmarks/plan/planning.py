@@ -1,14 +1,14 @@
 """From experiments to their cells and trials. Pure: nothing is run here."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
 from attacks import ATTACKS
-from attacks.base import Attack
 from attacks.natural_patches import measured_on
 from benchmarks.plan.experiment import AttackConfig, Cell, Experiment, Part, Plan, PlannedCell, PlannedTrial
 from fedmjp import provenance
@@ -40,95 +40,86 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
     parts: list[Part] = []
     code = provenance.code_digest()  # once: files may change while a long plan is made
     for experiment, own in zip(experiments, batches, strict=True):
+        shared = {**_shared(experiment), "uploads": uploads, "code": code}
         trials: list[PlannedTrial] = []
-        for group in _groups(experiment, {"uploads": uploads, "code": code}):
-            if group.cell in cells and group.refusal:
-                continue
-            planned = [] if group.refusal else group.trials(own)
-            left_out = 0 if group.refusal else sum(map(len, own)) - len(planned)
-            cells.setdefault(group.cell, group.planned(left_out))
+        for tried, setting in itertools.product(experiment.attacks, experiment.settings):
+            cell = _cell(experiment, tried, setting)
+            refusal = _refusal(experiment, tried, uploads)
+            planned = [] if refusal else _trials(experiment, tried, cell, shared, own)
+            if cell not in cells:
+                left_out = 0 if refusal else sum(map(len, own)) - len(planned)
+                cells[cell] = _planned(experiment.arm, tried, cell, refusal, left_out)
             trials += [trial for trial in planned if trial.key not in known]
             known |= {trial.key for trial in planned}
         parts.append(Part(experiment, tuple(trials)))
     return Plan(tuple(cells.values()), tuple(parts))
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Trials of one arm, attack and setting of one experiment."""
-
-    experiment: Experiment
-    shared: Mapping[str, Any]
-    arm: ModelConfig
-    tried: AttackConfig
-    attack: Attack
-    cell: Cell
-    refusal: str | None
-
-    def planned(self, left_out: int) -> PlannedCell:
-        return PlannedCell(
-            cell=self.cell,
-            refusal=self.refusal,
-            left_out=left_out,
-            adapted=self.tried.adapted(self.cell.pipeline, _blueprint(self.arm), self.cell.threat, self.cell.setting),
-            caveat=None if self.refusal else self.tried.caveat(_blueprint(self.arm), self.cell.threat),
-            upload_bytes=_upload_bytes(self.arm),
-        )
-
-    def trials(self, batches: Batches) -> list[PlannedTrial]:
-        """One per picture, without the pictures that the attack's prior was made of."""
-        own = {
-            "cell": _cell_record(self.cell),
-            "attack": [self.tried.digest(), _code(ATTACKS.get(self.tried.name).__module__)],
-            "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in self.cell.defences],
-            "model": self.arm.digest(),
-        }
-        determined = hashlib.sha256(json.dumps({**self.shared, **own}, sort_keys=True).encode()).hexdigest()
-        return [
-            self._trial(determined, entry, batch)
-            for batch in batches
-            if not (self.attack.uses_natural_patches and any(measured_on(mate.name, mate.sha256) for mate in batch))
-            for entry in batch
-        ]
-
-    def _trial(self, determined: str, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> PlannedTrial:
-        pictures = [asdict(entry), [asdict(mate) for mate in batch]]
-        return PlannedTrial(
-            key=hashlib.sha256(json.dumps([determined, *pictures], sort_keys=True).encode()).hexdigest(),
-            stem=_stem(self.experiment, self.cell, self.arm, entry, batch),
-            cell=self.cell,
-            seed=self.experiment.scenario.seed,
-            arm=self.arm,
-            attack=self.tried,
-            picture=entry,
-            batch=tuple(mate.name for mate in batch),
-        )
-
-
-def _groups(experiment: Experiment, origin: Mapping[str, str]) -> list[_Group]:
-    shared = {**_shared(experiment), **origin}
-    return [
-        _group(experiment, shared, tried, setting) for tried in experiment.attacks for setting in experiment.settings
-    ]
-
-
-def _group(experiment: Experiment, shared: Mapping[str, Any], tried: AttackConfig, setting: Setting) -> _Group:
-    attack, arm, scenario = tried.made(), experiment.arm, experiment.scenario
-    cell = Cell(
+def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell:
+    arm, scenario = experiment.arm, experiment.scenario
+    return Cell(
         model=arm.name,
         weights=arm.weights.sha256 if arm.weights else "untrained",
         defences=scenario.defences,
         mask_ratio=scenario.pipeline.mask_ratio,
         attack=tried.label,
-        role=attack.role,
+        role=tried.made().role,
         setting=setting,
         protocol=experiment.protocol,
         threat=experiment.threat,
     )
-    refusal = tried.refusal(_blueprint(arm), experiment.threat)
-    if attack.role == "bound" and shared["uploads"] != "direct":
-        refusal = refusal or "is a bound: no recorded upload holds the gradients at all tokens"
-    return _Group(experiment, shared, arm, tried, attack, cell, refusal)
+
+
+def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str | None:
+    refusal = tried.refusal(_blueprint(experiment.arm), experiment.threat)
+    if tried.made().role == "bound" and uploads != "direct":
+        return refusal or "is a bound: no recorded upload holds the gradients at all tokens"
+    return refusal
+
+
+def _planned(arm: ModelConfig, tried: AttackConfig, cell: Cell, refusal: str | None, left_out: int) -> PlannedCell:
+    model = _blueprint(arm)
+    return PlannedCell(
+        cell=cell,
+        refusal=refusal,
+        left_out=left_out,
+        adapted=tried.adapted(cell.pipeline, model, cell.threat, cell.setting),
+        caveat=None if refusal else tried.caveat(model, cell.threat),
+        upload_bytes=_upload_bytes(arm),
+    )
+
+
+def _trials(
+    experiment: Experiment, tried: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
+) -> list[PlannedTrial]:
+    """One per picture, without the pictures that the attack's prior was made of."""
+    own = {
+        "cell": _cell_record(cell),
+        "attack": [tried.digest(), _code(ATTACKS.get(tried.name).__module__)],
+        "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
+        "model": experiment.arm.digest(),
+    }
+    determined = _digest({**shared, **own})
+    has_prior = tried.made().uses_natural_patches
+    return [
+        PlannedTrial(
+            key=_digest([determined, asdict(entry), [asdict(mate) for mate in batch]]),
+            stem=_stem(experiment, cell, entry, batch),
+            cell=cell,
+            seed=experiment.scenario.seed,
+            arm=experiment.arm,
+            attack=tried,
+            picture=entry,
+            batch=tuple(mate.name for mate in batch),
+        )
+        for batch in batches
+        if not (has_prior and any(measured_on(mate.name, mate.sha256) for mate in batch))
+        for entry in batch
+    ]
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 _blueprint = lru_cache(maxsize=64)(blueprint)
@@ -161,9 +152,9 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _stem(
-    experiment: Experiment, cell: Cell, arm: ModelConfig, entry: PictureEntry, batch: tuple[PictureEntry, ...]
-) -> str:
+def _stem(experiment: Experiment, cell: Cell, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> str:
+    arm = experiment.arm
+    # Apart for pictures, batches, seeds, mask ratios, weights and threat models that differ.
     mates = " ".join(f"{mate.name} {mate.label} {mate.sha256}" for mate in batch)
     network = f"{arm.image_size} {arm.patch_size} {arm.classes} {cell.weights}"  # arms share the originals
     apart = f"{mates} {experiment.scenario.seed} {cell.mask_ratio} {network} {entry.name} {cell.threat.digest()}"

@@ -9,10 +9,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.folder.pictures import PictureFolder, load_png
+from benchmarks.folder.pictures import files_of, load_png
 from benchmarks.folder.store import Trial
 from benchmarks.plan.experiment import Cell, PlannedTrial
-from fedmjp.settings import Picture, Setting
+from fedmjp.settings import Setting
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45
@@ -28,7 +28,7 @@ class _Row:
     captions: dict[str, str]
 
 
-def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder, path: Path) -> None:
+def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: Path, path: Path) -> None:
     """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
 
     Only the first pictures are shown. Defences that shuffle are shown in settings b and c, which share one
@@ -37,8 +37,8 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     one_each = {plan.picture.name: plan for plan in planned}
     names = list(one_each)[:COLUMNS]
     rows = [
-        _Row("original x", {n: pictures.private(plan, Picture.CLEAN) for n, plan in one_each.items()}, {}),
-        _Row("shuffled x~", {n: pictures.private(plan, Picture.SHUFFLED) for n, plan in one_each.items()}, {}),
+        _Row("original x", {n: pictures / files_of(plan)["clean"] for n, plan in one_each.items()}, {}),
+        _Row("shuffled x~", {n: pictures / files_of(plan)["shuffled"] for n, plan in one_each.items()}, {}),
     ]
     rows += _reconstruction_rows(planned, trials, pictures)
     figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + 0.18) * len(rows)))
@@ -54,9 +54,7 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     partial.replace(path)
 
 
-def _reconstruction_rows(
-    planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: PictureFolder
-) -> list[_Row]:
+def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: Path) -> list[_Row]:
     finished = {trial.key: trial for trial in trials if trial.status == "ok"}
     shuffled = {_system(plan.cell) for plan in planned if plan.cell.pipeline.shuffles}
     rows: dict[str, _Row] = {}
@@ -66,7 +64,7 @@ def _reconstruction_rows(
             continue
         name = plan.picture.name
         row = rows.setdefault(_label(cell), _Row(_label(cell), {}, {}))
-        row.files[name] = pictures.reconstruction(plan)
+        row.files[name] = pictures / files_of(plan)["reconstruction"]
         if "psnr" in finished[plan.key].scores:
             psnr = f"{cell.setting} {finished[plan.key].scores['psnr']:.1f}"
             row.captions[name] = f"{row.captions[name]} | {psnr}" if name in row.captions else psnr

@@ -66,9 +66,7 @@ def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder)
     by_cell = dict(list(trials.groupby("cell")))
     entries = [entry for entry in board.entries if entry.origin == "reproduced"]
     shown = {
-        entry.id: _shown(by_cell[index], output.pictures.root)
-        for index, entry in enumerate(entries)
-        if index in by_cell
+        entry.id: _shown(by_cell[index], output.pictures) for index, entry in enumerate(entries) if index in by_cell
     }
     return Gallery(shown)
 

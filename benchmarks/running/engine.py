@@ -1,12 +1,11 @@
 """Runs what is missing of a plan, job by job: uploads, attacks, scores, rows."""
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -14,10 +13,11 @@ from attacks import ATTACKS
 from attacks.adversary import Adversary
 from attacks.natural_patches import measured_on
 from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.pictures import save_png
+from benchmarks.folder.pictures import files_of, save_png
 from benchmarks.folder.store import Store, Trial
-from benchmarks.plan.experiment import AttackConfig, Cell, Experiment, Plan, PlannedTrial
+from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
+from benchmarks.running.progress import RunProgress
 from benchmarks.uploads.direct import one_upload
 from benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp import provenance
@@ -26,50 +26,12 @@ from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction
-from fedmjp.settings import Picture, Setting
+from fedmjp.settings import Picture
 
 # Uploads held at a time: memory does not grow with the number of pictures. Those of attacks that
 # optimise hold whole gradients.
 CHUNK = 16
 CHUNK_OF_OPTIMISERS = 4
-
-
-class Progress(Protocol):
-    """What the engine tells while it works."""
-
-    def federation(self, rounds: int) -> None:
-        """A federated run of so many rounds starts."""
-
-    def round(self) -> None:
-        """A round starts."""
-
-    def attacks(self, trials: int) -> None:
-        """So many trials are about to be attacked and scored."""
-
-    def trials(self, done: int) -> None:
-        """So many more trials are in the store."""
-
-    def optimisation(self, done: int, total: int, loss: float) -> None:
-        """An attack that optimises has done so many of its steps."""
-
-
-class Silent:
-    """Progress that nobody watches."""
-
-    def federation(self, rounds: int) -> None:
-        """Not told."""
-
-    def round(self) -> None:
-        """Not told."""
-
-    def attacks(self, trials: int) -> None:
-        """Not told."""
-
-    def trials(self, done: int) -> None:
-        """Not told."""
-
-    def optimisation(self, done: int, total: int, loss: float) -> None:
-        """Not told."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +52,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class JobReport:
-    """What became of a job: trials per cell that are finished and that failed; how long it took."""
-
-    ok: Mapping[Cell, int]
-    failed: Mapping[Cell, int]
-    seconds: float
-
-
-@dataclass(frozen=True)
 class _Attacked:
     reconstruction: Reconstruction
     seconds: float
@@ -110,21 +63,12 @@ _Trials = Sequence[PlannedTrial]
 
 @dataclass(frozen=True)
 class Engine:
-    """Works an experiment off.
-
-    Attributes:
-        experiment: What to run.
-        output: Where everything goes.
-        store: Trials.
-        progress: Is told what happens.
-        source: Where uploads come from.
-        save_pictures: Whether originals and reconstructions are written.
-    """
+    """Works an experiment off: uploads from ``source``, rows into ``store``, pictures, if any, into ``output``."""
 
     experiment: Experiment
     output: OutputFolder
     store: Store
-    progress: Progress
+    progress: RunProgress
     source: UploadSource
     save_pictures: bool = True
 
@@ -135,61 +79,43 @@ class Engine:
 
         Args:
             planned: Of this experiment.
-            source_error: Why uploads that the source does not have could not be recorded.
+            source_error: Why uploads that the source does not have could not be recorded; the source's own word
+                if None.
         """
         for job in _jobs(0, planned, self._finished(planned)):
             self.work(job, source_error)
 
-    def work(self, job: Job, source_error: str | None = None) -> JobReport:
+    def work(self, job: Job, source_error: str | None = None) -> None:
         """Work a job off, except for trials that another run on the same database has finished since.
 
         Rows are written stack by stack, so that an interruption loses no more than one.
-
-        Args:
-            job: Of this experiment.
-            source_error: Why uploads that the source does not have could not be recorded.
 
         Raises:
             StoreError: If the database failed.
             OutputError: If pictures cannot be written.
         """
-        started = time.perf_counter()
         finished = self._finished(job.trials)
         self.progress.trials(len(finished))
-        self._work_off([trial for trial in job.trials if trial.key not in finished], source_error)
-        return self._report(job, started)
-
-    def give_up(self, job: Job, error: str) -> JobReport:
-        """Make what is missing of a job failed rows, without trying it again."""
-        started = time.perf_counter()
-        finished = self._finished(job.trials)
-        self.store.put([self._failed(trial, error) for trial in job.trials if trial.key not in finished])
-        return self._report(job, started)
-
-    def _report(self, job: Job, started: float) -> JobReport:
-        statuses = self.store.statuses([trial.key for trial in job.trials])
-        ok, failed = (
-            Counter(trial.cell for trial in job.trials if statuses[trial.key] == status) for status in ("ok", "failed")
-        )
-        return JobReport(ok, failed, time.perf_counter() - started)
-
-    def _finished(self, trials: _Trials) -> set[str]:
-        return self.store.finished([trial.key for trial in trials])
-
-    def _work_off(self, trials: _Trials, source_error: str | None) -> None:
-        """Attack by attack."""
-        batches = list(dict.fromkeys(trial.batch for trial in trials))
-        found = self.source.uploads(batches)
+        trials = [trial for trial in job.trials if trial.key not in finished]
+        found = self.source.uploads(list(_by_batch(trials)))
         recorded = {batch: each for batch, each in found.items() if isinstance(each, Exchange)}
         reasons = {batch: source_error or each for batch, each in found.items() if isinstance(each, str)}
         if reasons:
             self.source.stale()
         self._put([self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons])
-        for own in _by_attack([trial for trial in trials if trial.batch in recorded]):
-            for stack in _in_chunks(list(own), ATTACKS.get(_attack(own).name).stack):
-                held = {batch: recorded[batch] for batch in stack}
-                made = self._reconstruct_each(_attack(own), held)
+        for attack in dict.fromkeys(trial.attack for trial in trials):
+            own = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
+            for stack in _in_chunks(list(own), ATTACKS.get(attack.name).stack):
+                made = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
                 self._put([row for batch in stack for row in self._rows(own[batch], recorded[batch], made[batch])])
+
+    def give_up(self, job: Job, error: str) -> None:
+        """Make what is missing of a job failed rows, without trying it again."""
+        finished = self._finished(job.trials)
+        self.store.put([self._failed(trial, error) for trial in job.trials if trial.key not in finished])
+
+    def _finished(self, trials: _Trials) -> set[str]:
+        return self.store.finished([trial.key for trial in trials])
 
     def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
         """Per upload the reconstruction, or the error that the attack ended with.
@@ -230,9 +156,13 @@ class Engine:
         if isinstance(made, str):
             return [self._failed(trial, made) for trial in trials]
         rows: list[Trial] = []
-        for setting, own in _by_setting(trials).items():
+        metrics, protocol = self.experiment.metrics, self.experiment.protocol
+        for setting in sorted({trial.cell.setting for trial in trials}):
+            own = [trial for trial in trials if trial.cell.setting is setting]
             try:
-                values = self._score(recorded, made, setting)
+                values = evaluator.score(
+                    made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
+                )
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 rows += [self._failed(trial, described(error)) for trial in own]
                 continue
@@ -240,43 +170,36 @@ class Engine:
         self._save_pictures(trials, recorded.private, made.reconstruction)
         return rows
 
-    def _score(self, recorded: Exchange, made: _Attacked, setting: Setting) -> dict[str, Tensor | None]:
-        experiment = self.experiment
-        return evaluator.score(
-            made.reconstruction,
-            recorded.private,
-            setting,
-            metrics=experiment.metrics,
-            protocol=experiment.protocol,
-        )
-
     def _scored(
         self, trial: PlannedTrial, recorded: Exchange, made: _Attacked, values: Mapping[str, Tensor | None]
     ) -> Trial:
         place = trial.batch.index(trial.picture.name)
         if recorded.private.sha256(place) != trial.picture.sha256:
             return self._failed(trial, f"the client's picture {trial.picture.name!r} is not the planned one")
-        row = self._row(trial, status="ok", error=None)
-        # Nothing was masked or shuffled in the gradient of an undefended clean picture.
-        row.realised_ratio = float(recorded.private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0
-        row.weights_sha256, row.attack_seconds = recorded.upload.weights, made.seconds
-        row.scores = {name: None if value is None else float(value[place]) for name, value in values.items()}
-        row.diagnostics = dict(made.reconstruction.diagnostics)
-        return row
+        return self._row(
+            trial,
+            status="ok",
+            # Nothing was masked or shuffled in the gradient of an undefended clean picture.
+            realised_ratio=float(recorded.private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
+            weights_sha256=recorded.upload.weights,
+            attack_seconds=made.seconds,
+            scores={name: None if value is None else float(value[place]) for name, value in values.items()},
+            diagnostics=dict(made.reconstruction.diagnostics),
+        )
 
     def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
         if not self.save_pictures:
             return
-        pictures = self.output.pictures
         try:
             order = evaluator.match(reconstruction.images, private.version(private.gradient_of))
         except RecordError:
             return  # told by the rows
         for trial in {trial.picture.name: trial for trial in trials}.values():
             place = trial.batch.index(trial.picture.name)
-            for version in Picture:
-                save_png(private.version(version)[place], pictures.private(trial, version))
-            save_png(reconstruction.images[order[place]], pictures.reconstruction(trial))
+            images = {str(version): private.version(version)[place] for version in Picture}
+            images["reconstruction"] = reconstruction.images[order[place]]
+            for which, path in files_of(trial).items():
+                save_png(images[which], self.output.pictures / path)
 
     def _put(self, rows: list[Trial]) -> None:
         self.store.put(rows)  # a row in the store has its pictures on disk
@@ -285,12 +208,10 @@ class Engine:
     def _failed(self, trial: PlannedTrial, error: str) -> Trial:
         return self._row(trial, status="failed", error=error)
 
-    def _row(self, trial: PlannedTrial, *, status: str, error: str | None) -> Trial:
+    def _row(self, trial: PlannedTrial, **outcome: Any) -> Trial:
         cell = trial.cell
         return Trial(
             key=trial.key,
-            status=status,
-            error=error,
             model=cell.model,
             defence=cell.defence,
             mask_ratio=cell.mask_ratio,
@@ -300,9 +221,8 @@ class Engine:
             picture=trial.picture.name,
             picture_sha256=trial.picture.sha256,
             seed=self.experiment.scenario.seed,
-            scores={},
-            diagnostics={},
             environment=_environment(),
+            **outcome,
         )
 
 
@@ -311,14 +231,10 @@ _environment = lru_cache(maxsize=1)(provenance.environment)
 
 def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
     """Nothing is measured on pictures that an attack's prior was made of."""
-    known = [
-        name
-        for private in batches
-        for place, name in enumerate(private.pictures)
-        if measured_on(name, private.sha256(place))
-    ]
-    if known:
-        raise RecordError(f"the prior of natural patches was measured on {known[0]!r}: attack other pictures")
+    for private in batches:
+        for place, name in enumerate(private.pictures):
+            if measured_on(name, private.sha256(place)):
+                raise RecordError(f"the prior of natural patches was measured on {name!r}: attack other pictures")
 
 
 def jobs(plan: Plan, store: Store) -> list[Job]:
@@ -333,52 +249,28 @@ def jobs(plan: Plan, store: Store) -> list[Job]:
     shared = [one_upload(part.experiment.scenario) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
     grouped = [
-        replace(job, uploads=uploads.setdefault((_uploads_of(job), shared[job.part]), len(uploads))) for job in found
+        replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads))) for job in found
     ]
     return sorted(grouped, key=lambda job: (places[job.arm], job.uploads))
 
 
-def _uploads_of(job: Job) -> Hashable:
-    return job.trials[0].batch
-
-
 def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
-    for chunk in _chunks(planned):
-        missing = tuple(trial for trial in chunk if trial.key not in finished)
+    """Trials on a few uploads at a time, in the order of the plan."""
+    optimises = any(ATTACKS.get(trial.attack.name).optimises for trial in planned)
+    # Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
+    # is the same whenever a run is interrupted.
+    for chunk in _in_chunks(list(_by_batch(planned).values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
+        missing = tuple(trial for own in chunk for trial in own if trial.key not in finished)
         if missing:
             yield Job(part, missing)
 
 
-def _chunks(planned: _Trials) -> Iterator[list[PlannedTrial]]:
-    """Trials on a few uploads at a time, in the order of the plan.
-
-    Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
-    is the same whenever a run is interrupted.
-    """
-    by_batch: defaultdict[Batch, list[PlannedTrial]] = defaultdict(list)
-    for trial in planned:
-        by_batch[trial.batch].append(trial)
-    optimises = any(ATTACKS.get(trial.attack.name).optimises for trial in planned)
-    for chunk in _in_chunks(list(by_batch.values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
-        yield [trial for own in chunk for trial in own]
-
-
-def _by_attack(trials: _Trials) -> list[dict[Batch, list[PlannedTrial]]]:
-    """Trials of each attack, by upload."""
-    groups: defaultdict[str, defaultdict[Batch, list[PlannedTrial]]] = defaultdict(lambda: defaultdict(list))
+def _by_batch(trials: Iterable[PlannedTrial]) -> dict[Batch, list[PlannedTrial]]:
+    groups: defaultdict[Batch, list[PlannedTrial]] = defaultdict(list)
     for trial in trials:
-        groups[trial.cell.attack][trial.batch].append(trial)
-    return [dict(own) for own in groups.values()]
-
-
-def _attack(own: Mapping[Batch, list[PlannedTrial]]) -> AttackConfig:
-    return next(iter(own.values()))[0].attack
+        groups[trial.batch].append(trial)
+    return dict(groups)
 
 
 def _in_chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _by_setting(trials: _Trials) -> dict[Setting, list[PlannedTrial]]:
-    ordered = sorted(trials, key=lambda trial: trial.cell.setting)
-    return {setting: list(own) for setting, own in groupby(ordered, key=lambda trial: trial.cell.setting)}

@@ -13,9 +13,8 @@ from benchmarks.folder.pictures import save_png
 from benchmarks.plan.experiment import AttackConfig, Experiment, PlannedTrial
 from benchmarks.running import evaluator
 from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory, one_upload
-from benchmarks.uploads.source import Batch
+from benchmarks.uploads.source import Batch, described
 from fedmjp.data.selection import Selection
-from fedmjp.errors import FedmjpError
 from fedmjp.exchange import Exchange
 from fedmjp.records import Reconstruction
 from fedmjp.scenario import Scenario
@@ -28,10 +27,7 @@ ROW_BYTES = 1_500  # of the database, indices included; benchmarks.performance.s
 
 @dataclass(frozen=True)
 class Probe:
-    """What one kind of work costs: ``seconds`` each, ``count`` times, on one worker with all cores.
-
-    ``failure`` says what went wrong when it was tried; the time is then that of failing.
-    """
+    """What one kind of work costs: ``seconds`` each, ``count`` times; with a ``failure``, those until it failed."""
 
     what: str
     seconds: float
@@ -62,20 +58,9 @@ class Estimate:
 class _WatchedLongEnoughError(Exception):
     """An attack that iterates has shown its pace."""
 
-
-@dataclass
-class _Pace:
-    """Stops an attack that iterates after a while, and says how long it would have taken."""
-
-    began: float
-    estimate: float = 0.0
-
-    def __call__(self, done: int, total: int, loss: float) -> None:
-        del loss
-        elapsed = time.perf_counter() - self.began
-        if elapsed > PATIENCE and done:
-            self.estimate = elapsed * total / done
-            raise _WatchedLongEnoughError
+    def __init__(self, estimate: float) -> None:
+        super().__init__()
+        self.estimate = estimate  # seconds that it would have taken
 
 
 @dataclass(frozen=True)
@@ -86,17 +71,8 @@ class _Kind:
     trials: list[PlannedTrial]
 
     @property
-    def label(self) -> str:
-        return self.experiment.scenario.label
-
-    @property
-    def shared(self) -> Hashable:
-        """What kinds agree in whose uploads are the same, but for their number."""
-        return one_upload(self.experiment.scenario)
-
-    @property
     def attacks(self) -> list[AttackConfig]:
-        return list({trial.attack.label: trial.attack for trial in self.trials}.values())
+        return list(dict.fromkeys(trial.attack for trial in self.trials))
 
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
@@ -110,20 +86,15 @@ class _Kind:
 
 
 def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
-    """Try each kind of work.
-
-    Args:
-        prepared: The campaign.
-        on_probe: Told what is tried next.
-    """
+    """Try each kind of work of a campaign; ``on_probe`` is told what is tried next."""
     probes: list[Probe] = []
     scoring, png = 0.0, 0
     for kinds in _sharing(_kinds(prepared)):
-        on_probe(f"{kinds[0].label}, uploads")
+        on_probe(f"{kinds[0].experiment.scenario.label}, uploads")
         probes.append(_upload_probe(kinds, prepared.selection))
         memory = Memory()
         for kind, tried in ((each, tried) for each in kinds for tried in each.attacks):
-            on_probe(f"{kind.label}, {tried.label}")
+            on_probe(f"{kind.experiment.scenario.label}, {tried.label}")
             source = DirectUploads(kind.experiment, prepared.selection, memory)
             probe, recorded, made = _attack_probe(kind, source, tried)
             probes.append(probe)
@@ -151,7 +122,7 @@ def _sharing(kinds: Sequence[_Kind]) -> list[list[_Kind]]:
     """Those whose uploads are the same but for their number, by that number."""
     found: defaultdict[Hashable, list[_Kind]] = defaultdict(list)
     for kind in sorted(kinds, key=lambda kind: kind.experiment.threat.uploads_per_picture):
-        found[kind.shared].append(kind)
+        found[one_upload(kind.experiment.scenario)].append(kind)
     return list(found.values())
 
 
@@ -159,7 +130,7 @@ def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
     """Of a whole pass, as uploads are computed in passes, and once for the kind that asks for most of them."""
     fewest, kind = kinds[0], kinds[-1]
     pass_ = max(1, PICTURES_PER_PASS // kind.experiment.scenario.batch_size)
-    what, batches = f"{kind.label}: uploads", kind.batches(at_most=pass_)
+    what, batches = f"{kind.experiment.scenario.label}: uploads", kind.batches(at_most=pass_)
     # Builds the model and finds its kernels, which is done once.
     DirectUploads(fewest.experiment, selection).uploads(batches[:1])
     began = time.perf_counter()
@@ -172,23 +143,27 @@ def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
 def _attack_probe(
     kind: _Kind, source: DirectUploads, tried: AttackConfig
 ) -> tuple[Probe, Sequence[Exchange], Sequence[Reconstruction]]:
-    what, count = f"{kind.label}: {tried.label}", kind.uploads(tried)
+    what, count = f"{kind.experiment.scenario.label}: {tried.label}", kind.uploads(tried)
     found = source.uploads(kind.batches(tried))
     recorded = [each for each in found.values() if isinstance(each, Exchange)]
     if not recorded:
         return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
     uploads = [each.upload for each in recorded]
     adversary = Adversary(source.model(uploads[0].weights), kind.experiment.threat, kind.experiment.scenario.seed)
-    pace, made, failure = _Pace(time.perf_counter()), list[Reconstruction](), None
+    began, made, failure = time.perf_counter(), list[Reconstruction](), None
+
+    def watch(done: int, total: int, _loss: float) -> None:
+        elapsed = time.perf_counter() - began
+        if elapsed > PATIENCE and done:
+            raise _WatchedLongEnoughError(elapsed * total / done)
+
     try:
-        made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=pace)
-    except _WatchedLongEnoughError:
+        made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=watch)
+    except _WatchedLongEnoughError as pace:
         return Probe(what, pace.estimate / len(uploads), count), [], []
-    except FedmjpError as error:
-        failure = str(error)
     except Exception as error:  # noqa: BLE001 (any error of an attack is a result, here as in a run)
-        failure = f"{type(error).__name__}: {error}"
-    seconds = (time.perf_counter() - pace.began) / len(uploads)
+        failure = described(error)
+    seconds = (time.perf_counter() - began) / len(uploads)
     return Probe(what, seconds, count, failure), recorded, made
 
 

@@ -20,16 +20,10 @@ def score(
     metrics: tuple[str, ...],
     protocol: Protocol,
 ) -> dict[str, Tensor | None]:
-    """Score a reconstruction in one setting.
+    """Score a reconstruction in one setting, which says which version of the picture is the reference.
 
-    Args:
-        reconstruction: What the attack made of the upload. The pictures of a batch come in no
-            particular order; each private picture is given one of them, so that the sum of squared
-            errors is least.
-        private: What the client had.
-        setting: Says which version of the picture is the reference.
-        metrics: Names.
-        protocol: Float or 8-bit.
+    The pictures of a batch are reconstructed in no particular order; each private picture is given one of them, so
+    that the sum of squared errors is least.
 
     Returns:
         Metric name to (batch,) values in the order of the private pictures; None where the machine
@@ -45,7 +39,13 @@ def score(
     # By the version that was attacked, in every setting: a reconstruction belongs to one picture.
     matched = reconstruction.images[match(reconstruction.images, private.version(private.gradient_of))]
     recovered, reference = represent(matched, protocol), represent(reference, protocol)
-    return {name: _values(name, recovered, reference) for name in metrics}
+    values = dict[str, Tensor | None]()
+    for name in metrics:
+        scored = None if metric(name).missing() else metric(name).function(recovered, reference)
+        if scored is not None and not torch.isfinite(scored).all():
+            raise RecordError(f"metric {name} gave {scored.tolist()}")
+        values[name] = scored
+    return values
 
 
 def match(images: Tensor, reference: Tensor) -> Tensor:
@@ -70,12 +70,3 @@ def match(images: Tensor, reference: Tensor) -> Tensor:
     ).square()
     _, order = linear_sum_assignment(distances.numpy())
     return torch.from_numpy(order)
-
-
-def _values(name: str, recovered: Tensor, reference: Tensor) -> Tensor | None:
-    if metric(name).missing():
-        return None
-    values = metric(name).function(recovered, reference)
-    if not torch.isfinite(values).all():
-        raise RecordError(f"metric {name} gave {values.tolist()}")
-    return values

@@ -3,26 +3,19 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 import pandas as pd
 
-from benchmarks.folder.pictures import PARTIAL, PictureFolder
+from benchmarks.folder.pictures import PARTIAL, files_of
 from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import Cell, Plan, PlannedTrial
-
-Keep = Literal["extremes", "all", "none"]
+from benchmarks.plan.experiment import Cell, Keep, Plan, PlannedTrial
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:
-    """The trials of a cell that stand for it: the most revealing, the median and the least revealing.
+    """The trials of a cell that stand for it, label to key: the most revealing, the median and the least revealing.
 
-    Args:
-        cell: Trials of one cell as ``Store.frame`` gives them.
-
-    Returns:
-        Label to key. By PSNR, the lower median where there are two, equal ones by key. Empty without a
-        finished trial; the same trial under several labels where there are few.
+    By PSNR in ``cell``, trials as ``Store.frame`` gives them: the lower median where there are two, equal ones by
+    key. Empty without a finished trial; the same trial under several labels where there are few.
     """
     finished = cell[cell["status"] == "ok"]
     ranked = sorted(
@@ -37,26 +30,19 @@ def extremes(cell: pd.DataFrame) -> dict[str, str]:
 
 
 class Retention:
-    """Deletes the pictures of a cell that need not stay, once all its trials were tried.
+    """Deletes the pictures of a cell that need not stay from their folder, once all its trials were tried.
 
     Cells share pictures: an original belongs to every cell that attacks it, a reconstruction to settings
-    b and c. A file goes when no cell in work writes it and no complete one shows it. Nothing but the
-    folder of pictures is touched.
-
-    Args:
-        keep: "extremes", "all" or "none".
-        plan: Whose pictures they are.
-        pictures: Where they lie.
-        store: Says what is finished, and how revealing it is.
+    b and c. A file goes when no cell in work writes it and no complete one shows it.
     """
 
-    def __init__(self, keep: Keep, plan: Plan, pictures: PictureFolder, store: Store) -> None:
+    def __init__(self, keep: Keep, plan: Plan, pictures: Path, store: Store) -> None:
         self._keep, self._pictures, self._store = keep, pictures, store
         self._trials: defaultdict[Cell, dict[str, PlannedTrial]] = defaultdict(dict)
         self._cells_of: defaultdict[Path, set[Cell]] = defaultdict(set)
         for trial in plan.trials:
             self._trials[trial.cell][trial.key] = trial
-            for path in pictures.of(trial):
+            for path in self._files(trial):
                 self._cells_of[path].add(trial.cell)
         finished = store.finished([trial.key for trial in plan.trials])
         self._pending = {cell: trials.keys() - finished for cell, trials in self._trials.items()}
@@ -80,16 +66,16 @@ class Retention:
         self._in_work.difference_update(complete)
         for cell in complete:
             self._show(cell)
-        self._delete(
-            path for cell in complete for trial in self._trials[cell].values() for path in self._pictures.of(trial)
-        )
+        self._delete(path for cell in complete for trial in self._trials[cell].values() for path in self._files(trial))
 
     def sweep(self) -> None:
         """Delete whatever does not belong: also pictures of former plans, and what killed runs left half written."""
-        root = self._pictures.root
-        for partial in root.rglob(f".*{PARTIAL}"):
+        for partial in self._pictures.rglob(f".*{PARTIAL}"):
             partial.unlink(missing_ok=True)
-        self._delete(root.rglob("*.png"))
+        self._delete(self._pictures.rglob("*.png"))
+
+    def _files(self, trial: PlannedTrial) -> list[Path]:
+        return [self._pictures / name for name in files_of(trial).values()]
 
     def _show(self, cell: Cell) -> None:
         own = self._trials[cell]
@@ -97,7 +83,7 @@ class Retention:
         if self._keep == "extremes":
             keys = list(extremes(self._store.frame(keys)).values())
         if self._keep != "none":
-            self._shown.update(path for key in keys for path in self._pictures.of(own[key]))
+            self._shown.update(path for key in keys for path in self._files(own[key]))
 
     def _delete(self, paths: Iterable[Path]) -> None:
         if self._keep == "all":

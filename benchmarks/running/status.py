@@ -14,26 +14,25 @@ WINDOW = timedelta(minutes=2)  # over which the rate is taken
 
 
 @dataclass(frozen=True)
-class CellStatus:
-    """Trials of one cell: finished, failed, not tried yet."""
+class Status:
+    """Of a campaign, or of one cell: trials that are finished, that failed and that were not tried yet."""
 
-    cell: PlannedCell
     ok: int
     failed: int
     missing: int
 
 
 @dataclass(frozen=True)
-class Status:
+class CampaignStatus(Status):
     """Of a whole campaign.
 
     Attributes:
-        cells: In the order of the plan.
+        cells: In the order of the plan, each with its own status.
         last: When the last trial was recorded, UTC.
         rate: Trials per second over the last minutes before that; None below two trials.
     """
 
-    cells: tuple[CellStatus, ...]
+    cells: tuple[tuple[PlannedCell, Status], ...]
     last: datetime | None
     rate: float | None
 
@@ -43,37 +42,29 @@ class Status:
         return self.ok + self.failed + self.missing
 
     @property
-    def ok(self) -> int:
-        """Finished trials."""
-        return sum(cell.ok for cell in self.cells)
-
-    @property
-    def failed(self) -> int:
-        """Failed trials."""
-        return sum(cell.failed for cell in self.cells)
-
-    @property
-    def missing(self) -> int:
-        """Trials that were not tried yet."""
-        return sum(cell.missing for cell in self.cells)
-
-    @property
     def remaining(self) -> timedelta | None:
         """Until all are tried, at the present rate."""
         return timedelta(seconds=self.missing / self.rate) if self.rate else None
 
 
-def status(ledger: Ledger, store: Store) -> Status:
+def status(ledger: Ledger, store: Store) -> CampaignStatus:
     """Count what the database has of a plan."""
     rows = store.frame(ledger.trials["key"].tolist())
     joined = ledger.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
     counts = Counter(zip(joined["cell"], joined["status"].fillna("missing"), strict=True))
     cells = tuple(
-        CellStatus(each, *(counts[index, kind] for kind in ("ok", "failed", "missing")))
-        for index, each in enumerate(ledger.cells)
+        (cell, Status(*(counts[index, kind] for kind in ("ok", "failed", "missing"))))
+        for index, cell in enumerate(ledger.cells)
     )
     times = rows["recorded_at"].sort_values()
-    return Status(cells, None if times.empty else times.iloc[-1].to_pydatetime(), _rate(times))
+    return CampaignStatus(
+        ok=sum(own.ok for _, own in cells),
+        failed=sum(own.failed for _, own in cells),
+        missing=sum(own.missing for _, own in cells),
+        cells=cells,
+        last=None if times.empty else times.iloc[-1].to_pydatetime(),
+        rate=_rate(times),
+    )
 
 
 def _rate(times: "pd.Series[pd.Timestamp]") -> float | None:

@@ -18,13 +18,13 @@ from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.pictures import load_png
 from benchmarks.folder.store import Store
-from benchmarks.running.engine import Engine, Silent
+from benchmarks.running.engine import Engine
+from benchmarks.running.progress import RunProgress
 from benchmarks.running.retention import extremes
 from benchmarks.uploads.direct import DirectUploads
 from fedmjp import provenance
 from fedmjp.metrics import metric
 from fedmjp.seeds import torch_generator
-from fedmjp.settings import Picture
 
 # Each of two pictures moves by at most half a step of 1/255 when it is rounded, so their distance by a step.
 ROUNDING = 1 / 255
@@ -36,12 +36,9 @@ BESIDES = {"rendered_at", "commit_lost"}
 
 @dataclass
 class Verification:
-    """What was found.
+    """What was found: what does not hold, and what was checked, with how many.
 
-    Attributes:
-        problems: What does not hold; empty if all does.
-        differences: Between the machine of then and that of now: no fault, but they can change numbers.
-        checked: What was checked, with how many.
+    ``differences`` between the machine of then and that of now are no fault, but they can change numbers.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -75,7 +72,7 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found
     """Score again what lies in the folder of pictures."""
     rescored, owed = 0, _owed(ledger, finished)
     for row in finished.to_dict("records"):
-        path = folder.pictures.root / row["reconstruction"]
+        path = folder.pictures / row["reconstruction"]
         if not path.exists():
             if row["key"] in owed:
                 found.problems.append(
@@ -83,9 +80,8 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found
                 )
             continue
         cell = ledger.cells[row["cell"]].cell
-        version = row["clean"] if cell.setting.compared_with is Picture.CLEAN else row["shuffled"]
         try:
-            pair = _picture(path), _picture(folder.pictures.root / version)
+            pair = _picture(path), _picture(folder.pictures / row[str(cell.setting.compared_with)])
         except OSError as error:
             found.problems.append(f"{row['reconstruction']}: {error}")
             continue
@@ -113,11 +109,9 @@ def _picture(path: Path) -> Tensor:
 
 
 def _disagreement(pair: tuple[Tensor, Tensor], scores: Mapping[str, Any], *, rounded: bool) -> str | None:
-    """How the stored scores contradict the stored pictures.
-
-    Pictures have 8 bits. Scores of that protocol must be met exactly. Of float scores only MSE and
-    PSNR can be held against rounded pictures: the root mean square moves by at most one step.
-    """
+    """How the stored scores contradict the stored pictures, which have 8 bits."""
+    # Scores of that protocol must be met exactly. Of float scores only MSE and PSNR can be held against rounded
+    # pictures: the root mean square moves by at most one step.
     for name in scores if rounded else ("mse", "psnr"):
         value = scores.get(name)
         if value is None or metric(name).missing():
@@ -153,14 +147,7 @@ def _different(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any,
 
 
 def repeat(prepared: Prepared, ledger: Ledger, store: Store, count: int) -> Verification:
-    """Run some finished trials again from their pictures and compare every score.
-
-    Args:
-        prepared: The campaign, prepared again.
-        ledger: The folder's.
-        store: What it came to.
-        count: How many trials, drawn with a fixed seed.
-    """
+    """Run ``count`` finished trials, drawn with a fixed seed, again from their pictures and compare every score."""
     found = Verification()
     finished = store.frame(ledger.trials["key"].tolist())
     finished = ledger.trials.merge(finished[finished["status"] == "ok"], on="key", suffixes=("", "_stored"))
@@ -188,12 +175,12 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
     again: dict[tuple[Any, str, int], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = OutputFolder(Path(scratch))
-        store = Store.at(folder.database)
+        store = folder.store()
         for part in prepared.plan.parts:
             trials = [each for each in part.trials if (each.cell, each.picture.name, each.seed) in wanted]
             trials.sort(key=lambda trial: trial.key)  # as the store gives them
             source = DirectUploads(part.experiment, prepared.selection)
-            Engine(part.experiment, folder, store, Silent(), source).run(trials)
+            Engine(part.experiment, folder, store, RunProgress(), source).run(trials)
             for trial, row in zip(trials, store.trials([trial.key for trial in trials]), strict=True):
                 if row.status == "ok":
                     again[trial.cell, trial.picture.name, trial.seed] = row.scores
@@ -209,12 +196,11 @@ def compare_with_published(folder: Path, board: Mapping[str, Any], *, rendered: 
         board: The board made anew, as JSON-ready values.
         rendered: Whether the table must be there; a study may do without.
     """
-    tables = _compare_tables(folder, board) if rendered or (folder / TABLE).exists() else []
-    return [*tables, *_compare_manifests(folder, board["about"])]
+    tables = _compare_tables(folder / TABLE, board) if rendered or (folder / TABLE).exists() else []
+    return [*tables, *_compare_manifests(folder / "manifest.json", board["about"])]
 
 
-def _compare_manifests(folder: Path, about: Mapping[str, Any]) -> list[str]:
-    path = folder / "manifest.json"
+def _compare_manifests(path: Path, about: Mapping[str, Any]) -> list[str]:
     try:
         published = json.loads(path.read_text(encoding="utf-8"))
         keys = (published.keys() | about.keys()) - BESIDES
@@ -222,6 +208,19 @@ def _compare_manifests(folder: Path, about: Mapping[str, Any]) -> list[str]:
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
     changed = sorted(key for key in keys if not _same(published.get(key), about.get(key)))
     return [f"{path.name}: {', '.join(changed)} not as the trials say"] if changed else []
+
+
+def _compare_tables(path: Path, board: Mapping[str, Any]) -> list[str]:
+    try:
+        published = {entry["id"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
+    made = {entry["id"]: entry for entry in board["entries"]}
+    changed = [each for each, entry in made.items() if not _same(published.get(each), entry)]
+    return [
+        *(f"{path.name}: entry {each} is not that of the trials" for each in changed),
+        *(f"{path.name}: entry {each} is in no plan" for each in published.keys() - made.keys()),
+    ]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -233,16 +232,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     return bool(one == other)
-
-
-def _compare_tables(folder: Path, numbers: Mapping[str, Any]) -> list[str]:
-    path = folder / TABLE
-    try:
-        published = json.loads(path.read_text(encoding="utf-8"))["entries"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
-    old, new = ({entry["id"]: entry for entry in each} for each in (published, numbers["entries"]))
-    changed = [
-        f"{path.name}: entry {each} is not that of the trials" for each in new if not _same(old.get(each), new[each])
-    ]
-    return changed + [f"{path.name}: entry {each} is in no plan" for each in old.keys() - new.keys()]

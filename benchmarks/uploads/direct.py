@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from torch import Tensor
 
 from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.source import Batch, described, tensors_read
+from benchmarks.uploads.source import Batch, UploadSource, described, tensors_read
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
@@ -44,18 +44,13 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class DirectUploads:
+class DirectUploads(UploadSource):
     """Computes uploads and, unless there is a memory, forgets them.
 
     Where a part of an update is protected as the whole is, only the tensors that some attack reads are computed.
     Others of an upload are computed only for attacks that read others: uploads 1 to R - 1 of its pictures, in this
     order; the upload itself is number 0. The weights stay as they are. An upload does not depend on which others are
-    asked for, to the last bit.
-
-    Attributes:
-        experiment: Whose uploads are asked for.
-        selection: Its pictures; experiments that differ in their seed may share them.
-        memory: Shared with other experiments on the same pictures; None remembers nothing.
+    asked for, to the last bit. Experiments on the same pictures may share a memory.
 
     Raises:
         ConfigError: If the weights are to move, which takes a server.
@@ -91,9 +86,6 @@ class DirectUploads:
         del weights
         return _attackers_model(self._scenario.network, self._scenario.device)
 
-    def stale(self) -> None:
-        """Nothing is kept."""
-
     def _numbered(self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int) -> Found:
         """One upload of each batch."""
         scenario = self._scenario
@@ -119,24 +111,17 @@ class DirectUploads:
         private: dict[Batch, PrivateBatch] = {}
         for batch in stack:
             try:
-                private[batch] = private_of(
-                    scenario, [self.selection.load(entry) for entry in self._entries[batch]], number
-                )
+                pictures = [self.selection.load(entry) for entry in self._entries[batch]]
+                private[batch] = private_of(scenario, pictures, number)
             except FedmjpError as error:
                 found[batch] = str(error)
         try:
-            updates = self._updates(model, private, names, number)
+            updates = self._updates(model, list(private.values()), names, number)
             digest = _initial_digest(scenario.network, scenario.device)
             for (batch, made), sent in zip(private.items(), updates, strict=True):
                 client, place = divmod(self._places[batch], scenario.batches_per_client)
-                upload = upload_of(
-                    scenario,
-                    sent,
-                    made,
-                    server_round=scenario.round_of(Turn(place, number)),
-                    node=client,
-                    weights=digest,
-                )
+                turn = scenario.round_of(Turn(place, number))
+                upload = upload_of(scenario, sent, made, server_round=turn, node=client, weights=digest)
                 found[batch] = Exchange(made, upload)
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
             for batch in private:
@@ -144,26 +129,23 @@ class DirectUploads:
         return found
 
     def _updates(
-        self, model: VitClassifier, private: Mapping[Batch, PrivateBatch], names: frozenset[str], number: int
+        self, model: VitClassifier, batches: Sequence[PrivateBatch], names: frozenset[str], number: int
     ) -> list[dict[str, Tensor]]:
         """What leaves the clients, one update per batch."""
-        scenario, batches = self._scenario, list(private.values())
+        scenario = self._scenario
         if len(batches) > 1:
-            made = entrance_gradients(model, batches, names)
             return [
                 protect(update, batch, model, scenario.threat, randomness=noise_of(scenario, batch, number))
-                for update, batch in zip(made, batches, strict=True)
+                for update, batch in zip(entrance_gradients(model, batches, names), batches, strict=True)
             ]
-        return [self._update(model, batch, names, number) for batch in batches]
-
-    def _update(
-        self, model: VitClassifier, batch: PrivateBatch, names: frozenset[str], number: int
-    ) -> dict[str, Tensor]:
-        sent = update_of(self._scenario, model, batch, number)
-        if ORACLE_TOKEN_GRADIENTS in names:
-            sent |= entrance_gradients(model, [batch], [ORACLE_TOKEN_GRADIENTS])[0]
-        # A floor reads nothing, but an upload is never empty.
-        return {name: tensor for name, tensor in sent.items() if name in names or not names}
+        updates = []
+        for batch in batches:
+            sent = update_of(scenario, model, batch, number)
+            if ORACLE_TOKEN_GRADIENTS in names:
+                sent |= entrance_gradients(model, [batch], [ORACLE_TOKEN_GRADIENTS])[0]
+            # A floor reads nothing, but an upload is never empty.
+            updates.append({name: tensor for name, tensor in sent.items() if name in names or not names})
+        return updates
 
     @property
     def _scenario(self) -> Scenario:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.federation.round_records import ROUND_OF_TRAINING
 from benchmarks.federation.simulation import RECORDS, RunFolder
 from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.source import RecordedUploads, UploadSource, tensors_read
+from benchmarks.uploads.source import Batch, RecordedUploads, UploadSource, tensors_read
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError
 from fedmjp.models.build import build_vit
@@ -22,12 +22,8 @@ from fedmjp.scenario import Scenario
 class Recording:
     """A folder of records and the scenarios that they were made of.
 
-    Attributes:
-        folder: Where they lie.
-        scenarios: What was played.
-        sha256: Of each picture.
-        of_training: Whether it is a round of a training run.
-        localisation_weights: Of the localisation loss in each client's gradient, by client, where there was one.
+    ``sha256`` is by picture. ``of_training`` says whether it is a round of a training run; clients whose gradient
+    held a localisation loss have its weight in ``localisation_weights``.
     """
 
     folder: RunFolder
@@ -83,16 +79,14 @@ class Recording:
         Raises:
             BadInputError: If there is no readable one.
         """
-        found: dict[tuple[str, ...], tuple[PictureEntry, ...]] = {}
+        found: dict[Batch, tuple[PictureEntry, ...]] = {}
         for names, (path, *_) in self.folder.index(scenario).items():
             found |= self.entries(scenario, names, path)
         if not found:
             raise BadInputError(f"{self.folder.evaluator} holds no readable record of pictures that the manifest names")
         return list(found.values())
 
-    def entries(
-        self, scenario: Scenario, names: tuple[str, ...], path: Path
-    ) -> dict[tuple[str, ...], tuple[PictureEntry, ...]]:
+    def entries(self, scenario: Scenario, names: Batch, path: Path) -> dict[Batch, tuple[PictureEntry, ...]]:
         """The pictures in a private record, by their names; nothing if it, or the manifest, does not show them."""
         try:
             labels = self.folder.private(scenario, path).labels.tolist()
@@ -114,9 +108,6 @@ class Recording:
 
     def problems(self, experiment: Experiment) -> list[str]:
         """Each record that cannot be used: its file, and what is wrong with it."""
-        return [f"{path}: {problem}" for path, problem in self._problems(experiment)]
-
-    def _problems(self, experiment: Experiment) -> list[tuple[Path, str]]:
         scenario = experiment.scenario
         model = build_vit(scenario.network)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -124,14 +115,14 @@ class Recording:
         uploads, private = self.folder.uploads / scenario.folder, self.folder.evaluator / scenario.folder
         names = sorted({path.name for folder in (uploads, private) for path in folder.glob(RECORDS)})
         sent: set[str] = set()
-        found = []
+        found: list[str] = []
         for name in names:
             if not self.folder.stands_for_group(scenario, private / name):
                 continue
             try:
                 batch = self.folder.private(scenario, private / name)
             except FedmjpError as error:
-                found.append((private / name, str(error)))
+                found.append(f"{private / name}: {error}")
                 continue
             try:
                 upload = Upload.load(uploads / name)
@@ -140,16 +131,12 @@ class Recording:
             except FedmjpError as error:
                 problem = str(error)
             if problem:
-                found.append((uploads / name, problem))
-        return found + self._weights_problems(scenario, sent)
-
-    def _weights_problems(self, scenario: Scenario, sent: set[str]) -> list[tuple[Path, str]]:
-        found = []
+                found.append(f"{uploads / name}: {problem}")
         for digest in sorted(sent):
             try:
                 self.folder.upload_folder(scenario.folder).weights(digest)
             except FedmjpError as error:
-                found.append((self.folder.uploads / scenario.folder, f"the weights that had been sent: {error}"))
+                found.append(f"{uploads}: the weights that had been sent: {error}")
         return found
 
 

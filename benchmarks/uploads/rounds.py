@@ -1,4 +1,4 @@
-"""Recorded rounds of a training run, attacked together: the server kept every client's uploads.
+"""Recorded rounds of a training run, attacked together.
 
 Attacked is the last upload of each picture, at the weights of its round. Its others are all further uploads of
 the same client, of whatever picture, in the order of their rounds: which of them show the same picture is for
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from attacks.mjp.localisation import without_localisation
 from benchmarks.plan.experiment import Experiment
@@ -87,12 +88,11 @@ class RecordedRounds:
 
     def _attacked(self, scenario: Scenario) -> Scenario:
         seen = Counter(name for each in self.records(scenario) for name in each.pictures)
-        changes = {"uploads_per_picture": max(seen.values(), default=1)}
+        changes: dict[str, Any] = {"uploads_per_picture": max(seen.values(), default=1)}
         sent = next((self.rounds[-1].folder.uploads / scenario.folder).glob(WEIGHTS), None)
-        if sent is None:
-            return scenario.model_copy(update=changes)
-        model = scenario.model.model_copy(update={"weights": Checkpoint.of(sent)})
-        return scenario.model_copy(update={**changes, "model": model})
+        if sent is not None:
+            changes["model"] = scenario.model.model_copy(update={"weights": Checkpoint.of(sent)})
+        return scenario.model_copy(update=changes)
 
     def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
         """The pictures behind each upload that is attacked.
@@ -149,7 +149,7 @@ def attacked(records: Sequence[_Record]) -> list[_Record]:
 
 
 @dataclass(frozen=True)
-class RoundUploads:
+class RoundUploads(UploadSource):
     """Reads the uploads of recorded rounds, and leaves them as they are."""
 
     experiment: Experiment
@@ -171,9 +171,6 @@ class RoundUploads:
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that an upload was computed with."""
         return next(each for each in self._records if each.weights == weights).model()
-
-    def stale(self) -> None:
-        """Nothing can be recorded anew."""
 
     def _read(self, record: _Record) -> Exchange:
         private, others = record.private(), self._others(record)

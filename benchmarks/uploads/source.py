@@ -1,19 +1,16 @@
-"""Where the uploads of an experiment come from: a recorded federation, or computed when needed.
-
-Both give the same tensors for the same seed; a test holds them together. What is computed when needed
-stands in ``benchmarks.uploads.direct``.
-"""
+"""Uploads out of a recorded federation; a test holds them together with those of ``benchmarks.uploads.direct``."""
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
 
 from benchmarks.federation.simulation import RunFolder, simulate
 from benchmarks.folder.output import write_text
 from benchmarks.plan.experiment import Experiment, Plan
+from benchmarks.running.progress import RunProgress
 from fedmjp.config import ModelConfig
 from fedmjp.errors import FedmjpError
 from fedmjp.exchange import Exchange
@@ -28,17 +25,19 @@ MISSING = "the client's upload or private record is missing or damaged"
 Batch = tuple[str, ...]
 
 
-class UploadSource(Protocol):
+class UploadSource(ABC):
     """Gives the uploads of an experiment, a few at a time."""
 
+    @abstractmethod
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
         """Upload and private batch of each batch of pictures, or why there is none."""
 
+    @abstractmethod
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that the server had sent, on the experiment's device."""
 
-    def stale(self) -> None:
-        """Something that was recorded is missing or damaged: the next run records anew."""
+    def stale(self) -> None:  # noqa: B027 (most sources keep nothing)
+        """Something is missing or damaged: the next run records anew, if it was a run that recorded."""
 
 
 def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
@@ -60,56 +59,48 @@ def told(upload: Upload, private: PrivateBatch, scenario: Scenario) -> Upload:
 
 
 @dataclass(frozen=True)
-class RecordedUploads:
+class RecordedUploads(UploadSource):
     """Reads what `fedmjp record` recorded, and leaves it as it is."""
 
     experiment: Experiment
     folder: RunFolder
 
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
-        """Read them."""
-        return read_recorded(self.folder, self.experiment.scenario, batches)
+        """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others."""
+        scenario = self.experiment.scenario
+        paths = self.folder.index(scenario)
+        found: dict[Batch, Exchange | str] = {}
+        for batch in batches:
+            try:
+                records = [self.folder.record(scenario, path) for path in paths.get(batch, [])]
+            except FedmjpError as error:
+                found[batch] = f"{MISSING}: {error}"
+                continue
+            if not records:
+                found[batch] = MISSING
+                continue
+            (private, first), *later = records
+            others = tuple(told(upload, own, scenario) for own, upload in later)
+            found[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
+        return found
 
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that were recorded."""
         return sent_model(self.folder, self.experiment.scenario, weights)
 
     def stale(self) -> None:
-        """The next run records anew, if it was a run that recorded."""
+        """The next run records anew."""
         (self.folder.root / COMPLETED).unlink(missing_ok=True)
-
-
-class Recorder(Protocol):
-    """Has the uploads of a federated run recorded, as ``simulate`` does through Flower."""
-
-    def __call__(
-        self,
-        scenarios: Sequence[Scenario],
-        folder: RunFolder,
-        *,
-        upload_tensors: Sequence[str],
-        on_round: Callable[[], None],
-    ) -> None:
-        """Record into ``folder``; FedmjpError if that failed."""
 
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """Records the scenarios of a plan in one federated run, whose uploads are then read from disk.
-
-    Attributes:
-        plan: What is to be attacked.
-        folder: Where the records go; removed when every trial is done.
-        on_rounds: Told how many rounds there will be.
-        on_round: Called at the start of every round.
-        record: How uploads come about.
-    """
+    """Records the scenarios of a plan in one federated run into a folder, from which uploads are then read."""
 
     plan: Plan
     folder: RunFolder
-    on_rounds: Callable[[int], None]
-    on_round: Callable[[], None]
-    record: Recorder = simulate
+    progress: RunProgress
+    record: Callable[..., None] = simulate
 
     def prepare(self) -> str | None:
         """Run the federation, unless the records of these very trials are there; what went wrong."""
@@ -119,10 +110,12 @@ class FederatedRun:
         if marker.exists() and marker.read_text() == keys:
             return None
         self.finish()
-        scenarios = list(dict.fromkeys(part.experiment.scenario for part in self.plan.parts))
-        self.on_rounds(sum(scenario.rounds for scenario in scenarios))
+        experiments = [part.experiment for part in self.plan.parts]
+        scenarios = list(dict.fromkeys(each.scenario for each in experiments))
+        tensors = sorted(frozenset().union(*(tensors_read(each, blueprint(each.arm)) for each in experiments)))
+        self.progress.federation(sum(scenario.rounds for scenario in scenarios))
         try:
-            self.record(scenarios, self.folder, upload_tensors=self._tensors(), on_round=self.on_round)
+            self.record(scenarios, self.folder, upload_tensors=tensors, on_round=self.progress.round)
         except FedmjpError as error:
             return str(error)
         absent = sum(scenario.uploads for scenario in scenarios) - self.folder.count()
@@ -135,32 +128,6 @@ class FederatedRun:
         """Remove the records."""
         if self.folder.root.exists():
             shutil.rmtree(self.folder.root)
-
-    def _tensors(self) -> list[str]:
-        experiments = [part.experiment for part in self.plan.parts]
-        return sorted(frozenset().union(*(tensors_read(each, blueprint(each.arm)) for each in experiments)))
-
-
-def read_recorded(folder: RunFolder, scenario: Scenario, batches: Sequence[Batch]) -> dict[Batch, Exchange | str]:
-    """The first upload of each batch of pictures and its private batch out of the records of a run.
-
-    The later uploads of the same pictures are its others, in the order of their rounds.
-    """
-    paths = folder.index(scenario)
-    found: dict[Batch, Exchange | str] = {}
-    for batch in batches:
-        try:
-            records = [folder.record(scenario, path) for path in paths.get(batch, [])]
-        except FedmjpError as error:
-            found[batch] = f"{MISSING}: {error}"
-            continue
-        if not records:
-            found[batch] = MISSING
-            continue
-        (private, first), *later = records
-        others = tuple(told(upload, own, scenario) for own, upload in later)
-        found[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
-    return found
 
 
 def sent_model(folder: RunFolder, scenario: Scenario, weights: str) -> VitClassifier:

@@ -66,7 +66,6 @@ def attack(
     """Attack uploads of one model and report: computed here without Flower, or recorded before."""
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.folder.output import OutputFolder
-    from benchmarks.folder.store import Store
     from benchmarks.plan.planning import plan
     from benchmarks.report.render import render_experiment
     from benchmarks.running.engine import Engine
@@ -87,7 +86,7 @@ def attack(
     problems = [] if recording is None else [each for one in experiments for each in recording.problems(one)]
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
-    store = Store.at(folder.database)
+    store = folder.store()
     finished = len(store.finished([trial.key for trial in planned.trials]))
     console.print(f"{finished} of {len(planned.trials)} trials are finished; device {experiments[0].scenario.device}.")
     ledger.save(folder.root)

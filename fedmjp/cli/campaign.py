@@ -66,7 +66,7 @@ def run(
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
     _refuse_contradictions(folder, read, database, fresh=fresh)
     folder.prepare(fresh=fresh)
-    store = _store(folder, database)
+    store = folder.store(database)
     _tell_beginning(prepared, store, folder, console)
     prepared.ledger.save(folder.root)
     with TerminalProgress(console) as progress:
@@ -180,12 +180,6 @@ def _prepared(read: "Campaign", device: str) -> "Prepared":
     from fedmjp.cli.device import choose
 
     return prepare(read, device=choose(device), command=published_command())
-
-
-def _store(output: "OutputFolder", database: str) -> "Store":
-    from benchmarks.folder.store import Store
-
-    return Store.open(database) if database else Store.at(output.database)
 
 
 def _tell_beginning(prepared: "Prepared", store: "Store", output: "OutputFolder", console: "Console") -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.folder.ledger import Ledger
     from benchmarks.plan.experiment import PlannedCell
     from benchmarks.running.estimate import Estimate
-    from benchmarks.running.status import Status
+    from benchmarks.running.status import CampaignStatus
 
 SHOWN_KINDS = 12
 
@@ -70,27 +70,27 @@ def _refusals(cells: "Sequence[PlannedCell]") -> list[str]:
     return [f"{what} ({count} cells)" for what, count in counts.items()]
 
 
-def print_status(ledger: "Ledger", found: "Status", running: bool, console: "Console") -> None:
+def print_status(ledger: "Ledger", found: "CampaignStatus", running: bool, console: "Console") -> None:
     """Progress in sum and per cell."""
     share = found.ok / found.planned if found.planned else 1.0
     _line(console, f"{ledger.about['name']}: {found.ok} of {found.planned} trials finished ({share:.0%}), "
                    f"{found.failed} failed, {found.missing} not tried.")  # fmt: skip
     _line(console, _pace(found, running))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
-    servers = dict.fromkeys(each.cell.cell.threat.undefended for each in found.cells)
+    servers = dict.fromkeys(planned.cell.threat.undefended for planned, _ in found.cells)
     numbers = {server: str(number) for number, server in enumerate(servers, 1)}
-    for each in found.cells:
-        cell = each.cell.cell
-        todo = "refused" if each.cell.refusal else str(each.missing or "")
-        style = "dim" if each.cell.refusal or not each.failed + each.missing else ""
+    for planned, own in found.cells:
+        cell = planned.cell
+        todo = "refused" if planned.refusal else str(own.missing or "")
+        style = "dim" if planned.refusal or not own.failed + own.missing else ""
         names = (cell.model, cell.defence, f"{cell.mask_ratio:g}", escape(cell.attack), str(cell.setting))
-        table.add_row(*names, numbers[cell.threat.undefended], str(each.ok), str(each.failed or ""), todo, style=style)
+        table.add_row(*names, numbers[cell.threat.undefended], str(own.ok), str(own.failed or ""), todo, style=style)
     console.print(table)
     for server, number in numbers.items():
         _line(console, f"Threat model {number}: {server.sentence()}")
 
 
-def _pace(found: "Status", running: bool) -> str:
+def _pace(found: "CampaignStatus", running: bool) -> str:
     if found.missing == 0:
         return "Nothing is left to do." if not found.failed else "Failed trials are tried again by the next run."
     if not running:

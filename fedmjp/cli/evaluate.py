@@ -58,10 +58,10 @@ def evaluate(
 
 
 def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
-    from fedmjp.cli.overrides import overridden
     from fedmjp.config import Checkpoint, ModelConfig
     from fedmjp.errors import BadInputError
     from fedmjp.evaluation.runs import Trained, open_run
+    from fedmjp.overrides import overridden
 
     if bool(folders) == bool(weights or model) or bool(weights) != bool(model):
         raise BadInputError("name folders of training runs, or instead a file: --weights FILE --model name=NAME")

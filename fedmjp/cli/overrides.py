@@ -1,7 +1,7 @@
-"""Nested configurations from YAML files, and settings over them from the command line: ``recipe.epochs=20``."""
+"""Nested configurations from YAML files."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,36 +49,6 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         both = isinstance(value, Mapping) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if both else copy.deepcopy(value)
     return result
-
-
-def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Lay ``KEY=VALUE`` settings over nested values; keys are dotted paths, values YAML scalars or lists.
-
-    Raises:
-        ConfigError: If a setting has no "=", or goes through something that is no mapping.
-    """
-    result = copy.deepcopy(dict(values))
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{setting!r} is not KEY=VALUE, such as recipe.epochs=20")
-        *path, last = key.split(".")
-        target: Any = result
-        for part in path:
-            target = target.setdefault(part, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"{setting!r}: {part} is no group of keys")
-        target[last] = _parsed(setting, text)
-    return result
-
-
-def _parsed(setting: str, text: str) -> Any:
-    if not text:
-        return ""  # YAML's answer would be nothing at all
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{setting!r}: {text!r} is no number, word or list") from None
 
 
 def with_checkpoint(model: Any) -> Any:

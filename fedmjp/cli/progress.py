@@ -1,7 +1,7 @@
 """Progress on the terminal: bars where there is one, a line per phase where there is none."""
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -17,8 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from benchmarks.running.engine import JobReport
+from benchmarks.running.progress import RunProgress
 
 FILE_WIDTH = 140
 
@@ -67,7 +66,7 @@ class LiveBars:
             self._console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
 
 
-class TerminalProgress(LiveBars):
+class TerminalProgress(LiveBars, RunProgress):
     """Shows the phases of a run."""
 
     def __init__(self, console: Console) -> None:
@@ -109,9 +108,6 @@ class TerminalProgress(LiveBars):
         if self._steps is None:
             self._steps = self._bars.add_task("", total=total)
         self._bars.update(self._steps, completed=done, total=total, description=f"  optimising, loss {loss:.4g}")
-
-    def job(self, report: "JobReport") -> None:
-        """A job was worked off; its trials were told one by one."""
 
     def _phase(self, description: str, total: int) -> None:
         self._task = self._bars.add_task(description, total=total)

@@ -15,7 +15,6 @@ def quickstart(
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.campaign.quickstart import quickstart as experiments_of
     from benchmarks.folder.output import OutputFolder
-    from benchmarks.folder.store import Store
     from benchmarks.plan.planning import plan
     from benchmarks.report.render import render_experiment
     from benchmarks.running.engine import Engine
@@ -34,13 +33,13 @@ def quickstart(
     uploads = f"recorded from a federation of {scenario.clients} Flower clients"
     ledger = ledger_of(experiments, planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
     folder.prepare(fresh=fresh)
-    store = Store.at(folder.database)
+    store = folder.store()
     keys = [trial.key for trial in planned.trials]
     missing = len(keys) - len(store.finished(keys))
     console.print(f"{len(keys) - missing} of {len(keys)} trials are finished; device {scenario.device}.")
     ledger.save(folder.root)
     with TerminalProgress(console) as progress:
-        run = FederatedRun(planned, folder.run, progress.federation, progress.round)
+        run = FederatedRun(planned, folder.run, progress)
         error = run.prepare() if missing else None
         progress.attacks(missing)
         for part in planned.parts:

@@ -63,8 +63,9 @@ def simulate(
     )
     from benchmarks.folder.output import claim_folder
     from fedmjp.cli.federated_progress import FederatedProgress
-    from fedmjp.cli.overrides import merged, overridden
+    from fedmjp.cli.overrides import merged
     from fedmjp.cli.progress import wide_console
+    from fedmjp.overrides import overridden
     from fedmjp.scenario import Scenario
     from fedmjp.training.run_folder import TrainingFolder
 

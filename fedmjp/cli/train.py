@@ -35,9 +35,10 @@ def train(
     """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped."""
     from benchmarks.folder.output import claim_folder
     from fedmjp.cli.device import choose
-    from fedmjp.cli.overrides import merged, overridden, read_values
+    from fedmjp.cli.overrides import merged, read_values
     from fedmjp.cli.progress import wide_console
     from fedmjp.cli.training_progress import TrainingProgress
+    from fedmjp.overrides import overridden
     from fedmjp.training.central import open_pictures
     from fedmjp.training.central import train as run
     from fedmjp.training.config import TrainingConfig

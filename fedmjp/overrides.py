@@ -1,0 +1,47 @@
+"""Settings over nested values, as command lines give them: ``recipe.epochs=20``, ``grids.0.settings=[a]``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from fedmjp.errors import ConfigError
+
+
+def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Lay ``KEY=VALUE`` settings over nested values.
+
+    Args:
+        values: Groups of keys in groups and lists; they stay as they are.
+        settings: Keys are dotted paths, with places in lists counted from 0; values are YAML.
+
+    Raises:
+        ConfigError: If a setting has no "=", is no YAML, or goes through something that is no group of keys.
+    """
+    result: Any = dict(values)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{setting!r} is not of the form KEY=VALUE, such as recipe.epochs=20")
+        try:
+            value = yaml.safe_load(text) if text else ""  # YAML's answer would be nothing at all
+        except yaml.YAMLError:
+            raise ConfigError(f"{setting!r} cannot be applied: {text!r} is no number, word or list") from None
+        try:
+            result = _replaced(result, key.split("."), value)
+        except LookupError as error:
+            raise ConfigError(f"{setting!r} cannot be applied: no group of keys, and no list, has {error}") from None
+    return dict(result)
+
+
+def _replaced(values: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy with another value at the end of the path; LookupError where the path ends before."""
+    if not path:
+        return value
+    part, *rest = path
+    if isinstance(values, Mapping):
+        return {**values, part: _replaced(values.get(part, {}), rest, value)}
+    if isinstance(values, list) and part.isdigit() and int(part) < len(values):
+        place = int(part)
+        return [*values[:place], _replaced(values[place], rest, value), *values[place + 1 :]]
+    raise LookupError(part)
