@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from fedmjp.config import MAX_SEED, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
@@ -127,6 +134,16 @@ class Scenario(Defended):
             raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
         training.require_defences(self.pipeline, self.model.grid, training.epochs)
         return self
+
+    # Last, so that it is the outermost.
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Scenarios are written in Python too, where pydantic's error would be told in many lines."""
+        try:
+            return validate(values)
+        except ValidationError as error:
+            raise cls.in_one_line(error) from None
 
     @property
     def folder(self) -> str:

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BeforeValidator, ValidationError, model_serializer, model_validator
+from pydantic import BeforeValidator, model_serializer, model_validator
 from torch import Tensor
 
 from fedmjp.config import Config, ModelConfig
@@ -16,7 +16,6 @@ from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
 from fedmjp.randomness import Randomness
 
 NONE = "none"  # how an empty pipeline is called
-Scalar = bool | int | float | str | None
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
@@ -62,20 +61,6 @@ class DefenceConfig(Config):
     @model_serializer
     def _beside_the_name(self) -> dict[str, Any]:
         return {"name": self.name, **self.options}
-
-    @classmethod
-    def parse_text(cls, text: str) -> Self:
-        """``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
-
-        Raises:
-            ConfigError: If there is no such defence or option, or a value is out of range; in one line.
-        """
-        try:
-            return cls.model_validate(text)
-        except ValidationError as error:
-            raise ConfigError(
-                "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
-            ) from None
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -351,7 +336,7 @@ def read_pipeline(texts: Sequence[str]) -> Pipeline:
     Raises:
         ConfigError: If there is no such defence or option, or an order is impossible.
     """
-    return pipeline_of(tuple(DefenceConfig.parse_text(each) for each in texts if each != NONE))
+    return pipeline_of(tuple(DefenceConfig.parse(each) for each in texts if each != NONE))
 
 
 def _first(defence: Defence) -> int:
