@@ -9,12 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from clients.training import train_round
-from fedmjp.config import ModelConfig, RunConfig
+from fedmjp.config import RunConfig
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError, FedmjpError
 from fedmjp.exchange import client_update, private_of_round
 from fedmjp.models.build import build_vit
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import record_name
 from fedmjp.scenario import Scenario, scenarios_of
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS, REFUSED
@@ -23,11 +22,7 @@ app = ClientApp()
 
 
 # One process serves several clients in turn; what is kept between messages holds for all of them.
-@lru_cache(maxsize=1)
-def _architecture(network: ModelConfig) -> VitClassifier:
-    return build_vit(network)
-
-
+_architecture = lru_cache(maxsize=1)(build_vit)
 _selection = lru_cache(maxsize=1)(select_for)
 
 
@@ -58,7 +53,8 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
         )
     if scenario.training is not None:
         own: Any = context.node_config.get("data")
-        return train_round(scenario, run, content, client, server_round, own=None if own is None else str(own))
+        data = None if own is None else str(own)
+        return train_round(scenario, scenario.training, run, content, client, server_round, own=data)
     return _upload(scenario, run, content, client, server_round)
 
 

@@ -25,13 +25,13 @@ from clients.budget import Ledger
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.defences.clipping import global_norm
-from fedmjp.defences.local_dp import LocalDp
+from fedmjp.defences.privacy import LocalDp
 from fedmjp.errors import ConfigError, DefenceError, FedmjpError
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.randomness import Randomness, SystemRandomness
+from fedmjp.wire import REFUSED
 
 Kind = Literal["weights", "gradient"]
-REFUSED = 1000  # code of the error that leaves in place of a reply
 # Training moves weights by far less than their length in a round; a gradient is as far off as zero is.
 FARTHEST = 0.5
 
@@ -128,11 +128,7 @@ class _DefenceMod:
         if not any(tensor.is_floating_point() for tensor in tensors.values()):
             raise DefenceError(f"{self.defence.name}: the reply has no tensors of real numbers to protect")
         base = self._base(tensors, sent)
-        client = Client(
-            kind="gradient" if self.kind == "gradient" else "delta",
-            roles=roles_of_tensors(tensors),
-            examples=_examples(reply),
-        )
+        client = Client("gradient" if self.kind == "gradient" else "delta", roles_of_tensors(tensors))
         update = {name: _minus(tensor, base[name]) for name, tensor in tensors.items()}
         protected = self.defence.protect(update, client, randomness=self.randomness)
         leaving = {
@@ -188,14 +184,6 @@ def _minus(tensor: Tensor, base: Tensor) -> Tensor:
 
 def _plus(base: Tensor, change: Tensor) -> Tensor:
     return base.to(change.dtype) + change if change.is_floating_point() else change
-
-
-def _examples(reply: Message) -> int:
-    for record in reply.content.metric_records.values():
-        for name in ("num-examples", "num_examples"):
-            if isinstance(count := record.get(name), int) and count > 0:
-                return count
-    return 1
 
 
 def _refusal(message: Message, reason: str) -> Message:

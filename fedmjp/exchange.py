@@ -54,15 +54,13 @@ def exchange(
         )
     model = _initial(scenario.network).to(scenario.device) if model is None else model
     digest = weights_digest(model.state_dict())
-    made = []
+    batches, uploads = [], []
     for place in range(number, number + scenario.uploads_per_picture):
         private = private_of(scenario, pictures, place)
         sent = update_of(scenario, model, private, place)
-        made.append(
-            Exchange(private, upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
-        )
-    first, *later = made
-    return replace(first, upload=replace(first.upload, others=tuple(each.upload for each in later)))
+        batches.append(private)
+        uploads.append(upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
+    return Exchange(batches[0], replace(uploads[0], others=tuple(uploads[1:])))
 
 
 _initial = lru_cache(maxsize=2)(build_vit)
@@ -91,11 +89,7 @@ def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: 
 
 
 def private_of_round(scenario: Scenario, selection: Selection, client: int, server_round: int) -> PrivateBatch:
-    """What one client computes its upload from in one round (from 1).
-
-    Raises:
-        DataError: If a picture cannot be read any more.
-    """
+    """What one client computes its upload from in one round (from 1); DataError if a picture cannot be read."""
     turn = scenario.turn(server_round)
     first = turn.batch * scenario.batch_size
     mine = selection.partition(client, scenario.clients)[first : first + scenario.batch_size]
@@ -128,20 +122,11 @@ def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatc
 
 
 def protect(
-    update: dict[str, Tensor],
-    private: PrivateBatch,
-    model: Classifier,
-    threat: ThreatModel,
-    *,
-    randomness: Randomness,
+    update: dict[str, Tensor], private: PrivateBatch, model: Classifier, threat: ThreatModel, *, randomness: Randomness
 ) -> dict[str, Tensor]:
-    """An update, or a part of one, as it leaves a client.
-
-    Raises:
-        DefenceError: If a defence cannot protect it.
-    """
-    shown = [Arranged(private.version(private.gradient_of), private.mask, private.source)]
-    return protect_trained(update, model, threat, examples=len(private.pictures), shown=shown, randomness=randomness)
+    """An update of a private batch, or a part of one, as it leaves a client; errors as of ``protect_trained``."""
+    shown = Arranged(private.version(private.gradient_of), private.mask, private.source)
+    return protect_trained(update, model, threat, shown=[shown], randomness=randomness)
 
 
 def protect_trained(
@@ -149,7 +134,6 @@ def protect_trained(
     model: Classifier,
     threat: ThreatModel,
     *,
-    examples: int,
     shown: Sequence[Arranged],
     randomness: Randomness,
 ) -> dict[str, Tensor]:
@@ -159,24 +143,15 @@ def protect_trained(
         update: Gradient or change of the weights.
         model: With the weights that the server had sent.
         threat: States the defences.
-        examples: Pictures behind it.
         shown: Batches as they went into the network, as far as defences compute with them.
         randomness: Of what defences draw.
 
     Raises:
         DefenceError: If a defence cannot protect it.
     """
-    images, mask = (
-        torch.cat([getattr(each, name) for each in shown]) if shown else None for name in ("images", "mask")
-    )
-    client = Client(
-        kind=threat.update,
-        roles=roles_of(model),
-        examples=examples,
-        model=model,
-        images=images,
-        mask=mask if model.defended else None,
-    )
+    images = torch.cat([each.images for each in shown]) if shown else None
+    mask = torch.cat([each.mask for each in shown]) if shown and model.defended else None
+    client = Client(threat.update, roles_of(model), model, images, mask)
     return threat.pipeline.protect(update, client, randomness=randomness)
 
 

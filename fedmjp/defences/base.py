@@ -16,13 +16,14 @@ One object serves campaigns, training and Flower mods. Its hooks are pure: they 
 given, and draw nothing but from the randomness that they are given.
 """
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedmjp.config import Config, ModelConfig, UpdateKind
 from fedmjp.errors import DefenceError
@@ -54,20 +55,18 @@ class NoOptions(Config):
 
 @dataclass(frozen=True)
 class Client:
-    """What a client knows when it protects an update.
+    """What a client knows when it protects an update; a mod sees neither model nor pictures.
 
     Attributes:
         kind: Of the update.
         roles: Structural role ("patch_embedding", "position_embedding", "head") to names of tensors.
-        examples: Pictures behind the update.
-        model: With the weights that the server had sent; None in a mod, which sees messages only.
-        images: (batch, 3, size, size) in [0, 1] as they went into the network; None in a mod.
+        model: With the weights that the server had sent.
+        images: (batch, 3, size, size) in [0, 1] as they went into the network.
         mask: (batch, patches) bool as it went into the network; None without one.
     """
 
     kind: UpdateKind
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    examples: int = 1
     model: nn.Module | None = None
     images: Tensor | None = None
     mask: Tensor | None = None
@@ -75,14 +74,11 @@ class Client:
 
 @dataclass(frozen=True)
 class Spent:
-    """Differential privacy that uploads have cost one client.
+    """Differential privacy that so many uploads have cost one client.
 
     Attributes:
-        epsilon: Over all uploads so far.
-        delta: Of the same guarantee.
         relation: What two data sets differ in, of which an observer cannot tell which was used.
         unit: What is protected: a client's whole share, or a single picture.
-        uploads: How many.
     """
 
     epsilon: float
@@ -142,9 +138,6 @@ class Defence(ABC):
     Args:
         options: Values for ``options_type``, as given by ``NAME:key=value``.
 
-    Attributes:
-        options: Validated.
-
     Raises:
         ConfigError: On an unknown option or a value out of range.
     """
@@ -174,10 +167,10 @@ class Defence(ABC):
         return False
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """Pictures as they go into the network.
+        """Pictures (batch, 3, size, size) in [0, 1] as they go into the network.
 
         Args:
-            images: (batch, 3, size, size) in [0, 1]. They are not changed.
+            images: They are not changed.
             grid: Patches per side.
             randomness: A source per picture.
         """
@@ -201,7 +194,7 @@ class Defence(ABC):
         """An update as it leaves the client.
 
         Args:
-            update: Tensors by name, finite; all of the update where ``scope`` is "update". They are not changed.
+            update: Tensors by name, finite; all of the update where ``scope`` is "update".
             client: What the client knows besides.
             randomness: Source of all that is drawn.
 
@@ -253,12 +246,26 @@ class Defence(ABC):
         return None
 
 
-def require_finite(update: Mapping[str, Tensor], defence: str) -> None:
-    """A guarantee does not hold for numbers that are none.
+class TensorDefence(Defence):
+    """Changes each tensor of real numbers, whatever else is in the update; counters and the like pass untouched."""
 
-    Raises:
-        DefenceError: If a tensor holds NaN or infinite values.
-    """
+    stages = ("update",)
+
+    @override
+    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        require_finite(update, self.name)
+        return {
+            name: self.change(name, tensor, randomness) if tensor.is_floating_point() and tensor.numel() else tensor
+            for name, tensor in update.items()
+        }
+
+    @abstractmethod
+    def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        """What becomes of a tensor of finite real numbers, not empty, of any shape."""
+
+
+def require_finite(update: Mapping[str, Tensor], defence: str) -> None:
+    """DefenceError if a tensor holds NaN or infinite values: no guarantee holds for numbers that are none."""
     for name, tensor in update.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise DefenceError(f"{defence}: tensor {name!r} holds NaN or infinite values; the update does not leave")

@@ -1,17 +1,28 @@
-"""DP-SGD: the gradient of each picture is clipped, and their mean gets noise."""
+"""Differential privacy by clipping and Gaussian noise: of a client's whole update, or of each picture (DP-SGD)."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences import clipping
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
-from fedmjp.defences.base import Defence, Spent, require_finite
+from fedmjp.defences.base import Client, Defence, Spent, require_finite
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
+
+
+class LocalDpOptions(Config):
+    """Which guarantee, at which clipping norm."""
+
+    epsilon: float = Field(8.0, gt=0, allow_inf_nan=False, description="that all rounds together cost a client")
+    delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
+    clipping_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of the whole update")
+    rounds: int = Field(1, ge=1, description="uploads of a client that the epsilon is for")
 
 
 class DpSgdOptions(Config):
@@ -26,7 +37,67 @@ class DpSgdOptions(Config):
     batch_size: int = Field(1, ge=1, description="pictures expected in a step, by which their sum is divided")
 
 
-class DpSgd(Defence):
+class Calibrated(Defence):
+    """Clips, and adds Gaussian noise of one standard deviation to every entry."""
+
+    marks: ClassVar = frozenset({"noisy", "scaled"})
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """The noise's standard deviation on an entry."""
+
+    @override
+    def noise_on(self, uploaded: Tensor) -> float:
+        return self.deviation if uploaded.is_floating_point() else 0.0
+
+
+class LocalDp(Calibrated):
+    """Clips the whole update and adds Gaussian noise that hides which data the client has.
+
+    Two data sets of a client, however different, give updates at most twice the clipping norm apart; the noise's
+    standard deviation is the noise multiplier times that. The multiplier is the smallest with which the stated
+    rounds cost no more than epsilon together.
+    """
+
+    name = "local_dp"
+    paper = (
+        "Dwork and Roth, Algorithmic foundations of differential privacy, 2014; noise as in Balle and Wang, ICML 2018"
+    )
+    summary = "clips the whole update and adds Gaussian noise: epsilon per client, composed over rounds"
+    told = "clipping norm and standard deviation of the noise, not the factor of the clipping"
+    stages = ("update",)
+    scope = "update"
+    options_type = LocalDpOptions
+
+    @property
+    def multiplier(self) -> float:
+        """The noise's standard deviation over twice the clipping norm."""
+        return noise_multiplier(self.options.epsilon, self.options.delta, self.options.rounds)
+
+    @property
+    @override
+    def deviation(self) -> float:
+        return self.multiplier * 2 * float(self.options.clipping_norm)
+
+    @override
+    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        require_finite(update, self.name)
+        clipped = clipping.clip(update, self.options.clipping_norm)
+        return {
+            name: tensor + self.deviation * randomness.normal(name, tensor.shape).to(tensor)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in clipped.items()
+        }
+
+    @override
+    def spent(self, uploads: int) -> Spent:
+        epsilon = composed_epsilon(self.multiplier, self.options.delta, uploads)
+        return Spent(epsilon, self.options.delta, "replace-one", "client", uploads)
+
+
+class DpSgd(Calibrated):
     """Clips the gradient of each picture, and adds Gaussian noise that hides whether a picture is there.
 
     One picture more or less changes the sum of the clipped gradients by at most the clipping norm; the noise on
@@ -34,9 +105,6 @@ class DpSgd(Defence):
     which may not depend on the data. The multiplier is the smallest with which ``steps`` steps cost no more than
     epsilon together, if every picture takes part in every step with probability ``sampling_rate``, independently
     (Poisson sampling). Where batches are drawn otherwise, only a rate of 1 is a guarantee.
-
-    References:
-        Abadi et al., "Deep learning with differential privacy", CCS 2016.
     """
 
     name = "dp_sgd"
@@ -45,7 +113,6 @@ class DpSgd(Defence):
     told = "clipping norm and standard deviation of the noise, not the factors of the clipping"
     stages = ("examples",)
     scope = "example"
-    marks: ClassVar = frozenset({"noisy", "scaled"})
     options_type = DpSgdOptions
 
     @property
@@ -55,8 +122,8 @@ class DpSgd(Defence):
         return noise_multiplier(options.epsilon, options.delta, options.steps, options.sampling_rate)
 
     @property
+    @override
     def deviation(self) -> float:
-        """The noise's standard deviation on the gradient of a step."""
         return self.multiplier * float(self.options.clipping_norm) / int(self.options.batch_size)
 
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
@@ -76,10 +143,6 @@ class DpSgd(Defence):
             + self.deviation * randomness.normal(name, each.shape[1:]).to(each)
             for name, each in clipping.clip_examples(gradients, self.options.clipping_norm).items()
         }
-
-    def noise_on(self, uploaded: Tensor) -> float:
-        """As of ``Defence``, of the gradient of one step with ``batch_size`` pictures."""
-        return self.deviation if uploaded.is_floating_point() else 0.0
 
     def spent(self, uploads: int) -> Spent:
         """As of ``Defence``: a picture may take part in each step."""
