@@ -22,6 +22,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
 from clients.budget import Ledger
+from fedmjp.config import UpdateKind
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.defences.clipping import global_norm
@@ -128,7 +129,8 @@ class _DefenceMod:
         if not any(tensor.is_floating_point() for tensor in tensors.values()):
             raise DefenceError(f"{self.defence.name}: the reply has no tensors of real numbers to protect")
         base = self._base(tensors, sent)
-        client = Client("gradient" if self.kind == "gradient" else "delta", roles_of_tensors(tensors))
+        kind: UpdateKind = "gradient" if self.kind == "gradient" else "delta"
+        client = Client(kind, roles_of_tensors(tensors), _examples(reply))
         update = {name: _minus(tensor, base[name]) for name, tensor in tensors.items()}
         protected = self.defence.protect(update, client, randomness=self.randomness)
         leaving = {
@@ -184,6 +186,14 @@ def _minus(tensor: Tensor, base: Tensor) -> Tensor:
 
 def _plus(base: Tensor, change: Tensor) -> Tensor:
     return base.to(change.dtype) + change if change.is_floating_point() else change
+
+
+def _examples(reply: Message) -> int:
+    for record in reply.content.metric_records.values():
+        for name in ("num-examples", "num_examples"):
+            if isinstance(count := record.get(name), int) and count > 0:
+                return count
+    return 1
 
 
 def _refusal(message: Message, reason: str) -> Message:

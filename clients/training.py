@@ -128,7 +128,14 @@ class LocalTraining:
             model.load_state_dict(before, strict=False)
         trained = time.perf_counter()
         seeded = SeededRandomness(self.scenario.seed, ("defences", "client", self.client, self.server_round))
-        sent = protect_trained(update, model, self.scenario.threat, shown=self.seen, randomness=self.noise or seeded)
+        sent = protect_trained(
+            update,
+            model,
+            self.scenario.threat,
+            examples=int(metrics[EXAMPLES]),
+            shown=self.seen,
+            randomness=self.noise or seeded,
+        )
         done = time.perf_counter()
         content = RecordDict({ARRAYS: ArrayRecord({name: value.cpu() for name, value in sent.items()})})
         if buffers:

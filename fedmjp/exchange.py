@@ -126,7 +126,8 @@ def protect(
 ) -> dict[str, Tensor]:
     """An update of a private batch, or a part of one, as it leaves a client; errors as of ``protect_trained``."""
     shown = Arranged(private.version(private.gradient_of), private.mask, private.source)
-    return protect_trained(update, model, threat, shown=[shown], randomness=randomness)
+    examples = len(private.pictures)
+    return protect_trained(update, model, threat, examples=examples, shown=[shown], randomness=randomness)
 
 
 def protect_trained(
@@ -134,6 +135,7 @@ def protect_trained(
     model: Classifier,
     threat: ThreatModel,
     *,
+    examples: int,
     shown: Sequence[Arranged],
     randomness: Randomness,
 ) -> dict[str, Tensor]:
@@ -143,6 +145,7 @@ def protect_trained(
         update: Gradient or change of the weights.
         model: With the weights that the server had sent.
         threat: States the defences.
+        examples: Pictures behind it.
         shown: Batches as they went into the network, as far as defences compute with them.
         randomness: Of what defences draw.
 
@@ -151,7 +154,7 @@ def protect_trained(
     """
     images = torch.cat([each.images for each in shown]) if shown else None
     mask = torch.cat([each.mask for each in shown]) if shown and model.defended else None
-    client = Client(threat.update, roles_of(model), model, images, mask)
+    client = Client(threat.update, roles_of(model), examples, model, images, mask)
     return threat.pipeline.protect(update, client, randomness=randomness)
 
 

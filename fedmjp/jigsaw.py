@@ -37,16 +37,6 @@ class Jigsaw:
     mask: Tensor
     source: Tensor
 
-    @property
-    def realised_ratio(self) -> Tensor:
-        """(batch,) share of masked patches."""
-        return self.mask.float().mean(dim=1)
-
-    @property
-    def inverse(self) -> Tensor:
-        """(batch, patches) int64: the permutation that undoes ``source``."""
-        return self.source.argsort(dim=1)
-
 
 def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()
@@ -76,7 +66,7 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
 
     Args:
         grid: Patches per side.
-        mask_ratio: Wanted share of masked patches, in [0, 1].
+        mask_ratio: Wanted share of masked patches. In the official code 0 silently means 0.1; here it means no mask.
         generator: Source of randomness.
 
     Returns:
@@ -84,10 +74,6 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
 
     Raises:
         BadInputError: If ``mask_ratio`` is outside [0, 1].
-
-    References:
-        yhlleo/MJP, data/masking_generator.py, ``MaskingGenerator``. There a ratio of 0 silently
-        means 0.1; here it means no mask.
     """
     if not 0.0 <= mask_ratio <= 1.0:
         raise BadInputError(f"mask ratio {mask_ratio} is outside [0, 1]")
@@ -102,16 +88,7 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
 
 
 def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
-    """Draw the puzzle of one picture: a mask, and a uniform permutation of the masked patches.
-
-    Args:
-        grid: Patches per side.
-        mask_ratio: Wanted share of masked patches, in [0, 1].
-        generator: Source of randomness.
-
-    Returns:
-        A ``Jigsaw`` with a batch of one.
-    """
+    """Draw the puzzle of one picture: a mask, as of ``draw_mask``, and a uniform permutation of the masked patches."""
     mask = draw_mask(grid, mask_ratio, generator=generator)
     source = torch.arange(grid * grid)
     places = mask.nonzero().flatten()
@@ -120,15 +97,11 @@ def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
 
 
 def rearrange(images: Tensor, source: Tensor) -> Tensor:
-    """Place patch ``source[i]`` of each image at place i.
+    """Place a bit-exact copy of patch ``source[i]`` of each image at place i.
 
     Args:
         images: (batch, 3, size, size).
-        source: (batch, patches) int64, a permutation per image.
-
-    Returns:
-        The rearranged images, bit-exact copies of the patches. ``rearrange(rearrange(x, s), s.argsort(1))``
-        is ``x``.
+        source: (batch, patches) int64, a permutation per image; ``source.argsort(1)`` undoes it.
 
     Raises:
         BadInputError: If the number of patches is not a square that divides the image.

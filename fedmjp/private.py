@@ -16,6 +16,8 @@ from fedmjp.errors import RecordError
 from fedmjp.records import load_record, require, require_images, save_tensors
 from fedmjp.settings import Picture
 
+TENSORS = ("clean", "shuffled", "mask", "source", "labels")
+
 
 @dataclass(frozen=True)
 class PrivateBatch:
@@ -59,17 +61,16 @@ class PrivateBatch:
         return replace(
             self,
             pictures=self.pictures[first:last],
-            **{name: getattr(self, name)[first:last] for name in ("clean", "shuffled", "mask", "source", "labels")},
+            **{name: getattr(self, name)[first:last] for name in TENSORS},
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """The pictures of several clients as one batch, in their order."""
-        names = ("clean", "shuffled", "mask", "source", "labels")
         return cls(
             pictures=tuple(name for part in parts for name in part.pictures),
             gradient_of=parts[0].gradient_of,
-            **{name: torch.cat([getattr(part, name) for part in parts]) for name in names},
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS},
         )
 
     def sha256(self, place: int) -> str:
@@ -78,16 +79,14 @@ class PrivateBatch:
 
     def save(self, path: Path) -> None:
         """Write to ``path``."""
-        names = ("clean", "shuffled", "mask", "source", "labels")
         fields = {"record": "PrivateBatch", "pictures": self.pictures, "gradient_of": self.gradient_of}
-        save_tensors(path, {name: getattr(self, name) for name in names}, fields)
+        save_tensors(path, {name: getattr(self, name) for name in TENSORS}, fields)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read from ``path``; RecordError if it is not a private batch."""
         tensors, fields = load_record(cls, path)
         try:
-            pictures, gradient_of = tuple(fields["pictures"]), Picture(fields["gradient_of"])
-            return cls(pictures=pictures, gradient_of=gradient_of, **tensors)
+            return cls(pictures=tuple(fields["pictures"]), gradient_of=Picture(fields["gradient_of"]), **tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{path} is not a whole private batch: {error}") from error

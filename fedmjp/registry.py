@@ -27,16 +27,14 @@ class Registry(Generic[T]):
 
     @cached_property
     def _targets(self) -> dict[str, str]:
-        if not self._group:
-            return self._own
-        added = {point.name: point.value for point in entry_points(group=self._group)}
+        added = {point.name: point.value for point in entry_points(group=self._group)} if self._group else {}
         return added | self._own  # nobody replaces ours
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)
 
     def get(self, name: str) -> T:
-        """Return the object behind ``name``.
+        """The object behind ``name``.
 
         Raises:
             UnknownNameError: If there is no such name; the message offers the nearest ones.
@@ -45,13 +43,12 @@ class Registry(Generic[T]):
         if name not in self._targets:
             raise UnknownNameError(self.kind, name, self._targets)
         module, _, attribute = self._targets[name].partition(":")
-        if name in self._own:
-            own: T = getattr(importlib.import_module(module), attribute)
-            return own
         try:
-            added: T = getattr(importlib.import_module(module), attribute)
+            found: T = getattr(importlib.import_module(module), attribute)
         except Exception as error:
+            if name in self._own:
+                raise
             raise PluginError(
                 f"{self.kind} {name!r} ({self._targets[name]}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
-        return added
+        return found

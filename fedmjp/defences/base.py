@@ -60,6 +60,7 @@ class Client:
     Attributes:
         kind: Of the update.
         roles: Structural role ("patch_embedding", "position_embedding", "head") to names of tensors.
+        examples: Pictures behind the update.
         model: With the weights that the server had sent.
         images: (batch, 3, size, size) in [0, 1] as they went into the network.
         mask: (batch, patches) bool as it went into the network; None without one.
@@ -67,6 +68,7 @@ class Client:
 
     kind: UpdateKind
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    examples: int = 1
     model: nn.Module | None = None
     images: Tensor | None = None
     mask: Tensor | None = None

@@ -73,7 +73,7 @@ class Trial:
         """What the client of the update knows."""
         images = torch.rand(EXAMPLES, 3, 16, 16, generator=torch_generator(SEED, "images"))
         roles = roles_of_tensors(self.update())
-        return Client("gradient", roles, _network(), images)
+        return Client("gradient", roles, EXAMPLES, _network(), images)
 
     def protect(self, update: Mapping[str, Tensor], seed: int = SEED) -> dict[str, Tensor]:
         """Protect an update with randomness of a seed."""

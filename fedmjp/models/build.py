@@ -23,9 +23,8 @@ BYTES_PER_VALUE = 4  # an update is float32
 def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
     """Build the model with initial weights drawn from ``config.seed``, or those of ``config.weights``.
 
-    The weights that variants of a model share, such as the defended and the undefended one, are the
-    same for the same seed. timm draws them from torch's global generator; the global state is put
-    back afterwards.
+    The weights that variants of a model share, such as the defended and the undefended one, are the same for the
+    same seed.
 
     Args:
         config: Which model.
@@ -45,21 +44,12 @@ def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
 
 
 def build_vit(config: ModelConfig) -> VitClassifier:
-    """The same for what attacks read: a vision transformer.
-
-    Raises:
-        ConfigError: If the model is none.
-    """
+    """The same for what attacks read: a vision transformer; ConfigError if the model is none."""
     return _as_vit(build(config), config)
 
 
 def blueprint(config: ModelConfig) -> VitClassifier:
-    """The model without weights, on torch's meta device: for questions of shape and applicability.
-
-    Raises:
-        UnknownNameError: If there is no such model.
-        ConfigError: If the model cannot be defended as asked.
-    """
+    """The model without weights, on torch's meta device: for questions of shape and applicability."""
     return _as_vit(_on_meta(config), config)
 
 

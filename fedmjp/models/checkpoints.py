@@ -58,9 +58,6 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
         ignored: Names as timm has them that are not taken from the file, whether it has them or not,
             and stay as they are in the model, if it has them.
 
-    Returns:
-        The layout of the file.
-
     Raises:
         CheckpointError: If the file cannot be read or is not the one that was meant, or its weights
             do not fit the model, all of them.

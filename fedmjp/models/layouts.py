@@ -9,7 +9,6 @@ from torch import Tensor
 from fedmjp.errors import CheckpointError
 from fedmjp.models import names
 
-PREFIXES = ("module.", "backbone.")
 INDEX_EMBEDDING = "index_embedding"
 LOCALISATION = "localisation."
 
@@ -36,32 +35,21 @@ class Layout(StrEnum):
 def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict[str, Tensor]]:
     """Recognise a layout and give the weights our names, without ``backbone.``.
 
-    Args:
-        loaded: Weights by the names that the file has.
-        path: The file, for errors.
-
     Raises:
-        CheckpointError: If a weight is there twice, with different prefixes.
+        CheckpointError: If a weight is there twice, with different prefixes; it names the file.
     """
-    found = _without_prefixes(loaded, path)
+    found: dict[str, Tensor] = {}
+    for name, weight in loaded.items():
+        short = name.removeprefix("module.").removeprefix("backbone.")
+        if short in found:
+            raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
+        found[short] = weight
     layout = _recognised(loaded, found)
     if _SWIN_FIRST_MERGING in found:
         found = {_timms_swin(name): weight for name, weight in found.items() if not name.endswith(_SWIN_BUFFERS)}
     if layout is Layout.OFFICIAL:
         found = _from_official(found)
     return layout, found
-
-
-def _without_prefixes(loaded: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, weight in loaded.items():
-        short = name
-        for prefix in PREFIXES:
-            short = short.removeprefix(prefix)
-        if short in found:
-            raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
-        found[short] = weight
-    return found
 
 
 def _recognised(loaded: Mapping[str, Tensor], short: Mapping[str, Tensor]) -> Layout:

@@ -22,8 +22,7 @@ class LocalisationRegressor(nn.Module):
     Args:
         kind: The mapping.
         dim: Of a position embedding.
-        layers: Linear layers of the nonlinear mapping, with ReLU between. The paper speaks of three
-            layers (section 5.3), the official code has two.
+        layers: Linear layers of the nonlinear mapping, with ReLU between.
     """
 
     def __init__(self, kind: Literal["pca", "linear", "nonlinear"], dim: int, *, layers: int = 3) -> None:
@@ -52,11 +51,7 @@ class LocalisationRegressor(nn.Module):
 
 
 def grid_positions(patches: int, *, device: torch.device | None = None) -> Tensor:
-    """Row and column of every patch of a square grid, (patches, 2) float32, from 0.
-
-    Raises:
-        BadInputError: If the grid is not square.
-    """
+    """Row and column of every patch of a square grid, (patches, 2) float32, from 0; BadInputError if none is."""
     side = round(patches**0.5)
     if side * side != patches:
         raise BadInputError(f"{patches} patches are no square grid")

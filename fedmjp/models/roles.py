@@ -1,18 +1,18 @@
 """Which tensors of a model play which role, by structure: layouts of all libraries, and uploads without names."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmjp.models import names
+from fedmjp.models.entrance import Entrance
 
 OWN_PREFIX = "backbone."  # of ``fedmjp.models.classifier.Classifier``, beside what MJP adds
 
 
-def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str]]:
-    """Roles of the tensors of a vision transformer.
+def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
+    """Roles of the tensors of a vision transformer, by their names and shapes.
 
     - ``patch_embedding``: the first convolution on three channels, with its bias;
     - ``position_embedding``: tensors (1, n, d) with n > 1 and d the width of the patch embedding, and MJP's
@@ -21,12 +21,13 @@ def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str
     - ``body``: everything but the head.
 
     Args:
-        shapes: Name to shape in the model's order. Names without meaning ("0", "1", ...) are enough: a bias is
-            then the vector that follows its weight.
+        tensors: In the model's order. Names without meaning ("0", "1", ...) are enough: a bias is then the vector
+            that follows its weight.
 
     Returns:
         Role to names; without any where the model has no such tensors.
     """
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     order = list(shapes)
     inner = [name for name in order if name.startswith(OWN_PREFIX)] or order
     patches = next((name for name in inner if len(shapes[name]) == 4 and shapes[name][1] == 3), None)
@@ -42,20 +43,8 @@ def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str
     }
 
 
-def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
-    """As ``roles_of_shapes``, of tensors themselves."""
-    return roles_of_shapes({name: tensor.shape for name, tensor in tensors.items()})
-
-
-class Parameterised(Protocol):
-    """A model, ours or an adopted one, as far as its parameters go."""
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of each."""
-
-
-def roles_of(model: Parameterised) -> dict[str, frozenset[str]]:
-    """As ``roles_of_shapes``, of a model's parameters."""
+def roles_of(model: nn.Module | Entrance) -> dict[str, frozenset[str]]:
+    """As ``roles_of_tensors``, of a model's parameters."""
     return roles_of_tensors(dict(model.named_parameters()))
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedmjp.models.classifier import PositionedClassifier
 
@@ -21,10 +22,6 @@ class SwinClassifier(PositionedClassifier):
 
     With DAL the official code reads, for Swin, the position of a patch from the row of the next one, since it
     counts a class token that Swin does not have. Here a patch's own row is read.
-
-    Args:
-        backbone: A timm Swin transformer.
-        index_embedding: As of ``PositionedClassifier``.
     """
 
     positions_name = "patch_embed.pos_embed"
@@ -34,16 +31,10 @@ class SwinClassifier(PositionedClassifier):
         positions = embed.proj.weight.new_empty(1, embed.num_patches, backbone.embed_dim)
         embed.pos_embed = nn.Parameter(nn.init.trunc_normal_(positions, std=0.02))
         embed.register_forward_hook(_add_positions)
-        super().__init__(
-            backbone,
-            image_size=int(embed.img_size[0]),
-            patch_size=int(embed.patch_size[0]),
-            defended=True,
-            index_embedding=index_embedding,
-        )
+        super().__init__(backbone, defended=True, index_embedding=index_embedding)
 
+    @override
     def no_weight_decay(self) -> set[str]:
-        """As of ``Classifier``, and the position embedding, as for a vision transformer."""
         return super().no_weight_decay() | {f"backbone.{self.positions_name}"}
 
 
