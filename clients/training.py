@@ -85,27 +85,19 @@ def _shares(
 
 @dataclass
 class LocalTraining:
-    """One client in one round.
-
-    Attributes:
-        pictures: The data set that its pictures are in.
-        indices: Those that are its own.
-        left: Folder in which it leaves the pictures behind its upload for the evaluator; None leaves nothing.
-        noise: What defences of updates draw from; None draws from the scenario's seed.
-        skipped: Why pictures could not be read.
-        seen: What the network saw, where a defence computes with it.
-    """
+    """One client in one round."""
 
     scenario: Scenario
     training: Training
     client: int
     server_round: int
     pictures: LabelledDataset
-    indices: np.ndarray
+    indices: np.ndarray  # of the pictures that are its own
+    # Folder in which it leaves the pictures behind its upload for the evaluator; None leaves nothing.
     left: Path | None = None
-    noise: Randomness | None = None
-    skipped: list[str] = field(default_factory=list)
-    seen: list[Arranged] = field(default_factory=list)
+    noise: Randomness | None = None  # what defences of updates draw from; None draws from the scenario's seed
+    skipped: list[str] = field(default_factory=list)  # why pictures could not be read
+    seen: list[Arranged] = field(default_factory=list)  # what the network saw, where a defence computes with it
 
     def answer(self, asked: RecordDict) -> RecordDict:
         """What the client sends back; see ``train_round``."""

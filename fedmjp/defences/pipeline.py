@@ -125,9 +125,6 @@ Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
 class Pipeline:
     """What a client does to protect itself, in order.
 
-    Attributes:
-        configs: Of each defence.
-
     Raises:
         ConfigError: If an order is impossible, with the reason.
     """

@@ -34,16 +34,7 @@ class Role:
 
 @dataclass
 class Adopted:
-    """A user's own vision transformer as closed forms see it: its entrance, under the names that they use.
-
-    Attributes:
-        mean: (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module.
-        std: (3, 1, 1), what they are divided by then.
-        roles: By the names of ``fedmjp.models.names``.
-        parts: What was found where, in the user's own names; None for what was not found and is not needed.
-        weights: Digest of the module's weights.
-        pixel_order: As of ``FoundEntrance``.
-    """
+    """A user's own vision transformer as closed forms see it: its entrance, under the names that they use."""
 
     has_positions: ClassVar = True  # a module without a position embedding is not adopted
     defended: ClassVar = False  # nor has a user's module MJP's unknown embedding
@@ -51,12 +42,13 @@ class Adopted:
     image_size: int
     patch_size: int
     prefix_tokens: int
-    mean: Tensor
-    std: Tensor
-    roles: Mapping[str, Role]
+    mean: Tensor  # (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module
+    std: Tensor  # (3, 1, 1), what they are divided by then
+    roles: Mapping[str, Role]  # by the names of ``fedmjp.models.names``
+    # What was found where, in the user's own names; None for what was not found and is not needed.
     parts: Mapping[str, str | None]
-    weights: str
-    pixel_order: tuple[int, ...]
+    weights: str  # digest of the module's weights
+    pixel_order: tuple[int, ...]  # as of ``FoundEntrance``
 
     @property
     def grid(self) -> int:
