@@ -58,10 +58,7 @@ class Ledger:
             raise ConfigError(f"budget = {budget!r}: must be an epsilon greater than 0")
 
     def charge(self, multiplier: float) -> float:
-        """Count one more upload.
-
-        Args:
-            multiplier: Its noise's standard deviation over what one client can change.
+        """Count one more upload, whose noise has this standard deviation over what one client can change.
 
         Returns:
             Epsilon of all uploads so far, this one included.
@@ -83,11 +80,7 @@ class Ledger:
         return epsilon
 
     def epsilon(self) -> float:
-        """Epsilon of all uploads so far.
-
-        Raises:
-            DefenceError: If the file is damaged or cannot be read.
-        """
+        """Epsilon of all uploads so far; DefenceError if the file is damaged or cannot be read."""
         try:
             return self._epsilon(self._read())
         except OSError as error:

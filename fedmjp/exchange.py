@@ -35,18 +35,7 @@ class Exchange:
 def exchange(
     scenario: Scenario, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0
 ) -> Exchange:
-    """What a client uploads of these pictures; of a scenario with several uploads per picture, with the others.
-
-    Args:
-        scenario: Says how.
-        pictures: As many as are behind one upload.
-        model: With the weights that the server had sent; None draws the initial ones.
-        number: How many uploads of them were made before.
-
-    Raises:
-        BadInputError: If there are more or fewer pictures than one upload is of.
-        DefenceError: If a defence cannot protect the update.
-    """
+    """As of ``Scenario.exchange``."""
     if len(pictures) != scenario.threat.pictures:
         raise BadInputError(
             f"{len(pictures)} pictures were given, an upload of this scenario is of {scenario.threat.pictures}: give "
@@ -104,9 +93,6 @@ def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, n
         model: With the weights that the server had sent.
         private: Of all clients whose updates are one upload, in their order.
         number: How many uploads of these pictures were made before.
-
-    Raises:
-        DefenceError: If a defence cannot protect the update.
     """
     size = scenario.batch_size
     shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]

@@ -23,15 +23,7 @@ METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
 
 
 def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
-    """Pictures that ship with the package, with ImageNet labels.
-
-    Args:
-        count: How many, at most eight.
-        size: Pixels per side.
-
-    Raises:
-        BadInputError: If there are fewer.
-    """
+    """Up to eight pictures that ship with the package, ``size`` pixels a side, with ImageNet labels."""
     source = BundledPictures(size, classes=1000)
     names = source.names()
     if not 1 <= count <= len(names):

@@ -58,18 +58,10 @@ def _paint_block(mask: npt.NDArray[np.bool_], wanted: int, generator: torch.Gene
 
 
 def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Tensor:
-    """Draw one block-wise mask.
+    """Draw one block-wise mask of a grid of patches, (grid * grid,) bool.
 
-    Args:
-        grid: Patches per side.
-        mask_ratio: Wanted share of masked patches. In the official code 0 silently means 0.1; here it means no mask.
-        generator: Source of randomness.
-
-    Returns:
-        (grid * grid,) bool. At most ``int(grid * grid * mask_ratio)`` are True, often fewer.
-
-    Raises:
-        BadInputError: If ``mask_ratio`` is outside [0, 1].
+    At most ``int(grid * grid * mask_ratio)`` are True, often fewer. In the official code a ratio of 0 silently means
+    0.1; here it means no mask.
     """
     if not 0.0 <= mask_ratio <= 1.0:
         raise BadInputError(f"mask ratio {mask_ratio} is outside [0, 1]")
@@ -98,9 +90,6 @@ def rearrange(images: Tensor, source: Tensor) -> Tensor:
     Args:
         images: (batch, 3, size, size).
         source: (batch, patches) int64, a permutation per image; ``source.argsort(1)`` undoes it.
-
-    Raises:
-        BadInputError: If the number of patches is not a square that divides the image.
     """
     size = images.shape[-1]
     grid = math.isqrt(source.shape[1])

@@ -84,11 +84,7 @@ class Learning(Config):
     puzzle: Puzzle = Puzzle()
 
     def require_defences(self, pipeline: Pipeline, grid: int, epochs: int | None) -> None:
-        """Defences of pictures must act at some time, those of single pictures need them unmixed.
-
-        Raises:
-            ValueError: If they do not.
-        """
+        """ValueError unless defences of pictures act at some time, and those of single pictures get them unmixed."""
         if pipeline.by_example and (self.recipe.mixup or self.recipe.cutmix):
             name = pipeline.by_example[0].name
             raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")

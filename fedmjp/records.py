@@ -60,11 +60,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str,
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``save_tensors`` wrote.
-
-    Raises:
-        RecordError: If the file is missing, damaged or not one of ours.
-    """
+    """Read what ``save_tensors`` wrote; RecordError if the file is missing, damaged or not one of ours."""
     try:
         content = path.read_bytes()
         header_size = int.from_bytes(content[:8], "little")
@@ -82,11 +78,7 @@ def _fields(header: bytes) -> dict[str, Any]:
 
 
 def load_fields(path: Path) -> dict[str, Any]:
-    """The plain fields of what ``save_tensors`` wrote, without its tensors.
-
-    Raises:
-        RecordError: If the file is missing, damaged or not one of ours.
-    """
+    """The plain fields of what ``save_tensors`` wrote, without its tensors; errors as of ``load_tensors``."""
     try:
         with path.open("rb") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))

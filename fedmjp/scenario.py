@@ -278,11 +278,7 @@ def _unshuffled(config: DefenceConfig) -> DefenceConfig:
 
 
 def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
-    """A scenario in which every batch of pictures is a client of its own: what a client uploads, it uploads of them.
-
-    Args:
-        values: Of the scenario, but for clients and their shares.
-        pictures: How many in all.
+    """A scenario in which every batch of so many pictures is a client of its own.
 
     Raises:
         ConfigError: If they make no whole uploads, or values contradict each other.
@@ -304,11 +300,7 @@ def run_config_of(scenarios: Sequence[Scenario], **places: Any) -> RunConfig:
 
 
 def scenarios_of(run: RunConfig) -> tuple[Scenario, ...]:
-    """The scenarios that a run plays, one after another.
-
-    Raises:
-        ConfigError: If the text is no JSON list of scenarios.
-    """
+    """The scenarios that a run plays, one after another; ConfigError if the text is no JSON list of them."""
     if not run.scenarios:
         return (DEFAULT,)
     try:

@@ -39,13 +39,10 @@ def entrance_gradients(
     """What ``updates.gradient`` gives for each batch, reduced to some tensors at the entrance.
 
     Args:
-        model: The model with the weights that the server sent. It is not changed.
+        model: With the weights that the server sent.
         batches: Independent of each other; all of the same number of pictures.
         tensors: Names, all in ``ENTRANCE``. ``names.ORACLE_TOKEN_GRADIENTS``, (1, tokens, dim), is
             the gradient at every token, masked or not, summed over the batch.
-
-    Returns:
-        Per batch, parameter name to gradient of its mean loss, float32, on the model's device.
 
     Raises:
         BadInputError: If the model has no position embedding, where the gradients at the tokens are read.

@@ -110,10 +110,7 @@ class Defence(ABC):
     - ``stages``, where it acts; ``scope``, what it must see at once;
     - ``marks``, what it leaves on an upload;
     - ``needs_model``: whether it computes with the model and the pictures, which a mod does not see;
-    - ``options_type``: the configuration model of its options.
-
-    Args:
-        options: Values for ``options_type``, as given by ``NAME:key=value``.
+    - ``options_type``: the configuration model of its options, which are given as by ``NAME:key=value``.
 
     Raises:
         ConfigError: On an unknown option or a value out of range.
@@ -144,13 +141,7 @@ class Defence(ABC):
         return False
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """Pictures (batch, 3, size, size) in [0, 1] as they go into the network.
-
-        Args:
-            images: They are not changed.
-            grid: Patches per side.
-            randomness: A source per picture.
-        """
+        """Pictures (batch, 3, size, size) in [0, 1] as they go into the network, with a source of randomness each."""
         del randomness
         places = torch.arange(grid**2).expand(len(images), -1)
         return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)

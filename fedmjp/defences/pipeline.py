@@ -90,11 +90,7 @@ def _value(value: Any) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """``NAME:KEY=VALUE,KEY=VALUE`` as values.
-
-    Raises:
-        ValueError: If a part is not KEY=VALUE, or a key is given twice.
-    """
+    """``NAME:KEY=VALUE,KEY=VALUE`` as values."""
     name, colon, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for pair in rest.split(",") if colon else ():
@@ -123,11 +119,7 @@ Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a client does to protect itself, in order.
-
-    Raises:
-        ConfigError: If an order is impossible, with the reason.
-    """
+    """What a client does to protect itself, in order; ConfigError, with the reason, if the order is impossible."""
 
     configs: tuple[DefenceConfig, ...] = ()
 
@@ -186,13 +178,7 @@ class Pipeline:
         return max((each.clients for each in self.made), default=1)
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """Pictures as they go into the network, by the defence that changes them, if there is one.
-
-        Args:
-            images: (batch, 3, size, size) in [0, 1].
-            grid: Patches per side.
-            randomness: A source per picture.
-        """
+        """Pictures as they go into the network, by the defence that changes them, if there is one."""
         arranging = next((each for each in self.made if "pictures" in each.stages), Defence())
         return arranging.arrange(images, grid, randomness=randomness)
 
@@ -253,11 +239,7 @@ class Pipeline:
         return tuple(each for each in self.made if "examples" in each.stages)
 
     def combine(self, single: Sequence[Mapping[str, Tensor]], *, randomness: Randomness) -> dict[str, Tensor]:
-        """The gradient of a step from those of its pictures, by the defences that protect these.
-
-        Raises:
-            DefenceError: If a defence cannot protect them.
-        """
+        """The gradient of a step from those of its pictures, by the defences that protect these."""
         found = {name: torch.stack([each[name] for each in single]) for name in single[0]}
         for place, defence in enumerate(self.by_example):
             found = defence.protect_examples(found, randomness=randomness.of(place))
@@ -268,11 +250,7 @@ class Pipeline:
         return tuple(_planned(config, asdict(plan)) for config in self.configs)
 
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        """An update as it leaves a client.
-
-        Raises:
-            DefenceError: If a defence cannot protect it; it must not leave then.
-        """
+        """An update as it leaves a client; DefenceError if a defence cannot protect it, which must not leave then."""
         protected = dict(update)
         for place, each in enumerate(self.made):
             if "update" in each.stages:
@@ -328,11 +306,7 @@ def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
 
 
 def read_pipeline(texts: Sequence[str]) -> Pipeline:
-    """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each.
-
-    Raises:
-        ConfigError: If there is no such defence or option, or an order is impossible.
-    """
+    """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each."""
     return pipeline_of(tuple(DefenceConfig.parse(each) for each in texts if each != NONE))
 
 

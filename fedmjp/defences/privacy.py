@@ -127,11 +127,7 @@ class DpSgd(Calibrated):
         return self.multiplier * float(self.options.clipping_norm) / int(self.options.batch_size)
 
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
-        """As of ``Defence``.
-
-        Raises:
-            DefenceError: If a step has more pictures than ``batch_size``, or a gradient is not finite.
-        """
+        """As of ``Defence``; DefenceError also if a step has more pictures than ``batch_size``."""
         require_finite(gradients, self.name)
         batch = max((len(each) for each in gradients.values()), default=0)
         if batch > self.options.batch_size:

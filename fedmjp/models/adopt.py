@@ -77,8 +77,7 @@ class Adopted:
             kind: "gradient", or "delta" for weight changes.
 
         Raises:
-            BadInputError: If a tensor that closed forms need is missing, or one has another shape than the module's
-                or values that are no finite numbers.
+            BadInputError: If a tensor that closed forms need is missing or not like the module's.
         """
         canonical = {
             name: _in_our_shape(_checked(role, tensors), name, self.pixel_order, self.patch_size)

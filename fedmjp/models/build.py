@@ -24,11 +24,7 @@ def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
     """Build the model with initial weights drawn from ``config.seed``, or those of ``config.weights``.
 
     The weights that variants of a model share, such as the defended and the undefended one, are the same for the
-    same seed.
-
-    Args:
-        config: Which model.
-        drop_path: Share of a residual branch's uses that training leaves out, at the last block; less before it.
+    same seed. ``drop_path`` is the share of the last residual branch's uses that training leaves out; less before it.
 
     Raises:
         UnknownNameError: If there is no such model.

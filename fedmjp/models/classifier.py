@@ -27,13 +27,7 @@ class _PreLogits(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Images in [0, 1] to class logits; the only place where mean and standard deviation are applied.
-
-    Args:
-        backbone: Any timm model.
-        image_size: Pixels per side of its images.
-        patch_size: Pixels per side of the patches that a jigsaw moves.
-    """
+    """Images in [0, 1] to class logits; the only place where mean and standard deviation are applied."""
 
     mean: Tensor
     std: Tensor
@@ -76,15 +70,7 @@ class Classifier(nn.Module):
         return denormalised(images, self.mean, self.std)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (batch, classes).
-
-        Args:
-            images: (batch, 3, size, size) in [0, 1].
-            mask: (batch or 1, patches) bool, True where MJP masks the position; None without a mask.
-
-        Raises:
-            BadInputError: If a mask is given to an undefended model.
-        """
+        """Logits (batch, classes); ``mask``, (batch or 1, patches) bool, is True where MJP masks the position."""
         normalised = (images - self.mean) / self.std
         replaced = self._replaced(mask)
         logits: Tensor = (

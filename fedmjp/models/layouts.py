@@ -33,11 +33,7 @@ class Layout(StrEnum):
 
 
 def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict[str, Tensor]]:
-    """Recognise a layout and give the weights our names, without ``backbone.``.
-
-    Raises:
-        CheckpointError: If a weight is there twice, with different prefixes; it names the file.
-    """
+    """Recognise a layout and give the weights our names, without ``backbone.``; ``path`` is for errors."""
     found: dict[str, Tensor] = {}
     for name, weight in loaded.items():
         short = name.removeprefix("module.").removeprefix("backbone.")

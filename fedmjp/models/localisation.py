@@ -17,12 +17,7 @@ class LocalisationRegressor(nn.Module):
     Positions are indices of the grid, row first, from 0; the official code does not scale them either.
     "pca" has no weights: it projects on the first two principal directions of the embeddings at hand
     (``torch.pca_lowrank``, which draws from torch's global generator, with 5 iterations as in the official
-    code).
-
-    Args:
-        kind: The mapping.
-        dim: Of a position embedding.
-        layers: Linear layers of the nonlinear mapping, with ReLU between.
+    code). "nonlinear" is so many linear ``layers`` with ReLU between.
     """
 
     def __init__(self, kind: Literal["pca", "linear", "nonlinear"], dim: int, *, layers: int = 3) -> None:

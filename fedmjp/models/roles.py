@@ -12,7 +12,7 @@ OWN_PREFIX = "backbone."  # of ``fedmjp.models.classifier.Classifier``, beside w
 
 
 def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
-    """Roles of the tensors of a vision transformer, by their names and shapes.
+    """Roles of the tensors of a vision transformer, by their names and shapes, to names; none where there are none.
 
     - ``patch_embedding``: the first convolution on three channels, with its bias;
     - ``position_embedding``: tensors (1, n, d) with n > 1 and d the width of the patch embedding, and MJP's
@@ -20,12 +20,8 @@ def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]
     - ``head``: the last matrix, with its bias;
     - ``body``: everything but the head.
 
-    Args:
-        tensors: In the model's order. Names without meaning ("0", "1", ...) are enough: a bias is then the vector
-            that follows its weight.
-
-    Returns:
-        Role to names; without any where the model has no such tensors.
+    Tensors are in the model's order. Names without meaning ("0", "1", ...) are enough: a bias is then the vector that
+    follows its weight.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     order = list(shapes)
