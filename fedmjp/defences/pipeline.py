@@ -81,12 +81,9 @@ class DefenceConfig(Config):
 
 
 def _text(name: str, options: Mapping[str, Any]) -> str:
-    pairs = ",".join(f"{key}={_value(value)}" for key, value in options.items())
+    values = {key: "+".join(map(str, each)) if isinstance(each, list) else each for key, each in options.items()}
+    pairs = ",".join(f"{key}={value}" for key, value in values.items())
     return f"{name}:{pairs}" if pairs else name
-
-
-def _value(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -131,9 +128,11 @@ class Pipeline:
                 raise ConfigError(f"defence {defence.name!r} is named twice in {self.label!r}; name it once")
             late = next((each for each in before if _first(defence) < _first(each)), None)
             if late is not None:
+                unseen = late.stages == ("aggregate",)
+                because = " (no client can change the sum, which it does not see)" if unseen else ""
                 raise ConfigError(
                     f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
-                    f"acts on the {late.stages[0]}{_because(late)}; name {defence.name} first"
+                    f"acts on the {late.stages[0]}{because}; name {defence.name} first"
                 )
             if reason := defence.refusal(before):
                 raise ConfigError(f"defences {self.label!r}: {reason}")
@@ -258,6 +257,9 @@ class Pipeline:
         return protected
 
 
+pipeline_of = lru_cache(maxsize=256)(Pipeline)
+
+
 def named(value: object) -> object:
     """A model by its name alone."""
     return {"name": value} if isinstance(value, str) else value
@@ -295,16 +297,6 @@ def with_mask_ratio(configs: tuple[DefenceConfig, ...], ratio: float) -> tuple[D
     )
 
 
-@lru_cache(maxsize=256)
-def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
-    """The pipeline of these defences, made once.
-
-    Raises:
-        ConfigError: If an order is impossible.
-    """
-    return Pipeline(configs)
-
-
 def read_pipeline(texts: Sequence[str]) -> Pipeline:
     """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each."""
     return pipeline_of(tuple(DefenceConfig.parse(each) for each in texts if each != NONE))
@@ -318,7 +310,3 @@ def _planned(config: DefenceConfig, plan: Mapping[str, Any]) -> DefenceConfig:
     known = config.made().options_type.model_fields
     follows = {key: value for key, value in plan.items() if key in known and value != known[key].default}
     return DefenceConfig.model_validate({"name": config.name, **follows, **config.options})
-
-
-def _because(late: Defence) -> str:
-    return " (no client can change the sum, which it does not see)" if late.stages == ("aggregate",) else ""
