@@ -5,9 +5,8 @@ parameters' own backward pass is not needed: the gradient at the tokens, picture
 enough. One forward pass and one backward pass through the activations serve a whole stack.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -54,17 +53,34 @@ def entrance_gradients(
     labels = torch.cat([batch.labels for batch in batches]).to(model.mean.device)
     normalised = (images - model.mean) / model.std
     tokens, attention_inputs, attention_outputs = _token_gradients(model, normalised, masks, labels)
+    # The loss was summed over all pictures; an upload's is the mean over its own.
     by_batch = (len(batches), len(images) // len(batches))
-    entrance = _Entrance(
-        model=model,
-        # The loss was summed over all pictures; an upload's is the mean over its own.
-        tokens=(tokens / by_batch[1]).reshape(*by_batch, *tokens.shape[1:]),
-        patches=to_patches(normalised, model.patch_size).reshape(len(batches), -1, 3 * model.patch_size**2),
-        masks=masks.reshape(*by_batch, -1),
-        attention_inputs=attention_inputs.reshape(len(batches), -1, attention_inputs.shape[-1]),
-        attention_outputs=(attention_outputs / by_batch[1]).reshape(len(batches), -1, attention_outputs.shape[-1]),
-    )
-    found = {name: entrance.gradient(name) for name in tensors}
+    tokens = (tokens / by_batch[1]).reshape(*by_batch, *tokens.shape[1:])
+    outputs = (attention_outputs / by_batch[1]).reshape(len(batches), -1, attention_outputs.shape[-1])
+    prefix, patch_tokens = model.prefix_tokens, tokens[:, :, model.prefix_tokens :].flatten(1, 2)
+
+    def patches() -> Tensor:
+        """(batches, pictures * patches, 3 * patch_size ** 2): what was embedded."""
+        return to_patches(normalised, model.patch_size).reshape(len(batches), -1, 3 * model.patch_size**2)
+
+    def masked() -> Tensor:
+        """(batches, pictures, tokens, 1): where the unknown embedding stood instead of the own position."""
+        replaced = torch.cat([masks.new_zeros(len(masks), prefix), masks], dim=1) & model.defended
+        return replaced.reshape(*by_batch, -1, 1)
+
+    made: dict[str, Callable[[], Tensor]] = {
+        names.CLASS_TOKEN: lambda: tokens[:, :, :prefix].sum(1),
+        names.FIRST_QKV_WEIGHT: lambda: outputs.mT @ attention_inputs.reshape(*outputs.shape[:2], -1),
+        names.ORACLE_TOKEN_GRADIENTS: lambda: tokens.sum(1),
+        names.PATCH_BIAS: lambda: patch_tokens.sum(1),
+        names.PATCH_WEIGHT: lambda: patch_tokens.mT @ patches(),
+        names.POSITION_EMBEDDING: lambda: tokens.masked_fill(masked(), 0).sum(1),
+        names.UNKNOWN_EMBEDDING: lambda: tokens.masked_fill(~masked(), 0).sum((1, 2)),
+    }
+    found = {}
+    for name in tensors:
+        like = names.POSITION_EMBEDDING if name == names.ORACLE_TOKEN_GRADIENTS else name
+        found[name] = made[name]().reshape(-1, *model.get_parameter(like).shape)
     return [{name: values[index] for name, values in found.items()} for index in range(len(batches))]
 
 
@@ -112,45 +128,3 @@ def _positions(model: VitClassifier, masks: Tensor) -> Tensor:
     if model.defended:
         return model.masked_position_embedding(masks)
     return model.get_parameter(names.POSITION_EMBEDDING).expand(len(masks), -1, -1)
-
-
-@dataclass(frozen=True)
-class _Entrance:
-    """Turns gradients at the tokens into those of parameters."""
-
-    model: VitClassifier
-    tokens: Tensor  # (batches, pictures, tokens, dim), gradient at every token
-    patches: Tensor  # (batches, pictures * patches, 3 * patch_size ** 2), what was embedded
-    masks: Tensor  # (batches, pictures, patches)
-    attention_inputs: Tensor  # (batches, pictures * tokens, dim), of the first qkv layer
-    attention_outputs: Tensor  # (batches, pictures * tokens, 3 * dim), gradient at its output
-
-    def gradient(self, name: str) -> Tensor:
-        """(batches, *shape of the parameter)."""
-        shape = (-1, *self._shape(name))
-        patch_tokens = self.tokens[:, :, self.model.prefix_tokens :].flatten(1, 2)
-        match name:
-            case names.CLASS_TOKEN:
-                return self.tokens[:, :, : self.model.prefix_tokens].sum(1).reshape(shape)
-            case names.FIRST_QKV_WEIGHT:
-                return self.attention_outputs.mT @ self.attention_inputs
-            case names.ORACLE_TOKEN_GRADIENTS:
-                return self.tokens.sum(1).reshape(shape)
-            case names.PATCH_BIAS:
-                return patch_tokens.sum(1)
-            case names.PATCH_WEIGHT:
-                return (patch_tokens.mT @ self.patches).reshape(shape)
-            case names.POSITION_EMBEDDING:
-                return self.tokens.masked_fill(self._masked(), 0).sum(1).reshape(shape)
-            case names.UNKNOWN_EMBEDDING:
-                return self.tokens.masked_fill(~self._masked(), 0).sum((1, 2))
-        raise KeyError(name)
-
-    def _shape(self, name: str) -> torch.Size:
-        like = names.POSITION_EMBEDDING if name == names.ORACLE_TOKEN_GRADIENTS else name
-        return self.model.get_parameter(like).shape
-
-    def _masked(self) -> Tensor:
-        """(batches, pictures, tokens, 1): where the unknown embedding stood instead of the own position."""
-        prefix = self.masks.new_zeros(*self.masks.shape[:2], self.model.prefix_tokens)
-        return torch.cat([prefix, self.masks], dim=2)[..., None] & self.model.defended

@@ -542,4 +542,4 @@ def test_a_secure_sum_is_over_its_clients_and_changes_no_update() -> None:
     made = pipeline("clip", "secure_sum:clients=5")
     assert made.clients == 5
     assert "summed" in made.marks
-    assert "ideal" in " ".join(made.told)
+    assert "ideal" in " ".join(each.told for each in made.made)

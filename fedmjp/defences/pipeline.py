@@ -187,11 +187,6 @@ class Pipeline:
         return all(each.scope == "tensor" for each in self.made)
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """What the server is told of each."""
-        return tuple(each.told for each in self.made)
-
-    @property
     def rounding(self) -> float:
         """Largest relative error that is left in an entry."""
         return max((each.rounding for each in self.made), default=0.0)
@@ -235,7 +230,7 @@ class Pipeline:
     @property
     def by_example(self) -> tuple[Defence, ...]:
         """Those that protect the gradients of single pictures."""
-        return tuple(each for each in self.made if "examples" in each.stages)
+        return self.of_stage("examples").made
 
     def combine(self, single: Sequence[Mapping[str, Tensor]], *, randomness: Randomness) -> dict[str, Tensor]:
         """The gradient of a step from those of its pictures, by the defences that protect these."""

@@ -59,8 +59,7 @@ class Architecture:
     @property
     def summary(self) -> str:
         """One line."""
-        changes = [_POSITIONS[self.positions]] if self.positions is not Positions.LEARNED else []
-        return "; ".join([self.base, *changes, *([_APRIL] if self.april else [])])
+        return "; ".join(filter(None, [self.base, _POSITIONS.get(self.positions), _APRIL if self.april else None]))
 
     @property
     def ignored_weights(self) -> list[str]:
