@@ -1,14 +1,12 @@
 """What a site's uploads have cost in privacy, in a file that outlives restarts."""
 
 import fcntl
-import json
 import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, Field
 
@@ -92,8 +90,7 @@ class Ledger:
 
     def _read(self) -> dict[float, int]:
         try:
-            values: Any = json.loads(self.path.read_text(encoding="utf-8"))
-            uploads = Spendings.model_validate(values).uploads
+            uploads = Spendings.model_validate_json(self.path.read_bytes()).uploads
             if len({each.multiplier for each in uploads}) < len(uploads):
                 raise ValueError("one noise multiplier twice")
         except FileNotFoundError:

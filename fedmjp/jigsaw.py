@@ -1,9 +1,8 @@
 """The block-wise jigsaw of MJP: which patches are masked, and where each of them goes.
 
-Follows the mask generator of the official code (yhlleo/MJP, data/masking_generator.py, itself from
-BEiT): rectangles of random area and aspect ratio are painted until the wanted number of patches is
-reached or ten attempts in a row fail. The realised number therefore falls short of the wanted one
-in a large share of draws, down to empty masks at small ratios; it is recorded, never assumed.
+Follows the official code (yhlleo/MJP, data/masking_generator.py, itself from BEiT): rectangles of random area and
+aspect ratio are painted until the wanted number of patches is reached or ten attempts in a row fail. The realised
+number is therefore often smaller, down to empty masks at small ratios; it is recorded, never assumed.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Private data: with the client, and with the evaluator that scores against it. Nowhere else.
-
-Attacks and server may not import this module; import-linter keeps it so.
-"""
+"""Private data: with the client, and with the evaluator that scores against it. Nowhere else."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
 """What the attacker may hold, and the form of all records on disk.
 
-An ``Upload`` is what crosses the wire, a ``Reconstruction`` what an attacker makes of it. Private
-data has a module of its own (``fedmjp.private``), which attacks and server may not import. On disk
-each record is one safetensors file whose header holds the plain fields as JSON; it appears under
-its name only when it is complete.
+Private data has a module of its own (``fedmjp.private``), which attacks and server may not import. Each record is one
+safetensors file whose header holds the plain fields as JSON.
 """
 
 import hashlib

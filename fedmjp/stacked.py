@@ -1,8 +1,7 @@
 """Gradients of many independent pictures in one pass, for the tensors at the model's entrance.
 
-What closed forms read are gradients of the embeddings and of the first attention. For those the
-parameters' own backward pass is not needed: the gradient at the tokens, picture by picture, is
-enough. One forward pass and one backward pass through the activations serve a whole stack.
+Closed forms read the gradients of the embeddings and of the first attention. For those the gradient at the tokens,
+picture by picture, is enough: one forward and one backward pass through the activations serve a whole stack.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -27,10 +27,17 @@ def local_update(
         randomness: For defences that draw while gradients are computed; None where there is none of that kind.
     """
     gradients = _Gradients(model, batch, threat.pipeline, randomness)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if threat.update == "gradient":
-        return gradients.at(weights, 0)
-    return _delta(weights, gradients, threat)
+        return gradients.at(before, 0)
+    weights = before
+    for step in range(threat.local_steps):
+        found = gradients.at(weights, step)
+        weights = {
+            name: weight - threat.local_learning_rate * found[name] if name in found else weight
+            for name, weight in weights.items()
+        }
+    return {name: weight - before[name] for name, weight in weights.items()}
 
 
 def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
@@ -49,17 +56,6 @@ def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rat
     as it does on a real client.
     """
     return local_update(model, batch, ThreatModel(update="delta", local_steps=steps, local_learning_rate=learning_rate))
-
-
-def _delta(before: dict[str, Tensor], gradients: "_Gradients", threat: ThreatModel) -> dict[str, Tensor]:
-    weights = before
-    for step in range(threat.local_steps):
-        found = gradients.at(weights, step)
-        weights = {
-            name: weight - threat.local_learning_rate * found[name] if name in found else weight
-            for name, weight in weights.items()
-        }
-    return {name: weight - before[name] for name, weight in weights.items()}
 
 
 class _Gradients:

@@ -1,19 +1,8 @@
 """The contract of a defence: what a client changes before anything leaves it.
 
-A defence acts at one or several *stages* of a client's work, and only the hooks of these are called:
-
-=========== ============================================================= =============================
-stage       what is changed                                               hook
-=========== ============================================================= =============================
-pictures    the pictures that go into the network                         ``arrange``
-model       the network                                                   ``change_model``
-examples    the gradients of single pictures, before their mean is taken  ``protect_examples``
-update      what leaves the client                                        ``protect``
-aggregate   what the server sees of several clients                       ``clients``
-=========== ============================================================= =============================
-
-One object serves campaigns, training and Flower mods. Its hooks are pure: they change nothing that they are
-given, and draw nothing but from the randomness that they are given.
+A defence acts at one or several *stages* of a client's work, and only the hooks of these are called. One object serves
+campaigns, training and Flower mods. Its hooks are pure: they change nothing that they are given, and draw nothing but
+from the randomness that they are given.
 """
 
 from abc import ABC, abstractmethod

@@ -1,17 +1,7 @@
-"""A conformance suite for defences, ours and other people's.
+"""A conformance suite for defences, ours and other people's; see ``fedmjp/defences/README.md`` for how it is called.
 
-In the tests of a package that adds a defence::
-
-    import pytest
-    from fedmjp.defences.testing import CHECKS, Trial
-
-    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-    def test_conformance(check):
-        check(Trial(MyDefence({"strength": 0.1})))
-
-Everything runs on a tiny untrained transformer, without a network. A check that fails raises
-``ConformanceError``, which says what the defence did wrong. Checks of what a defence does to an update pass for
-one that acts elsewhere.
+Everything runs on a tiny untrained transformer, without a network. A check that fails raises ``ConformanceError``,
+which says what the defence did wrong. Checks of what a defence does to an update pass for one that acts elsewhere.
 """
 
 import copy
