@@ -10,9 +10,8 @@ from fedmjp.errors import ConfigError
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.architectures import ARCHITECTURES, Architecture, Family, Positions, architecture
 from fedmjp.models.checkpoints import load_checkpoint
-from fedmjp.models.classifier import Classifier, PositionedClassifier, VitClassifier
+from fedmjp.models.classifier import Classifier, PositionedClassifier, SwinClassifier, VitClassifier
 from fedmjp.models.localisation import LocalisationRegressor
-from fedmjp.models.swin import SwinClassifier
 from fedmjp.seeds import derive, scoped_randomness
 
 __all__ = ["ARCHITECTURES", "architecture", "blueprint", "build", "build_vit", "parameter_count", "upload_bytes"]
