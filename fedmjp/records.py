@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 from torch import Tensor
 
@@ -59,29 +59,19 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str,
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what ``save_tensors`` wrote; RecordError if the file is missing, damaged or not one of ours."""
+    fields = load_fields(path)
     try:
-        content = path.read_bytes()
-        header_size = int.from_bytes(content[:8], "little")
-        fields = _fields(content[8 : 8 + header_size])
-        return load(content), fields
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        return load(path.read_bytes()), fields
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
-
-
-def _fields(header: bytes) -> dict[str, Any]:
-    fields = json.loads(json.loads(header)["__metadata__"]["fields"])
-    if not isinstance(fields, dict):
-        raise ValueError("its fields are no mapping")
-    return fields
 
 
 def load_fields(path: Path) -> dict[str, Any]:
     """The plain fields of what ``save_tensors`` wrote, without its tensors; errors as of ``load_tensors``."""
     try:
-        with path.open("rb") as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
-        return _fields(header)
-    except (OSError, KeyError, TypeError, ValueError, MemoryError, OverflowError) as error:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads(file.metadata()["fields"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 

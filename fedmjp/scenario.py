@@ -248,7 +248,9 @@ class Scenario(Defended):
             (jigsaw,) = with_mask_ratio((SHUFFLED_ALONE,), mask_ratio)
             return self.model_copy(update={"defences": (jigsaw, *self.defences)})
         kept = [
-            _unshuffled(config) if SHUFFLE in made.options_type.model_fields else config
+            DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
+            if SHUFFLE in made.options_type.model_fields
+            else config
             for config, made in zip(self.defences, self.pipeline.made, strict=True)
             if made.stages != ("pictures",)
         ]
@@ -271,10 +273,6 @@ class Scenario(Defended):
         from fedmjp.exchange import exchange  # noqa: PLC0415 (clients compute; who reads a scenario need not)
 
         return exchange(self, pictures, model=model, number=number)
-
-
-def _unshuffled(config: DefenceConfig) -> DefenceConfig:
-    return DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
 
 
 def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:

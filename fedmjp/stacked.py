@@ -98,7 +98,8 @@ def _token_gradients(
         first_attention = model.get_submodule(names.FIRST_QKV_WEIGHT.removesuffix(".weight"))
         hooks.callback(first_attention.register_forward_hook(keep).remove)
         _shorten_last_block(model, hooks)
-        positions = _positions(model, masks).detach().requires_grad_()
+        own = model.get_parameter(names.POSITION_EMBEDDING).expand(len(masks), -1, -1)
+        positions = (model.masked_position_embedding(masks) if model.defended else own).detach().requires_grad_()
         logits = functional_call(model.backbone, {**frozen, "pos_embed": positions}, (normalised,))
         loss = F.cross_entropy(logits, labels, reduction="sum")
         at_tokens, at_output = torch.autograd.grad(loss, (positions, seen["output"]))
@@ -120,10 +121,3 @@ def _shorten_last_block(model: VitClassifier, hooks: ExitStack) -> None:
     mlp = model.get_submodule(f"backbone.blocks.{len(model.backbone.blocks) - 1}.mlp")
     hooks.callback(mlp.register_forward_pre_hook(first).remove)
     hooks.callback(mlp.register_forward_hook(pad).remove)
-
-
-def _positions(model: VitClassifier, masks: Tensor) -> Tensor:
-    """(pictures, tokens, dim): the position embedding of each picture."""
-    if model.defended:
-        return model.masked_position_embedding(masks)
-    return model.get_parameter(names.POSITION_EMBEDDING).expand(len(masks), -1, -1)

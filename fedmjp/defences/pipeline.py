@@ -241,7 +241,12 @@ class Pipeline:
 
     def planned(self, plan: Plan) -> tuple[DefenceConfig, ...]:
         """Their configurations with what the plan says of options that were not given."""
-        return tuple(_planned(config, asdict(plan)) for config in self.configs)
+        planned = []
+        for config, made in zip(self.configs, self.made, strict=True):
+            known = made.options_type.model_fields
+            follows = {key: each for key, each in asdict(plan).items() if key in known and each != known[key].default}
+            planned.append(DefenceConfig.model_validate({"name": config.name, **follows, **config.options}))
+        return tuple(planned)
 
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
         """An update as it leaves a client; DefenceError if a defence cannot protect it, which must not leave then."""
@@ -299,9 +304,3 @@ def read_pipeline(texts: Sequence[str]) -> Pipeline:
 
 def _first(defence: Defence) -> int:
     return min(ORDER.index(stage) for stage in defence.stages)
-
-
-def _planned(config: DefenceConfig, plan: Mapping[str, Any]) -> DefenceConfig:
-    known = config.made().options_type.model_fields
-    follows = {key: value for key, value in plan.items() if key in known and value != known[key].default}
-    return DefenceConfig.model_validate({"name": config.name, **follows, **config.options})

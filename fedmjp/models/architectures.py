@@ -77,19 +77,13 @@ _SUFFIXES = {Positions.LEARNED: "", Positions.ZERO: "_zero_positions", Positions
 
 
 def _variants(name: str, timm_name: str, base: str, purpose: str, *positions: Positions) -> dict[str, Architecture]:
-    return {
-        f"{name}{_SUFFIXES[each]}{'_april' if april else ''}": Architecture(
-            timm_name, base, _purpose(purpose, each, april=april), positions=each, april=april
-        )
-        for each in positions
-        for april in (False, True)
-    }
-
-
-def _purpose(usual: str, positions: Positions, *, april: bool) -> str:
-    if april:
-        return "APRIL's closed form"
-    return usual if positions is Positions.LEARNED else "what position embeddings give away (MJP, Table 5)"
+    made = {}
+    for each in positions:
+        usual = purpose if each is Positions.LEARNED else "what position embeddings give away (MJP, Table 5)"
+        own = f"{name}{_SUFFIXES[each]}"
+        made[own] = Architecture(timm_name, base, usual, positions=each)
+        made[f"{own}_april"] = Architecture(timm_name, base, "APRIL's closed form", positions=each, april=True)
+    return made
 
 
 ARCHITECTURES = {

@@ -70,7 +70,11 @@ def _as_vit(model: Classifier, config: ModelConfig) -> VitClassifier:
 
 def _drawn(config: ModelConfig, found: Architecture, drop_path: float = 0.0) -> Classifier:
     """The model on torch's current device, drawn from torch's global generator."""
-    _check_patches(config, found)
+    if found.patch_size not in (None, config.patch_size):
+        raise ConfigError(
+            f"{config.name} has patches of {found.patch_size} pixels, not {config.patch_size}: "
+            f"set patch-size to {found.patch_size}"
+        )
     _check_positions(config, found)
     sizes: dict[str, Any] = {} if found.family is Family.CONVOLUTIONAL else {"img_size": config.image_size}
     if found.family is Family.TRANSFORMER:
@@ -99,14 +103,6 @@ def _classifier(backbone: Any, config: ModelConfig, found: Architecture) -> Clas
     if found.family is Family.SWIN and config.unknown_embedding:
         return SwinClassifier(backbone, index_embedding=config.index_embedding)
     return Classifier(backbone, image_size=config.image_size, patch_size=config.patch_size)
-
-
-def _check_patches(config: ModelConfig, found: Architecture) -> None:
-    if found.patch_size not in (None, config.patch_size):
-        raise ConfigError(
-            f"{config.name} has patches of {found.patch_size} pixels, not {config.patch_size}: "
-            f"set patch-size to {found.patch_size}"
-        )
 
 
 def _check_positions(config: ModelConfig, found: Architecture) -> None:

@@ -40,25 +40,13 @@ def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict
         if short in found:
             raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
         found[short] = weight
-    layout = _recognised(loaded, found)
-    if _SWIN_FIRST_MERGING in found:
-        found = {_timms_swin(name): weight for name, weight in found.items() if not name.endswith(_SWIN_BUFFERS)}
-    if layout is Layout.OFFICIAL:
-        found = _from_official(found)
-    return layout, found
-
-
-def _recognised(loaded: Mapping[str, Tensor], short: Mapping[str, Tensor]) -> Layout:
-    if any(_is_official(name) for name in short):
-        return Layout.OFFICIAL
-    if _SWIN_FIRST_MERGING in short:
-        return Layout.SWIN
     ours = any(name.removeprefix("module.").startswith("backbone.") for name in loaded)
-    return Layout.FEDMJP if ours else Layout.TIMM
-
-
-def _is_official(name: str) -> bool:
-    return name in (*_OFFICIAL_POSITIONS, _OFFICIAL_INDEX) or name.startswith(_OFFICIAL_LOCALISATION)
+    layout = Layout.FEDMJP if ours else Layout.TIMM
+    if _SWIN_FIRST_MERGING in found:
+        layout = Layout.SWIN
+        found = {_timms_swin(name): weight for name, weight in found.items() if not name.endswith(_SWIN_BUFFERS)}
+    renamed = _from_official(found)
+    return layout if renamed.keys() == found.keys() else Layout.OFFICIAL, renamed
 
 
 def _from_official(found: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,12 @@ def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]
     patches = next((name for name in inner if len(shapes[name]) == 4 and shapes[name][1] == 3), None)
     head = next((name for name in reversed(inner) if len(shapes[name]) == 2), None)
     width = None if patches is None else shapes[patches][0]
-    positions = {name for name in order if _is_position(shapes[name], width) or name == names.UNKNOWN_EMBEDDING}
+    positions = {
+        name
+        for name, shape in shapes.items()
+        if name == names.UNKNOWN_EMBEDDING
+        or (len(shape) == 3 and shape[0] == 1 and shape[1] > 1 and width in (None, shape[2]))
+    }
     head_names = _with_bias(head, order, shapes)
     return {
         "patch_embedding": _with_bias(patches, order, shapes),
@@ -42,10 +47,6 @@ def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]
 def roles_of(model: nn.Module | Entrance) -> dict[str, frozenset[str]]:
     """As ``roles_of_tensors``, of a model's parameters."""
     return roles_of_tensors(dict(model.named_parameters()))
-
-
-def _is_position(shape: Sequence[int], width: int | None) -> bool:
-    return len(shape) == 3 and shape[0] == 1 and shape[1] > 1 and width in (None, shape[2])
 
 
 def _with_bias(weight: str | None, order: Sequence[str], shapes: Mapping[str, torch.Size]) -> frozenset[str]:
