@@ -40,16 +40,9 @@ def train_round(
     server_round: int,
     own: str | None,
 ) -> RecordDict:
-    """What a client sends back in a round.
+    """What a client sends back in a round of a training run.
 
-    Args:
-        scenario: Of the run.
-        training: Its part that says how.
-        run: Says where files lie.
-        content: Of the server's message.
-        client: Its number, from 0.
-        server_round: From 1.
-        own: In a deployment, where the client's pictures lie with it alone.
+    In a deployment, ``own`` is where its pictures lie with it alone.
 
     Raises:
         CheckpointError: If the weights are of another architecture.

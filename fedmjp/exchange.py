@@ -88,11 +88,7 @@ def private_of_round(scenario: Scenario, selection: Selection, client: int, serv
 def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
     """What the server gets of one upload's pictures: of one client, or the sum over several, as it is told.
 
-    Args:
-        scenario: Says how.
-        model: With the weights that the server had sent.
-        private: Of all clients whose updates are one upload, in their order.
-        number: How many uploads of these pictures were made before.
+    ``private`` is of all clients whose updates are one upload, in their order; ``number`` uploads were made before.
     """
     size = scenario.batch_size
     shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]
@@ -101,7 +97,7 @@ def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, n
 
 
 def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
-    """What one client uploads; arguments and errors are those of ``update_of``."""
+    """What one client uploads; arguments are those of ``update_of``, DefenceError if a defence cannot protect it."""
     randomness = noise_of(scenario, private, number)
     update = local_update(model, private, scenario.threat, randomness=randomness)
     return protect(update, private, model, scenario.threat, randomness=randomness)
@@ -125,7 +121,7 @@ def protect_trained(
     shown: Sequence[Arranged],
     randomness: Randomness,
 ) -> dict[str, Tensor]:
-    """An update as it leaves a client, whatever it was computed with.
+    """An update as it leaves a client, whatever it was computed with; DefenceError if a defence cannot protect it.
 
     Args:
         update: Gradient or change of the weights.
@@ -134,9 +130,6 @@ def protect_trained(
         examples: Pictures behind it.
         shown: Batches as they went into the network, as far as defences compute with them.
         randomness: Of what defences draw.
-
-    Raises:
-        DefenceError: If a defence cannot protect it.
     """
     images = torch.cat([each.images for each in shown]) if shown else None
     mask = torch.cat([each.mask for each in shown]) if shown and model.defended else None

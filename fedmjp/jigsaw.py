@@ -84,11 +84,9 @@ def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
 
 
 def rearrange(images: Tensor, source: Tensor) -> Tensor:
-    """Place a bit-exact copy of patch ``source[i]`` of each image at place i.
+    """Place a bit-exact copy of patch ``source[i]`` of each image at place i; ``source.argsort(1)`` undoes it.
 
-    Args:
-        images: (batch, 3, size, size).
-        source: (batch, patches) int64, a permutation per image; ``source.argsort(1)`` undoes it.
+    Images are (batch, 3, size, size), ``source`` is (batch, patches) int64, a permutation per image.
     """
     size = images.shape[-1]
     grid = math.isqrt(source.shape[1])

@@ -12,12 +12,9 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names, each pointing to ``"module:attribute"``: our own, and those that other packages add.
+    """Names of a ``kind``, each pointing to ``"module:attribute"``: our own, and those that other packages add.
 
-    Args:
-        kind: What the names stand for ("attack", "model"), used in error messages.
-        targets: Name to ``"module:attribute"``; the module is imported at the first ``get``.
-        entry_points: Entry-point group through which installed packages add names; empty for none.
+    A module is imported at the first ``get``; ``entry_points`` is the group through which packages add names.
     """
 
     def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str = "") -> None:

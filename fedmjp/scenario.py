@@ -276,11 +276,7 @@ class Scenario(Defended):
 
 
 def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
-    """A scenario in which every batch of so many pictures is a client of its own.
-
-    Raises:
-        ConfigError: If they make no whole uploads, or values contradict each other.
-    """
+    """A scenario in which every batch of so many pictures is a client of its own; ConfigError if they make no whole."""
     size = int(values.get("batch_size", 1))
     behind = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
     if pictures % behind:

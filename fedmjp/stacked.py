@@ -37,13 +37,10 @@ def entrance_gradients(
     """What ``updates.gradient`` gives for each batch, reduced to some tensors at the entrance.
 
     Args:
-        model: With the weights that the server sent.
+        model: With the weights that the server sent, and with a position embedding.
         batches: Independent of each other; all of the same number of pictures.
         tensors: Names, all in ``ENTRANCE``. ``names.ORACLE_TOKEN_GRADIENTS``, (1, tokens, dim), is
             the gradient at every token, masked or not, summed over the batch.
-
-    Raises:
-        BadInputError: If the model has no position embedding, where the gradients at the tokens are read.
     """
     if not model.has_positions:
         raise BadInputError("a model without a position embedding has no gradients at its entrance: take whole updates")

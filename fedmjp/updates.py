@@ -20,11 +20,8 @@ def local_update(
 ) -> dict[str, Tensor]:
     """The gradient or the weight delta that the protocol asks for, before it is protected.
 
-    Args:
-        model: With the weights that the server sent. It is not changed.
-        batch: The client's pictures.
-        threat: States update, steps and learning rate, and the defences, of which some act inside of the steps.
-        randomness: For defences that draw while gradients are computed; None where there is none of that kind.
+    ``threat`` states update, steps and learning rate, and the defences, of which some act inside of the steps and draw
+    from ``randomness``. The model has the weights that the server sent, and is not changed.
     """
     gradients = _Gradients(model, batch, threat.pipeline, randomness)
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}

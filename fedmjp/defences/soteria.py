@@ -79,16 +79,9 @@ class Soteria(Defence):
 
 
 def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: float) -> Tensor:
-    """Which features say most about the pictures, (features,) bool.
+    """A share of the features, (features,) bool: those that say most about images (batch, 3, size, size) in [0, 1].
 
-    Args:
-        model: A ``fedmjp.models.classifier.Classifier``.
-        images: (batch, 3, size, size) in [0, 1].
-        mask: (batch, patches) bool, as the model takes it; None without one.
-        share: Of the features.
-
-    Raises:
-        DefenceError: If the model does not say what its head reads.
+    ``mask`` is as the model takes it. DefenceError if the model does not say what its head reads.
     """
     if not isinstance(model, Classifier):
         raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")

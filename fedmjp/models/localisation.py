@@ -55,15 +55,10 @@ def grid_positions(patches: int, *, device: torch.device | None = None) -> Tenso
 
 
 def localisation_loss(regressor: LocalisationRegressor, positions: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean absolute difference of predicted and true positions of patches that are not masked (Eq. 2).
+    """Mean absolute difference of predicted and true positions of patches that are not masked (Eq. 2), a scalar.
 
-    Args:
-        regressor: The mapping.
-        positions: (patches, dim), the position embedding without the rows of class tokens.
-        mask: (batch, patches) bool, or None where nothing is masked. A mask of one row serves the whole batch.
-
-    Returns:
-        A scalar, the mean over the pictures' losses. Pictures without an unmasked patch count as 0.
+    ``positions`` are (patches, dim), without the rows of class tokens. A ``mask`` of one row serves the whole batch,
+    None masks nothing. Of a batch it is the mean over its pictures, where those without an unmasked patch count as 0.
     """
     targets = grid_positions(len(positions), device=positions.device)
     if regressor.kind == "pca":
