@@ -17,14 +17,14 @@ class Registry(Generic[T]):
     A module is imported at the first ``get``; ``entry_points`` is the group through which packages add names.
     """
 
-    def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str = "") -> None:
+    def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str) -> None:
         self.kind = kind
         self._own = dict(targets)
         self._group = entry_points
 
     @cached_property
     def _targets(self) -> dict[str, str]:
-        added = {point.name: point.value for point in entry_points(group=self._group)} if self._group else {}
+        added = {point.name: point.value for point in entry_points(group=self._group)}
         return added | self._own  # nobody replaces ours
 
     def __iter__(self) -> Iterator[str]:

@@ -102,13 +102,9 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _listed(value: object) -> object:
     """A single defence as a pipeline of one; ``none`` as one of none."""
-    if value is None or value == NONE:
+    if value in (None, NONE, [NONE], (NONE,)):
         return ()
-    if isinstance(value, str | Mapping | DefenceConfig):
-        return (value,)
-    if isinstance(value, Sequence):
-        return tuple(each for each in value if each != NONE) if len(value) == 1 else tuple(value)
-    return value
+    return (value,) if isinstance(value, str | Mapping | DefenceConfig) else value
 
 
 Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
