@@ -26,7 +26,7 @@ from fedmjp.config import UpdateKind
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.defences.clipping import global_norm
-from fedmjp.defences.privacy import LocalDp
+from fedmjp.defences.local_dp import LocalDp
 from fedmjp.errors import ConfigError, DefenceError, FedmjpError
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.randomness import Randomness, SystemRandomness

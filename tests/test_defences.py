@@ -22,7 +22,7 @@ from torch.func import functional_call
 from fedmjp.defences import DEFENCES, Defence
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
 from fedmjp.defences.base import Client
-from fedmjp.defences.noise import Gaussian
+from fedmjp.defences.gaussian import Gaussian
 from fedmjp.defences.pipeline import DefenceConfig, Pipeline
 from fedmjp.defences.soteria import telling_features
 from fedmjp.defences.testing import CHECKS, ConformanceError, Trial

@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks.mask import mask_refusal, read_mask
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.noise import Gaussian
+from fedmjp.defences.gaussian import Gaussian
 from fedmjp.errors import AttackFailedError
 from fedmjp.exchange import private_of
 from fedmjp.models import names

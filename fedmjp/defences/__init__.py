@@ -1,4 +1,4 @@
-"""Defences: one file per kind, one contract (``fedmjp.defences.base``).
+"""Defences: one file each, one contract (``fedmjp.defences.base``).
 
 Other packages add theirs through the entry-point group ``fedmjp.defences``: the name, and ``module:class``.
 """
@@ -9,19 +9,19 @@ from fedmjp.registry import Registry
 DEFENCES: Registry[type[Defence]] = Registry(
     "defence",
     {
-        "clip": "fedmjp.defences.clipping:Clip",
-        "dp_sgd": "fedmjp.defences.privacy:DpSgd",
-        "gaussian": "fedmjp.defences.noise:Gaussian",
+        "clip": "fedmjp.defences.clip:Clip",
+        "dp_sgd": "fedmjp.defences.dp_sgd:DpSgd",
+        "gaussian": "fedmjp.defences.gaussian:Gaussian",
         "jigsaw": "fedmjp.defences.jigsaw:Jigsaw",
-        "laplace": "fedmjp.defences.noise:Laplace",
-        "local_dp": "fedmjp.defences.privacy:LocalDp",
-        "mjp": "fedmjp.defences.jigsaw:Mjp",
-        "pixels": "fedmjp.defences.jigsaw:Pixels",
-        "prune": "fedmjp.defences.compression:Prune",
-        "quantise": "fedmjp.defences.compression:Quantise",
-        "round": "fedmjp.defences.compression:Round",
+        "laplace": "fedmjp.defences.laplace:Laplace",
+        "local_dp": "fedmjp.defences.local_dp:LocalDp",
+        "mjp": "fedmjp.defences.mjp:Mjp",
+        "pixels": "fedmjp.defences.pixels:Pixels",
+        "prune": "fedmjp.defences.prune:Prune",
+        "quantise": "fedmjp.defences.quantise:Quantise",
+        "round": "fedmjp.defences.round:Round",
         "secure_sum": "fedmjp.defences.secure_sum:SecureSum",
-        "sign": "fedmjp.defences.compression:Sign",
+        "sign": "fedmjp.defences.sign:Sign",
         "soteria": "fedmjp.defences.soteria:Soteria",
         "withhold": "fedmjp.defences.withhold:Withhold",
     },

@@ -1,42 +1,11 @@
-"""Clipping of many tensors by their common norm, alone and as others use it."""
+"""Clipping of many tensors by their common norm, as several defences use it."""
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.linalg import vector_norm
-from typing_extensions import override
-
-from fedmjp.config import Config
-from fedmjp.defences.base import Client, Defence, require_finite
-from fedmjp.randomness import Randomness
-
-
-class ClipOptions(Config):
-    """To which norm."""
-
-    norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest Euclidean norm of the whole update")
-
-
-class Clip(Defence):
-    """Scales the whole update down to a norm where it is longer (flat clipping). Without noise this is no privacy."""
-
-    name = "clip"
-    paper = "McMahan et al., Learning differentially private recurrent language models, ICLR 2018"
-    summary = "scales the whole update down to a norm where it is longer; no privacy guarantee"
-    told = "the norm, not the factor"
-    stages = ("update",)
-    scope = "update"
-    marks: ClassVar = frozenset({"scaled"})
-    options_type = ClipOptions
-
-    @override
-    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        require_finite(update, self.name)
-        return clip(update, self.options.norm)
 
 
 def global_norm(update: Mapping[str, Tensor]) -> float:

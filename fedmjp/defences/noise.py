@@ -1,10 +1,9 @@
-"""Noise in proportion to each tensor, Gaussian or Laplace."""
+"""What Gaussian and Laplace noise share: it is in proportion to each tensor."""
 
 import math
 from abc import abstractmethod
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
@@ -12,8 +11,6 @@ from typing_extensions import override
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
-
-STEP = 2.0**-24  # of uniform float32 values
 
 
 class NoiseOptions(Config):
@@ -49,30 +46,3 @@ class RelativeNoise(TensorDefence):
             return 0.0
         share = float(self.options.noise)  # of the tensor before the noise, which what was uploaded holds already
         return share * float(uploaded.double().square().mean().sqrt()) / math.sqrt(1 + share**2)
-
-
-class Gaussian(RelativeNoise):
-    """Adds Gaussian noise."""
-
-    name = "gaussian"
-    summary = "Gaussian noise in proportion to each tensor's root mean square; no privacy guarantee"
-
-    @override
-    def draw(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        return randomness.normal(name, tensor.shape)
-
-
-class Laplace(RelativeNoise):
-    """Adds Laplace noise: more small values and more large ones than Gaussian noise.
-
-    It is the Laplace quantile of uniform values, and ends at 12.4 standard deviations.
-    """
-
-    name = "laplace"
-    summary = "Laplace noise in proportion to each tensor's root mean square; no privacy guarantee"
-
-    @override
-    def draw(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        # The middle of each interval, in doubles: neither end, where the quantile is infinite.
-        centred = randomness.uniform(name, tensor.shape).double() + STEP / 2 - 0.5
-        return -centred.sign() * torch.log1p(-2 * centred.abs()) / 2**0.5

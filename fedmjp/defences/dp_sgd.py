@@ -1,0 +1,78 @@
+"""Hides whether a picture is there: the gradient of each is clipped, and noise added (DP-SGD)."""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.config import Config
+from fedmjp.defences import clipping
+from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
+from fedmjp.defences.base import Spent, require_finite
+from fedmjp.defences.privacy import Calibrated
+from fedmjp.errors import DefenceError
+from fedmjp.randomness import Randomness
+
+
+class DpSgdOptions(Config):
+    """Which guarantee, for which training."""
+
+    epsilon: float = Field(8.0, gt=0, allow_inf_nan=False, description="that all steps together cost a picture")
+    delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
+    clipping_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of a picture's gradient")
+    steps: int = Field(1, ge=1, description="steps of a client that the epsilon is for")
+    steps_per_upload: int = Field(1, ge=1, description="steps behind one upload, to count what uploads cost")
+    sampling_rate: float = Field(1.0, gt=0, le=1, description="probability that a picture takes part in a step")
+    batch_size: int = Field(1, ge=1, description="pictures expected in a step, by which their sum is divided")
+
+
+class DpSgd(Calibrated):
+    """Clips the gradient of each picture, and adds Gaussian noise that hides whether a picture is there.
+
+    One picture more or less changes the sum of the clipped gradients by at most the clipping norm; the noise on
+    the sum has the noise multiplier times that as its standard deviation. The sum is divided by ``batch_size``,
+    which may not depend on the data. The multiplier is the smallest with which ``steps`` steps cost no more than
+    epsilon together, if every picture takes part in every step with probability ``sampling_rate``, independently
+    (Poisson sampling). Where batches are drawn otherwise, only a rate of 1 is a guarantee.
+    """
+
+    name = "dp_sgd"
+    paper = "Abadi et al., Deep learning with differential privacy, CCS 2016"
+    summary = "clips the gradient of each picture and adds Gaussian noise: epsilon per picture, composed over steps"
+    told = "clipping norm and standard deviation of the noise, not the factors of the clipping"
+    stages = ("examples",)
+    scope = "example"
+    options_type = DpSgdOptions
+
+    @property
+    def multiplier(self) -> float:
+        """The noise's standard deviation on the sum of a batch, over the clipping norm."""
+        options = self.options
+        return noise_multiplier(options.epsilon, options.delta, options.steps, options.sampling_rate)
+
+    @property
+    @override
+    def deviation(self) -> float:
+        return self.multiplier * float(self.options.clipping_norm) / int(self.options.batch_size)
+
+    def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
+        """As of ``Defence``; DefenceError also if a step has more pictures than ``batch_size``."""
+        require_finite(gradients, self.name)
+        batch = max((len(each) for each in gradients.values()), default=0)
+        if batch > self.options.batch_size:
+            raise DefenceError(
+                f"{self.name}: a step has {batch} pictures, batch-size is {self.options.batch_size}; set it to {batch}"
+            )
+        return {
+            name: each.sum(dim=0) / self.options.batch_size
+            + self.deviation * randomness.normal(name, each.shape[1:]).to(each)
+            for name, each in clipping.clip_examples(gradients, self.options.clipping_norm).items()
+        }
+
+    def spent(self, uploads: int) -> Spent:
+        """As of ``Defence``: a picture may take part in each step."""
+        options = self.options
+        steps = uploads * options.steps_per_upload
+        epsilon = composed_epsilon(self.multiplier, options.delta, steps, options.sampling_rate)
+        return Spent(epsilon, options.delta, "add-or-remove-one", "picture", uploads)

@@ -1,0 +1,68 @@
+"""Hides which data a client has: its whole update is clipped, and noise added."""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.config import Config
+from fedmjp.defences import clipping
+from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
+from fedmjp.defences.base import Client, Spent, require_finite
+from fedmjp.defences.privacy import Calibrated
+from fedmjp.randomness import Randomness
+
+
+class LocalDpOptions(Config):
+    """Which guarantee, at which clipping norm."""
+
+    epsilon: float = Field(8.0, gt=0, allow_inf_nan=False, description="that all rounds together cost a client")
+    delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
+    clipping_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of the whole update")
+    rounds: int = Field(1, ge=1, description="uploads of a client that the epsilon is for")
+
+
+class LocalDp(Calibrated):
+    """Clips the whole update and adds Gaussian noise that hides which data the client has.
+
+    Two data sets of a client, however different, give updates at most twice the clipping norm apart; the noise's
+    standard deviation is the noise multiplier times that. The multiplier is the smallest with which the stated
+    rounds cost no more than epsilon together.
+    """
+
+    name = "local_dp"
+    paper = (
+        "Dwork and Roth, Algorithmic foundations of differential privacy, 2014; noise as in Balle and Wang, ICML 2018"
+    )
+    summary = "clips the whole update and adds Gaussian noise: epsilon per client, composed over rounds"
+    told = "clipping norm and standard deviation of the noise, not the factor of the clipping"
+    stages = ("update",)
+    scope = "update"
+    options_type = LocalDpOptions
+
+    @property
+    def multiplier(self) -> float:
+        """The noise's standard deviation over twice the clipping norm."""
+        return noise_multiplier(self.options.epsilon, self.options.delta, self.options.rounds)
+
+    @property
+    @override
+    def deviation(self) -> float:
+        return self.multiplier * 2 * float(self.options.clipping_norm)
+
+    @override
+    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        require_finite(update, self.name)
+        clipped = clipping.clip(update, self.options.clipping_norm)
+        return {
+            name: tensor + self.deviation * randomness.normal(name, tensor.shape).to(tensor)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in clipped.items()
+        }
+
+    @override
+    def spent(self, uploads: int) -> Spent:
+        epsilon = composed_epsilon(self.multiplier, self.options.delta, uploads)
+        return Spent(epsilon, self.options.delta, "replace-one", "client", uploads)

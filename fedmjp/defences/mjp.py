@@ -1,0 +1,26 @@
+"""Masked Jigsaw Puzzle: a jigsaw whose patches share one unknown position embedding."""
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from fedmjp.config import ModelConfig
+from fedmjp.defences.jigsaw import Jigsaw
+
+
+class Mjp(Jigsaw):
+    """Shuffles the patches of block-wise masks, and gives all of them one shared "unknown" position embedding.
+
+    What training adds (DAL, the localisation loss) is an option of the model and of the recipe.
+    """
+
+    name = "mjp"
+    paper = "Ren et al., Masked Jigsaw Puzzle, CVPR 2023"
+    summary = "shuffles the patches of block-wise masks, which then share one unknown position embedding"
+    told = "that MJP is used, and the wanted mask ratio; neither mask nor order"
+    stages = ("pictures", "model")
+    marks: ClassVar = frozenset({"shuffled", "masked"})
+
+    @override
+    def change_model(self, model: ModelConfig) -> ModelConfig:
+        return model.model_copy(update={"unknown_embedding": True})

@@ -1,0 +1,43 @@
+"""Shuffles patches, and the pixels in them."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.defences.base import Arranged, NoOptions
+from fedmjp.defences.jigsaw import Jigsaw
+from fedmjp.patches import from_patches, to_patches
+from fedmjp.randomness import Randomness
+
+
+class Pixels(Jigsaw):
+    """Moves all patches of a picture, and, with one permutation for all of them, the pixels inside.
+
+    References:
+        Tolstikhin et al., "MLP-Mixer", NeurIPS 2021, the permuted pixels of section 3.4.
+    """
+
+    name = "pixels"
+    paper = "Ren et al., Masked Jigsaw Puzzle, CVPR 2023, Table 4, row C (SPP)"
+    summary = "shuffles all patches of a picture, and the pixels in them alike"
+    told = "that patches and pixels are shuffled; neither order"
+    marks: ClassVar = frozenset({"shuffled", "reshaped"})
+    options_type = NoOptions
+    mask_ratio = 1.0
+    shuffles = True
+
+    @override
+    def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
+        size = images.shape[-1] // grid
+        moved, sources = [], []
+        for patches, source in zip(to_patches(images, size), randomness, strict=True):
+            generator = source.generator()
+            pixels = torch.randperm(size**2, generator=generator).to(images.device)
+            places = torch.randperm(grid**2, generator=generator)
+            moved.append(patches.view(grid**2, 3, -1)[places.to(images.device)][..., pixels].flatten(1))
+            sources.append(places)
+        found = torch.stack(sources)
+        return Arranged(from_patches(torch.stack(moved), images.shape[-1], size), torch.ones_like(found).bool(), found)

@@ -1,0 +1,54 @@
+"""Rounds entries to half precision."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.config import Config
+from fedmjp.defences.base import TensorDefence
+from fedmjp.randomness import Randomness
+
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
+HEADROOM = 15  # the largest float16 is just below 2**16
+FARTHEST = 100  # powers of two that float32 has, and their inverses
+
+
+class RoundOptions(Config):
+    """To what is rounded."""
+
+    precision: Literal["float16", "bfloat16"] = Field("float16", description="format of the entries that leave")
+
+
+class Round(TensorDefence):
+    """Rounds every entry to float16 or bfloat16; tensors keep their type and hold the values that arrive.
+
+    float16 ends at 6e-8, where gradients begin: before rounding, a tensor is scaled by the power of two that
+    brings its largest entry just below 2**15, as loss scaling does for a whole update, and scaled back after.
+    """
+
+    name = "round"
+    paper = "formats of IEEE 754 and bfloat16; loss scaling as in Micikevicius et al., Mixed Precision Training, 2018"
+    summary = "rounds every entry to float16 or bfloat16"
+    told = "the precision"
+    marks: ClassVar = frozenset({"rounded"})
+    options_type = RoundOptions
+
+    @property
+    @override
+    def rounding(self) -> float:
+        return ROUNDING[self.options.precision]
+
+    @override
+    def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        if self.options.precision == "bfloat16":
+            return tensor.to(torch.bfloat16).to(tensor.dtype)
+        _, exponent = torch.frexp(tensor.abs().max())  # largest < 2 ** exponent
+        shift = (HEADROOM - exponent).clamp(max=FARTHEST)
+        return torch.ldexp(torch.ldexp(tensor, shift).to(torch.float16).to(tensor.dtype), -shift)
+
+    @override
+    def bits(self, before: float) -> float:
+        return min(before, 16.0)

@@ -1,0 +1,31 @@
+"""Replaces entries by their signs."""
+
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.defences.base import TensorDefence
+from fedmjp.randomness import Randomness
+
+
+class Sign(TensorDefence):
+    """Replaces every entry by its sign times the tensor's mean magnitude; zeros stay zeros.
+
+    References:
+        Karimireddy et al., "Error feedback fixes signSGD", ICML 2019, for the scale.
+    """
+
+    name = "sign"
+    paper = "Bernstein et al., signSGD, ICML 2018; scale as in Karimireddy et al., ICML 2019"
+    summary = "signs alone, times each tensor's mean magnitude"
+    told = "that only signs leave, with one scale per tensor"
+    marks: ClassVar = frozenset({"signs"})
+
+    @override
+    def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        return tensor.sign() * tensor.abs().mean()
+
+    def bits(self, before: float) -> float:
+        """Of entries that are not zero; zeros come in runs, which cost next to nothing."""
+        return min(before, 1.0)
