@@ -1,20 +1,20 @@
 """The Flower ClientApp: updates from the client's own pictures, of single batches or in training."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.training import train_round
-from fedmjp.config import ModelConfig, RunConfig
+from fedmjp.config import RunConfig
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError, FedmjpError
 from fedmjp.exchange import client_update, private_of_round
 from fedmjp.models.build import build_vit
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import record_name
 from fedmjp.scenario import Scenario, scenarios_of
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS, REFUSED
@@ -23,11 +23,7 @@ app = ClientApp()
 
 
 # One process serves several clients in turn; what is kept between messages holds for all of them.
-@lru_cache(maxsize=1)
-def _architecture(network: ModelConfig) -> VitClassifier:
-    return build_vit(network)
-
-
+_architecture = lru_cache(maxsize=1)(build_vit)
 _selection = lru_cache(maxsize=1)(select_for)
 
 
@@ -48,17 +44,17 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _answer(content: RecordDict, context: Context) -> RecordDict:
-    run, asked = RunConfig.read(context.run_config), content.config_records["config"]
-    server_round, scenarios = _number(asked, "server-round"), scenarios_of(run)
-    scenario = scenarios[_number(asked, "scenario")]
+    run, asked = RunConfig.read(context.run_config), cast(Mapping[str, Any], content.config_records["config"])
+    server_round, scenario = int(asked["server-round"]), scenarios_of(run)[int(asked["scenario"])]
     client, clients = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
     if clients != scenario.clients:
         raise ConfigError(
             f"clients = {scenario.clients}, but the federation has {clients}; set both to the same number"
         )
     if scenario.training is not None:
-        own: Any = context.node_config.get("data")
-        return train_round(scenario, run, content, client, server_round, own=None if own is None else str(own))
+        own = context.node_config.get("data")
+        data = None if own is None else str(own)
+        return train_round(scenario, scenario.training, run, content, client, server_round, data)
     return _upload(scenario, run, content, client, server_round)
 
 
@@ -71,8 +67,3 @@ def _upload(scenario: Scenario, run: RunConfig, content: RecordDict, client: int
     model.load_state_dict(content.array_records[ARRAYS].to_torch_state_dict())
     sent = client_update(scenario, model, private, scenario.turn(server_round).number)
     return RecordDict({ARRAYS: ArrayRecord(sent), METRICS: MetricRecord({EXAMPLES: len(private.pictures)})})
-
-
-def _number(asked: ConfigRecord, key: str) -> int:
-    value: Any = asked[key]
-    return int(value)

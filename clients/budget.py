@@ -1,14 +1,12 @@
 """What a site's uploads have cost in privacy, in a file that outlives restarts."""
 
 import fcntl
-import json
 import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, Field
 
@@ -58,10 +56,7 @@ class Ledger:
             raise ConfigError(f"budget = {budget!r}: must be an epsilon greater than 0")
 
     def charge(self, multiplier: float) -> float:
-        """Count one more upload.
-
-        Args:
-            multiplier: Its noise's standard deviation over what one client can change.
+        """Count one more upload, whose noise has this standard deviation over what one client can change.
 
         Returns:
             Epsilon of all uploads so far, this one included.
@@ -83,11 +78,7 @@ class Ledger:
         return epsilon
 
     def epsilon(self) -> float:
-        """Epsilon of all uploads so far.
-
-        Raises:
-            DefenceError: If the file is damaged or cannot be read.
-        """
+        """Epsilon of all uploads so far; DefenceError if the file is damaged or cannot be read."""
         try:
             return self._epsilon(self._read())
         except OSError as error:
@@ -99,8 +90,7 @@ class Ledger:
 
     def _read(self) -> dict[float, int]:
         try:
-            values: Any = json.loads(self.path.read_text(encoding="utf-8"))
-            uploads = Spendings.model_validate(values).uploads
+            uploads = Spendings.model_validate_json(self.path.read_bytes()).uploads
             if len({each.multiplier for each in uploads}) < len(uploads):
                 raise ValueError("one noise multiplier twice")
         except FileNotFoundError:

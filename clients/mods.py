@@ -22,6 +22,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
 from clients.budget import Ledger
+from fedmjp.config import UpdateKind
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.defences.clipping import global_norm
@@ -29,9 +30,9 @@ from fedmjp.defences.local_dp import LocalDp
 from fedmjp.errors import ConfigError, DefenceError, FedmjpError
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.randomness import Randomness, SystemRandomness
+from fedmjp.wire import REFUSED
 
 Kind = Literal["weights", "gradient"]
-REFUSED = 1000  # code of the error that leaves in place of a reply
 # Training moves weights by far less than their length in a round; a gradient is as far off as zero is.
 FARTHEST = 0.5
 
@@ -128,11 +129,8 @@ class _DefenceMod:
         if not any(tensor.is_floating_point() for tensor in tensors.values()):
             raise DefenceError(f"{self.defence.name}: the reply has no tensors of real numbers to protect")
         base = self._base(tensors, sent)
-        client = Client(
-            kind="gradient" if self.kind == "gradient" else "delta",
-            roles=roles_of_tensors(tensors),
-            examples=_examples(reply),
-        )
+        kind: UpdateKind = "gradient" if self.kind == "gradient" else "delta"
+        client = Client(kind, roles_of_tensors(tensors), _examples(reply))
         update = {name: _minus(tensor, base[name]) for name, tensor in tensors.items()}
         protected = self.defence.protect(update, client, randomness=self.randomness)
         leaving = {

@@ -12,8 +12,7 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from clients.private_records import PrivateRecords
-from fedmjp.config import ModelConfig, RunConfig
+from fedmjp.config import RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import Batch, steps_per_epoch, training_batches
 from fedmjp.data.partitions import Partition
@@ -23,25 +22,27 @@ from fedmjp.exchange import protect_trained
 from fedmjp.learning import PartitionConfig, Training
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
+from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness, SystemRandomness
+from fedmjp.records import record_name
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Anchor, Schedule, Trainer
-from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_of_round
 
 
 def train_round(
-    scenario: Scenario, run: RunConfig, content: RecordDict, client: int, server_round: int, *, own: str | None
+    scenario: Scenario,
+    training: Training,
+    run: RunConfig,
+    content: RecordDict,
+    client: int,
+    server_round: int,
+    own: str | None,
 ) -> RecordDict:
-    """What a client sends back in a round.
+    """What a client sends back in a round of a training run.
 
-    Args:
-        scenario: Of a training run.
-        run: Says where files lie.
-        content: Of the server's message.
-        client: Its number, from 0.
-        server_round: From 1.
-        own: In a deployment, where the client's pictures lie with it alone.
+    In a deployment, ``own`` is where its pictures lie with it alone.
 
     Raises:
         CheckpointError: If the weights are of another architecture.
@@ -49,28 +50,22 @@ def train_round(
         DefenceError: If a defence cannot protect the update.
         TrainingError: If no picture can be read, or the loss is no longer finite.
     """
-    assert scenario.training is not None  # noqa: S101 (the caller looked)
-    training, data = scenario.training, own or scenario.data
-    pictures = _dataset(data, "train", classes=scenario.model.classes)
+    pictures = _dataset(own or scenario.data, "train", classes=scenario.model.classes)
     if own:
         indices = np.arange(len(pictures))
     else:
         dealt = (training.partition, scenario.data, scenario.model.classes, scenario.clients, scenario.seed)
         indices = _shares(Path(run.partition_file), *dealt)[client]
-    records = Path(run.evaluator_folder) if run.evaluator_folder else None
-    left = PrivateRecords(records, scenario, training, client, pictures)
+    recorded = bool(run.evaluator_folder) and server_round in training.records
+    left = evaluator_of_round(Path(run.evaluator_folder), server_round) / scenario.folder if recorded else None
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
     noise = SystemRandomness() if own else None
-    return LocalTraining(scenario, training, client, pictures, indices, left, noise).answer(content, server_round)
+    return LocalTraining(scenario, training, client, server_round, pictures, indices, left, noise).answer(content)
 
 
 # One process serves several clients in turn; what is kept between messages holds for all of them.
 _dataset = lru_cache(maxsize=1)(open_dataset)
-
-
-@lru_cache(maxsize=1)
-def _architecture(network: ModelConfig, drop_path: float) -> Classifier:
-    return build(network, drop_path=drop_path)
+_architecture = lru_cache(maxsize=1)(build)
 
 
 @lru_cache(maxsize=1)
@@ -83,29 +78,21 @@ def _shares(
 
 @dataclass
 class LocalTraining:
-    """One client in one round.
-
-    Attributes:
-        scenario: Of the run.
-        training: Its part that says how.
-        client: Its number, from 0.
-        pictures: The data set that its pictures are in.
-        indices: Those that are its own.
-        records: Where it leaves private pictures for the evaluator.
-        noise: What defences of updates draw from; None draws from the scenario's seed.
-        skipped: Why pictures could not be read.
-    """
+    """One client in one round."""
 
     scenario: Scenario
     training: Training
     client: int
+    server_round: int
     pictures: LabelledDataset
-    indices: np.ndarray
-    records: PrivateRecords
-    noise: Randomness | None = None
-    skipped: list[str] = field(default_factory=list)
+    indices: np.ndarray  # of the pictures that are its own
+    # Folder in which it leaves the pictures behind its upload for the evaluator; None leaves nothing.
+    left: Path | None = None
+    noise: Randomness | None = None  # what defences of updates draw from; None draws from the scenario's seed
+    skipped: list[str] = field(default_factory=list)  # why pictures could not be read
+    seen: list[Arranged] = field(default_factory=list)  # what the network saw, where a defence computes with it
 
-    def answer(self, asked: RecordDict, server_round: int) -> RecordDict:
+    def answer(self, asked: RecordDict) -> RecordDict:
         """What the client sends back; see ``train_round``."""
         started = time.perf_counter()
         model = self._model(asked)
@@ -119,19 +106,19 @@ class LocalTraining:
         # What is sent is the difference to these; a defence may compute with the model as it was.
         before = {name: value.detach().clone() for name, value in model.named_parameters()}
         if self.training.update == "gradient":
-            update, metrics, seen = self._gradient(model, server_round)
+            update, metrics = self._gradient(model)
         else:
-            update, metrics, seen = self._change(model, before, server_round, asked)
+            update, metrics = self._change(model, before, asked)
             buffers = _buffers(model)
             model.load_state_dict(before, strict=False)
         trained = time.perf_counter()
-        seeded = SeededRandomness(self.scenario.seed, ("defences", "client", self.client, server_round))
+        seeded = SeededRandomness(self.scenario.seed, ("defences", "client", self.client, self.server_round))
         sent = protect_trained(
             update,
             model,
             self.scenario.threat,
             examples=int(metrics[EXAMPLES]),
-            shown=seen,
+            shown=self.seen,
             randomness=self.noise or seeded,
         )
         done = time.perf_counter()
@@ -143,18 +130,17 @@ class LocalTraining:
         return content
 
     def _change(
-        self, model: Classifier, before: dict[str, Tensor], server_round: int, asked: RecordDict
-    ) -> tuple[dict[str, Tensor], dict[str, float], list[Arranged]]:
+        self, model: Classifier, before: dict[str, Tensor], asked: RecordDict
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """How the local epochs changed what is not frozen."""
         instructions: Any = asked["config"]
         mu, epochs = float(instructions.get("proximal-mu", 0.0)), self.training.local_epochs
-        trainer = self._trainer(model, Schedule(self.training.rounds * epochs, self._steps))
-        first, reports = (server_round - 1) * epochs, []
-        seen: list[Arranged] = []
-        for epoch in range(first, first + epochs):
-            batches = self._seen(trainer, epoch, seen)
-            watched = self.records.watch(batches, trainer, server_round, epoch, self._single_step)
-            reports.append(trainer.epoch(epoch, watched, anchor=Anchor(before, mu) if mu else None))
+        trainer = self._trainer(model, self.training.rounds * epochs)
+        first = (self.server_round - 1) * epochs
+        anchor = Anchor(before, mu) if mu else None
+        reports = [
+            trainer.epoch(epoch, self._watched(trainer, epoch), anchor=anchor) for epoch in range(first, first + epochs)
+        ]
         metrics = {
             EXAMPLES: len(self.indices),
             "pictures": sum(report.pictures for report in reports),
@@ -162,67 +148,85 @@ class LocalTraining:
             "learning-rate": reports[-1].learning_rate,
         }
         learnt = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        return {name: value.detach() - before[name] for name, value in learnt.items()}, metrics, seen
+        return {name: value.detach() - before[name] for name, value in learnt.items()}, metrics
 
-    def _seen(self, trainer: Trainer, epoch: int, seen: list[Arranged]) -> Iterator[Batch]:
-        """The batches of an epoch; what the network sees of them is noted where a defence computes with it."""
+    def _watched(self, trainer: Trainer, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch; what the network sees of them is noted, and left where it alone is behind it."""
+        recipe = self.training.recipe
+        alone = self.training.local_epochs == 1 and self._steps == 1
+        # Mixed pictures are of two labels, erased ones outside [0, 1]: no record can describe them.
+        described = alone and not (recipe.mixup or recipe.cutmix or recipe.random_erasing)
         for step, batch in enumerate(self._batches(epoch)):
+            if described:
+                self._leave(batch, trainer, epoch, step)
             if any(each.needs_model for each in self.scenario.pipeline.made):
-                seen.append(trainer.shown(batch, epoch, step).arranged)
+                self.seen.append(trainer.shown(batch, epoch, step).arranged)
             yield batch
 
-    def _gradient(
-        self, model: Classifier, server_round: int
-    ) -> tuple[dict[str, Tensor], dict[str, float], list[Arranged]]:
+    def _gradient(self, model: Classifier) -> tuple[dict[str, Tensor], dict[str, float]]:
         """FedSGD: of the client's next batch."""
-        epoch, step = divmod(server_round - 1, self._steps)
+        epoch, step = divmod(self.server_round - 1, self._steps)
         batch = next(iter(self._batches(epoch, skip=step)), None)
         if batch is None:
-            raise TrainingError(f"client {self.client} has no picture that can be read in round {server_round}")
-        trainer = self._trainer(model, Schedule(-(-self.training.rounds // self._steps), self._steps))
-        self.records.leave(batch, trainer, server_round, epoch, step)
+            raise TrainingError(f"client {self.client} has no picture that can be read in round {self.server_round}")
+        trainer = self._trainer(model, -(-self.training.rounds // self._steps))
+        self._leave(batch, trainer, epoch, step)
         gradient, loss = trainer.gradient(batch, epoch, step)
+        self.seen.append(trainer.shown(batch, epoch, step).arranged)
         metrics = {
             EXAMPLES: len(batch.labels),
             "pictures": len(batch.labels),
             "loss": loss,
             "learning-rate": self.scenario.server_rate,
         }
-        return gradient, metrics, [trainer.shown(batch, epoch, step).arranged]
+        return gradient, metrics
+
+    def _leave(self, batch: Batch, trainer: Trainer, epoch: int, step: int) -> None:
+        """Leave a batch that an upload is computed from, as it goes into the network."""
+        if self.left is None:
+            return
+        shown = trainer.shown(batch, epoch, step).arranged
+        private = PrivateBatch(
+            clean=batch.images,
+            shuffled=shown.images.cpu(),
+            mask=shown.mask,
+            source=shown.source,
+            labels=batch.labels,
+            pictures=tuple(self.pictures.key(index) for index in batch.indices),
+            gradient_of=self.scenario.gradient_of,
+        )
+        private.save(self.left / record_name(self.server_round, self.client))
 
     @property
     def _steps(self) -> int:
         return steps_per_epoch(len(self.indices), self.training.recipe)
 
-    @property
-    def _single_step(self) -> bool:
-        """Whether a round is one step on one batch."""
-        return self.training.local_epochs == 1 and self._steps == 1
-
     def _model(self, asked: RecordDict) -> Classifier:
         # The weights are the server's: those of a file, if any, need not be here.
         network = self.scenario.network.model_copy(update={"weights": None})
-        model = _architecture(network, self.training.recipe.drop_path).to(torch.device(self.scenario.device))
-        weights = {name: value for record in asked.array_records.values() for name, value in _tensors(record).items()}
+        model = _architecture(network, drop_path=self.training.recipe.drop_path)
+        weights: dict[str, Tensor] = {}
+        for record in asked.array_records.values():
+            weights |= record.to_torch_state_dict()
         try:
-            model.load_state_dict(weights)
+            model.to(torch.device(self.scenario.device)).load_state_dict(weights)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"the server's weights do not fit {self.scenario.label}: {reason}") from None
         return model
 
-    def _trainer(self, model: Classifier, schedule: Schedule) -> Trainer:
+    def _trainer(self, model: Classifier, epochs: int) -> Trainer:
         return Trainer(
             model,
             self.training,
             self.scenario.pipeline,
-            schedule=schedule,
+            schedule=Schedule(epochs, self._steps),
             seed=self.scenario.seed,
             purpose=("client", self.client),
             noise=self.noise,
         )
 
-    def _batches(self, epoch: int, skip: int = 0) -> Any:
+    def _batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         return training_batches(
             self.pictures,
             self.indices,
@@ -238,7 +242,3 @@ class LocalTraining:
 def _buffers(model: Classifier) -> dict[str, Tensor]:
     parameters = {name for name, _ in model.named_parameters()}
     return {name: value.cpu() for name, value in model.state_dict().items() if name not in parameters}
-
-
-def _tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    return dict(record.to_torch_state_dict())

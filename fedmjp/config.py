@@ -44,17 +44,21 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Validate ``values``.
+    def parse(cls, values: Mapping[str, Any] | str) -> Self:
+        """Validate ``values``; text only where the model takes any.
 
         Raises:
-            ConfigError: On an unknown key (with the nearest known one) or a value out of range,
-                in one line.
+            ConfigError: On an unknown key (with the nearest known one) or a value out of range, in one line.
         """
         try:
-            return cls(**values)
+            return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError("; ".join(cls._explain(dict(detail)) for detail in error.errors())) from None
+            raise cls.in_one_line(error) from None
+
+    @classmethod
+    def in_one_line(cls, error: ValidationError) -> ConfigError:
+        """What is wrong with the values of this model, as commands print it."""
+        return ConfigError("; ".join(cls._explain(dict(detail)) for detail in error.errors()))
 
     @classmethod
     def _explain(cls, detail: dict[str, Any]) -> str:
@@ -67,18 +71,9 @@ class Config(BaseModel):
         return f"{key.replace('_', '-')} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
 
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
-        """SHA-256 of the resolved values, as hex.
-
-        Args:
-            exclude: Values that are left out, as pydantic takes them.
-        """
-        values = self.model_dump(mode="json", context=DIGEST, exclude=None if exclude is None else dict(exclude))
+        """SHA-256 of the resolved values, without some, as hex."""
+        values = self.model_dump(mode="json", context=DIGEST, exclude=exclude)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _require_whole_patches(image_size: int, patch_size: int) -> None:
-    if image_size % patch_size:
-        raise ValueError(f"image-size {image_size} is not a multiple of patch-size {patch_size}")
 
 
 class Checkpoint(Config):
@@ -89,11 +84,7 @@ class Checkpoint(Config):
 
     @classmethod
     def of(cls, path: str | Path) -> Self:
-        """The checkpoint in a file.
-
-        Raises:
-            CheckpointError: If the file cannot be read.
-        """
+        """The checkpoint in a file; CheckpointError if it cannot be read."""
         try:
             with Path(path).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -132,7 +123,8 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _whole_patches(self) -> Self:
-        _require_whole_patches(self.image_size, self.patch_size)
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image-size {self.image_size} is not a multiple of patch-size {self.patch_size}")
         return self
 
     @property
@@ -146,24 +138,15 @@ class RunConfig(Config):
 
     Empty text means nowhere. ``evaluator_folder`` is for clients only: they leave the private pictures there, beside
     the run. Server-side code never opens it.
-
-    Attributes:
-        scenarios: A JSON list of ``fedmjp.scenario.Scenario``, played one after another; of a training run, one.
-        uploads_folder: Where the server keeps uploads.
-        evaluator_folder: Where clients leave what is behind them.
-        upload_tensors: The only tensors of each upload that are kept; empty keeps all.
-        output_folder: Where the server of a training run leaves history and weights.
-        partition_file: Which pictures each client of a training run has.
-        share_sizes: How many each has: where they are given, no client can claim more.
     """
 
-    scenarios: str = ""
-    uploads_folder: str = ""
-    evaluator_folder: str = ""
-    upload_tensors: Names = ()
-    output_folder: str = ""
-    partition_file: str = ""
-    share_sizes: Numbers = ()
+    scenarios: str = ""  # a JSON list of ``fedmjp.scenario.Scenario``, played one after another; of a training run, one
+    uploads_folder: str = ""  # where the server keeps uploads
+    evaluator_folder: str = ""  # where clients leave what is behind them
+    upload_tensors: Names = ()  # the only tensors of each upload that are kept; empty keeps all
+    output_folder: str = ""  # where the server of a training run leaves history and weights
+    partition_file: str = ""  # which pictures each client of a training run has
+    share_sizes: Numbers = ()  # how many each has: where they are given, no client can claim more
 
     def flat(self) -> dict[str, str | int | float | bool]:
         """As Flower takes it: kebab-case keys, scalars only."""

@@ -1,15 +1,11 @@
-"""Every error that fedmjp raises on purpose: one line that says what was wrong and what to do.
-
-The command line prints the line and ends with ``exit_code``; nothing of it reaches the user as a
-traceback.
-"""
+"""Every error that fedmjp raises on purpose: one line that says what was wrong and what to do."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class FedmjpError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. The command line prints the line and ends with ``exit_code``."""
 
     exit_code = 1
 

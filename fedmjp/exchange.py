@@ -35,18 +35,7 @@ class Exchange:
 def exchange(
     scenario: Scenario, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0
 ) -> Exchange:
-    """What a client uploads of these pictures; of a scenario with several uploads per picture, with the others.
-
-    Args:
-        scenario: Says how.
-        pictures: As many as are behind one upload.
-        model: With the weights that the server had sent; None draws the initial ones.
-        number: How many uploads of them were made before.
-
-    Raises:
-        BadInputError: If there are more or fewer pictures than one upload is of.
-        DefenceError: If a defence cannot protect the update.
-    """
+    """As of ``Scenario.exchange``."""
     if len(pictures) != scenario.threat.pictures:
         raise BadInputError(
             f"{len(pictures)} pictures were given, an upload of this scenario is of {scenario.threat.pictures}: give "
@@ -54,15 +43,13 @@ def exchange(
         )
     model = _initial(scenario.network).to(scenario.device) if model is None else model
     digest = weights_digest(model.state_dict())
-    made = []
+    batches, uploads = [], []
     for place in range(number, number + scenario.uploads_per_picture):
         private = private_of(scenario, pictures, place)
         sent = update_of(scenario, model, private, place)
-        made.append(
-            Exchange(private, upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
-        )
-    first, *later = made
-    return replace(first, upload=replace(first.upload, others=tuple(each.upload for each in later)))
+        batches.append(private)
+        uploads.append(upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
+    return Exchange(batches[0], replace(uploads[0], others=tuple(uploads[1:])))
 
 
 _initial = lru_cache(maxsize=2)(build_vit)
@@ -91,11 +78,7 @@ def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: 
 
 
 def private_of_round(scenario: Scenario, selection: Selection, client: int, server_round: int) -> PrivateBatch:
-    """What one client computes its upload from in one round (from 1).
-
-    Raises:
-        DataError: If a picture cannot be read any more.
-    """
+    """What one client computes its upload from in one round (from 1); DataError if a picture cannot be read."""
     turn = scenario.turn(server_round)
     first = turn.batch * scenario.batch_size
     mine = selection.partition(client, scenario.clients)[first : first + scenario.batch_size]
@@ -105,14 +88,7 @@ def private_of_round(scenario: Scenario, selection: Selection, client: int, serv
 def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
     """What the server gets of one upload's pictures: of one client, or the sum over several, as it is told.
 
-    Args:
-        scenario: Says how.
-        model: With the weights that the server had sent.
-        private: Of all clients whose updates are one upload, in their order.
-        number: How many uploads of these pictures were made before.
-
-    Raises:
-        DefenceError: If a defence cannot protect the update.
+    ``private`` is of all clients whose updates are one upload, in their order; ``number`` uploads were made before.
     """
     size = scenario.batch_size
     shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]
@@ -121,27 +97,19 @@ def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, n
 
 
 def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
-    """What one client uploads; arguments and errors are those of ``update_of``."""
+    """What one client uploads; arguments are those of ``update_of``, DefenceError if a defence cannot protect it."""
     randomness = noise_of(scenario, private, number)
     update = local_update(model, private, scenario.threat, randomness=randomness)
     return protect(update, private, model, scenario.threat, randomness=randomness)
 
 
 def protect(
-    update: dict[str, Tensor],
-    private: PrivateBatch,
-    model: Classifier,
-    threat: ThreatModel,
-    *,
-    randomness: Randomness,
+    update: dict[str, Tensor], private: PrivateBatch, model: Classifier, threat: ThreatModel, *, randomness: Randomness
 ) -> dict[str, Tensor]:
-    """An update, or a part of one, as it leaves a client.
-
-    Raises:
-        DefenceError: If a defence cannot protect it.
-    """
-    shown = [Arranged(private.version(private.gradient_of), private.mask, private.source)]
-    return protect_trained(update, model, threat, examples=len(private.pictures), shown=shown, randomness=randomness)
+    """An update of a private batch, or a part of one, as it leaves a client; errors as of ``protect_trained``."""
+    shown = Arranged(private.version(private.gradient_of), private.mask, private.source)
+    examples = len(private.pictures)
+    return protect_trained(update, model, threat, examples=examples, shown=[shown], randomness=randomness)
 
 
 def protect_trained(
@@ -153,7 +121,7 @@ def protect_trained(
     shown: Sequence[Arranged],
     randomness: Randomness,
 ) -> dict[str, Tensor]:
-    """An update as it leaves a client, whatever it was computed with.
+    """An update as it leaves a client, whatever it was computed with; DefenceError if a defence cannot protect it.
 
     Args:
         update: Gradient or change of the weights.
@@ -162,21 +130,10 @@ def protect_trained(
         examples: Pictures behind it.
         shown: Batches as they went into the network, as far as defences compute with them.
         randomness: Of what defences draw.
-
-    Raises:
-        DefenceError: If a defence cannot protect it.
     """
-    images, mask = (
-        torch.cat([getattr(each, name) for each in shown]) if shown else None for name in ("images", "mask")
-    )
-    client = Client(
-        kind=threat.update,
-        roles=roles_of(model),
-        examples=examples,
-        model=model,
-        images=images,
-        mask=mask if model.defended else None,
-    )
+    images = torch.cat([each.images for each in shown]) if shown else None
+    mask = torch.cat([each.mask for each in shown]) if shown and model.defended else None
+    client = Client(threat.update, roles_of(model), examples, model, images, mask)
     return threat.pipeline.protect(update, client, randomness=randomness)
 
 

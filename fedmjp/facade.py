@@ -1,37 +1,27 @@
 """What `import fedmjp` offers: a benchmark in a few lines of Python."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import BadInputError
+from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Reconstruction, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedmjp.models.adopt import Adopted
-    from fedmjp.models.classifier import VitClassifier
-    from fedmjp.private import PrivateBatch
-    from fedmjp.records import Reconstruction, Upload
 
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
 
 
 def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
-    """Pictures that ship with the package, with ImageNet labels.
-
-    Args:
-        count: How many, at most eight.
-        size: Pixels per side.
-
-    Raises:
-        BadInputError: If there are fewer.
-    """
+    """Up to eight pictures that ship with the package, ``size`` pixels a side, with ImageNet labels."""
     source = BundledPictures(size, classes=1000)
     names = source.names()
     if not 1 <= count <= len(names):
@@ -41,14 +31,14 @@ def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
 
 def attack(
     name: str,
-    upload: "Upload",
-    against: "Scenario | Adopted",
+    upload: Upload,
+    against: Scenario | Adopted,
     *,
     options: Mapping[str, Any] | None = None,
-    model: "VitClassifier | None" = None,
+    model: VitClassifier | None = None,
     threat: ThreatModel | None = None,
     seed: int = 0,
-) -> "Reconstruction":
+) -> Reconstruction:
     """What a server makes of an upload.
 
     Args:
@@ -76,8 +66,8 @@ def attack(
 
 
 def score(
-    result: "Reconstruction", private: "PrivateBatch", *, setting: str = "a", metrics: tuple[str, ...] = METRICS
-) -> dict[str, "Tensor"]:
+    result: Reconstruction, private: PrivateBatch, *, setting: str = "a", metrics: tuple[str, ...] = METRICS
+) -> dict[str, Tensor]:
     """How near a reconstruction comes to the private pictures.
 
     Args:

@@ -1,9 +1,8 @@
 """The block-wise jigsaw of MJP: which patches are masked, and where each of them goes.
 
-Follows the mask generator of the official code (yhlleo/MJP, data/masking_generator.py, itself from
-BEiT): rectangles of random area and aspect ratio are painted until the wanted number of patches is
-reached or ten attempts in a row fail. The realised number therefore falls short of the wanted one
-in a large share of draws, down to empty masks at small ratios; it is recorded, never assumed.
+Follows the official code (yhlleo/MJP, data/masking_generator.py, itself from BEiT): rectangles of random area and
+aspect ratio are painted until the wanted number of patches is reached or ten attempts in a row fail. The realised
+number is therefore often smaller, down to empty masks at small ratios; it is recorded, never assumed.
 """
 
 import math
@@ -26,26 +25,12 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Jigsaw:
-    """One drawn puzzle per picture.
+    """One drawn puzzle per picture."""
 
-    Attributes:
-        mask: (batch, patches) bool, True where the patch was shuffled.
-        source: (batch, patches) int64; place i of the shuffled picture shows patch ``source[i]`` of
-            the clean one. The identity outside the mask.
-    """
-
-    mask: Tensor
+    mask: Tensor  # (batch, patches) bool, True where the patch was shuffled
+    # (batch, patches) int64; place i of the shuffled picture shows patch ``source[i]`` of the clean one. The identity
+    # outside the mask.
     source: Tensor
-
-    @property
-    def realised_ratio(self) -> Tensor:
-        """(batch,) share of masked patches."""
-        return self.mask.float().mean(dim=1)
-
-    @property
-    def inverse(self) -> Tensor:
-        """(batch, patches) int64: the permutation that undoes ``source``."""
-        return self.source.argsort(dim=1)
 
 
 def _uniform(low: float, high: float, generator: torch.Generator) -> float:
@@ -72,22 +57,10 @@ def _paint_block(mask: npt.NDArray[np.bool_], wanted: int, generator: torch.Gene
 
 
 def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Tensor:
-    """Draw one block-wise mask.
+    """Draw one block-wise mask of a grid of patches, (grid * grid,) bool.
 
-    Args:
-        grid: Patches per side.
-        mask_ratio: Wanted share of masked patches, in [0, 1].
-        generator: Source of randomness.
-
-    Returns:
-        (grid * grid,) bool. At most ``int(grid * grid * mask_ratio)`` are True, often fewer.
-
-    Raises:
-        BadInputError: If ``mask_ratio`` is outside [0, 1].
-
-    References:
-        yhlleo/MJP, data/masking_generator.py, ``MaskingGenerator``. There a ratio of 0 silently
-        means 0.1; here it means no mask.
+    At most ``int(grid * grid * mask_ratio)`` are True, often fewer. In the official code a ratio of 0 silently means
+    0.1; here it means no mask.
     """
     if not 0.0 <= mask_ratio <= 1.0:
         raise BadInputError(f"mask ratio {mask_ratio} is outside [0, 1]")
@@ -102,16 +75,7 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
 
 
 def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
-    """Draw the puzzle of one picture: a mask, and a uniform permutation of the masked patches.
-
-    Args:
-        grid: Patches per side.
-        mask_ratio: Wanted share of masked patches, in [0, 1].
-        generator: Source of randomness.
-
-    Returns:
-        A ``Jigsaw`` with a batch of one.
-    """
+    """Draw the puzzle of one picture: a mask, as of ``draw_mask``, and a uniform permutation of the masked patches."""
     mask = draw_mask(grid, mask_ratio, generator=generator)
     source = torch.arange(grid * grid)
     places = mask.nonzero().flatten()
@@ -120,18 +84,9 @@ def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
 
 
 def rearrange(images: Tensor, source: Tensor) -> Tensor:
-    """Place patch ``source[i]`` of each image at place i.
+    """Place a bit-exact copy of patch ``source[i]`` of each image at place i; ``source.argsort(1)`` undoes it.
 
-    Args:
-        images: (batch, 3, size, size).
-        source: (batch, patches) int64, a permutation per image.
-
-    Returns:
-        The rearranged images, bit-exact copies of the patches. ``rearrange(rearrange(x, s), s.argsort(1))``
-        is ``x``.
-
-    Raises:
-        BadInputError: If the number of patches is not a square that divides the image.
+    Images are (batch, 3, size, size), ``source`` is (batch, patches) int64, a permutation per image.
     """
     size = images.shape[-1]
     grid = math.isqrt(source.shape[1])

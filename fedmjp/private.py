@@ -1,7 +1,4 @@
-"""Private data: with the client, and with the evaluator that scores against it. Nowhere else.
-
-Attacks and server may not import this module; import-linter keeps it so.
-"""
+"""Private data: with the client, and with the evaluator that scores against it. Nowhere else."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,28 +13,20 @@ from fedmjp.errors import RecordError
 from fedmjp.records import load_record, require, require_images, save_tensors
 from fedmjp.settings import Picture
 
+TENSORS = ("clean", "shuffled", "mask", "source", "labels")
+
 
 @dataclass(frozen=True)
 class PrivateBatch:
-    """What a client holds and the evaluator scores against. Attack code has no parameter for it.
+    """What a client holds and the evaluator scores against. Attack code has no parameter for it."""
 
-    Attributes:
-        clean: (batch, 3, size, size) float32 in [0, 1], the private pictures x.
-        shuffled: The same shape, their jigsaw-shuffled version x~.
-        mask: (batch, patches) bool, True where the patch was shuffled.
-        source: (batch, patches) int64, place i of x~ shows patch ``source[i]`` of x.
-        labels: (batch,) int64.
-        pictures: Name of each picture in its source.
-        gradient_of: The version whose gradient the client uploaded.
-    """
-
-    clean: Tensor
-    shuffled: Tensor
-    mask: Tensor
-    source: Tensor
-    labels: Tensor
-    pictures: tuple[str, ...]
-    gradient_of: Picture
+    clean: Tensor  # (batch, 3, size, size) float32 in [0, 1], the private pictures x
+    shuffled: Tensor  # the same shape, their jigsaw-shuffled version x~
+    mask: Tensor  # (batch, patches) bool, True where the patch was shuffled
+    source: Tensor  # (batch, patches) int64, place i of x~ shows patch ``source[i]`` of x
+    labels: Tensor  # (batch,) int64
+    pictures: tuple[str, ...]  # name of each picture in its source
+    gradient_of: Picture  # the version whose gradient the client uploaded
 
     def __post_init__(self) -> None:
         require_images("clean", self.clean)
@@ -59,17 +48,16 @@ class PrivateBatch:
         return replace(
             self,
             pictures=self.pictures[first:last],
-            **{name: getattr(self, name)[first:last] for name in ("clean", "shuffled", "mask", "source", "labels")},
+            **{name: getattr(self, name)[first:last] for name in TENSORS},
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """The pictures of several clients as one batch, in their order."""
-        names = ("clean", "shuffled", "mask", "source", "labels")
         return cls(
             pictures=tuple(name for part in parts for name in part.pictures),
             gradient_of=parts[0].gradient_of,
-            **{name: torch.cat([getattr(part, name) for part in parts]) for name in names},
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS},
         )
 
     def sha256(self, place: int) -> str:
@@ -78,16 +66,14 @@ class PrivateBatch:
 
     def save(self, path: Path) -> None:
         """Write to ``path``."""
-        names = ("clean", "shuffled", "mask", "source", "labels")
         fields = {"record": "PrivateBatch", "pictures": self.pictures, "gradient_of": self.gradient_of}
-        save_tensors(path, {name: getattr(self, name) for name in names}, fields)
+        save_tensors(path, {name: getattr(self, name) for name in TENSORS}, fields)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read from ``path``; RecordError if it is not a private batch."""
         tensors, fields = load_record(cls, path)
         try:
-            pictures, gradient_of = tuple(fields["pictures"]), Picture(fields["gradient_of"])
-            return cls(pictures=pictures, gradient_of=gradient_of, **tensors)
+            return cls(pictures=tuple(fields["pictures"]), gradient_of=Picture(fields["gradient_of"]), **tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{path} is not a whole private batch: {error}") from error

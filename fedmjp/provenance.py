@@ -8,7 +8,7 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import psutil
 import torch
@@ -16,57 +16,16 @@ import torch
 import fedmjp
 
 PACKAGES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "flwr",
-    "ray",
-    "breaching",
-    "hydra-core",
-    "lpips",
-    "scikit-image",
-    "scipy",
-    "numpy",
-    "pandas",
-    "matplotlib",
-    "pillow",
-    "safetensors",
-    "sqlalchemy",
-)
-
-
-class Hardware(TypedDict):
-    """The machine, as far as it bears on numbers and times."""
-
-    processor: str
-    cores: int
-    memory_gib: float
-    gpus: list[str]
-    system: str
-
-
-class Revision(TypedDict):
-    """State of the source tree; ``None`` outside a git checkout."""
-
-    commit: str | None
-    modified: bool | None
-
-
-class Environment(TypedDict):
-    """What a trial was run with."""
-
-    versions: dict[str, str]
-    revision: "Revision"
-    hardware: "Hardware"
-
-
+    "torch", "torchvision", "timm", "flwr", "ray", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy",
+    "pandas", "matplotlib", "pillow", "safetensors", "sqlalchemy",
+)  # fmt: skip
 # Packages whose code, and data that ships with it, determine a trial's numbers.
 CODE = ("attacks", "benchmarks", "clients", "fedmjp", "server")
 # What only summarises and shows numbers.
 SHOWS = {"cli", "leaderboard", "performance", "report"}
 
 
-def environment() -> Environment:
+def environment() -> dict[str, Any]:
     """Versions, revision and hardware of this process."""
     return {"versions": versions(), "revision": revision(), "hardware": hardware()}
 
@@ -112,8 +71,8 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def hardware() -> Hardware:
-    """Processor, cores that this process may use, memory, GPUs, operating system."""
+def hardware() -> dict[str, Any]:
+    """The machine as far as it bears on numbers and times: ``cores`` are those that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "processor": _processor(),
@@ -124,8 +83,8 @@ def hardware() -> Hardware:
     }
 
 
-def revision() -> Revision:
-    """Git commit of the source tree that runs, and whether it was modified."""
+def revision() -> dict[str, Any]:
+    """Git ``commit`` of the source tree that runs, and whether it was ``modified``; None outside a checkout."""
     root = Path(fedmjp.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return {"commit": None, "modified": None}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.seeds import torch_generator
 
@@ -42,62 +43,52 @@ class Randomness(ABC):
 
 @dataclass(frozen=True)
 class SeededRandomness(Randomness):
-    """The same values for the same seed and name, on every machine.
+    """The same values for the same seed and name, on every machine."""
 
-    Attributes:
-        seed: 63 bits.
-        purpose: Names that tell this source from others of the same seed.
-    """
+    seed: int  # 63 bits
+    purpose: tuple[str | float, ...] = ()  # names that tell this source from others of the same seed
 
-    seed: int
-    purpose: tuple[str | float, ...] = ()
-
+    @override
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        """As of ``Randomness``."""
-        return torch.randn(tuple(shape), generator=self._generator(name))
+        return torch.randn(tuple(shape), generator=self.of(name).generator())
 
+    @override
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
-        """As of ``Randomness``."""
-        return torch.rand(tuple(shape), generator=self._generator(name))
+        return torch.rand(tuple(shape), generator=self.of(name).generator())
 
+    @override
     def generator(self) -> torch.Generator:
-        """As of ``Randomness``."""
         return torch_generator(self.seed, *self.purpose)
 
+    @override
     def of(self, *purpose: str | float) -> "SeededRandomness":
-        """As of ``Randomness``."""
         return SeededRandomness(self.seed, (*self.purpose, *purpose))
-
-    def _generator(self, name: str) -> torch.Generator:
-        return torch_generator(self.seed, *self.purpose, name)
 
 
 class SystemRandomness(Randomness):
     """The operating system's cryptographic source: nothing that an app seeds changes it, nobody can repeat it."""
 
+    @override
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        """As of ``Randomness``: the normal quantile of uniform values."""
-        del name
-        # The middle of each interval: neither end, where quantiles are infinite.
-        values = special.ndtri(self._integers(shape) * 2.0**-UNIFORM_BITS + 2.0 ** -(UNIFORM_BITS + 1))
+        # The quantile of the middle of each interval: neither end, where it is infinite.
+        values = special.ndtri(_integers(shape) * 2.0**-UNIFORM_BITS + 2.0 ** -(UNIFORM_BITS + 1))
         return torch.from_numpy(values.astype(np.float32)).reshape(tuple(shape))
 
+    @override
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
-        """As of ``Randomness``, with 24 bits, so that no value rounds to 1."""
-        del name
-        values = (self._integers(shape) >> np.uint64(UNIFORM_BITS - 24)) * 2.0**-24
+        # With 24 bits, so that no value rounds to 1.
+        values = (_integers(shape) >> np.uint64(UNIFORM_BITS - 24)) * 2.0**-24
         return torch.from_numpy(values.astype(np.float32)).reshape(tuple(shape))
 
+    @override
     def generator(self) -> torch.Generator:
-        """As of ``Randomness``."""
         return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big"))
 
+    @override
     def of(self, *purpose: str | float) -> "SystemRandomness":
-        """Itself: no two of its values belong together."""
-        del purpose
-        return self
+        return self  # no two of its values belong together
 
-    @staticmethod
-    def _integers(shape: Sequence[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
-        count = int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(64 - UNIFORM_BITS)
+
+def _integers(shape: Sequence[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
+    count = int(np.prod(shape, dtype=np.int64))
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(64 - UNIFORM_BITS)

@@ -1,9 +1,7 @@
 """What the attacker may hold, and the form of all records on disk.
 
-An ``Upload`` is what crosses the wire, a ``Reconstruction`` what an attacker makes of it. Private
-data has a module of its own (``fedmjp.private``), which attacks and server may not import. On disk
-each record is one safetensors file whose header holds the plain fields as JSON; it appears under
-its name only when it is complete.
+Private data has a module of its own (``fedmjp.private``), which attacks and server may not import. Each record is one
+safetensors file whose header holds the plain fields as JSON.
 """
 
 import hashlib
@@ -16,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 from torch import Tensor
 
@@ -60,38 +58,20 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str,
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``save_tensors`` wrote.
-
-    Raises:
-        RecordError: If the file is missing, damaged or not one of ours.
-    """
+    """Read what ``save_tensors`` wrote; RecordError if the file is missing, damaged or not one of ours."""
+    fields = load_fields(path)
     try:
-        content = path.read_bytes()
-        header_size = int.from_bytes(content[:8], "little")
-        fields = _fields(content[8 : 8 + header_size])
-        return load(content), fields
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        return load(path.read_bytes()), fields
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
-def _fields(header: bytes) -> dict[str, Any]:
-    fields = json.loads(json.loads(header)["__metadata__"]["fields"])
-    if not isinstance(fields, dict):
-        raise ValueError("its fields are no mapping")
-    return fields
-
-
 def load_fields(path: Path) -> dict[str, Any]:
-    """The plain fields of what ``save_tensors`` wrote, without its tensors.
-
-    Raises:
-        RecordError: If the file is missing, damaged or not one of ours.
-    """
+    """The plain fields of what ``save_tensors`` wrote, without its tensors; errors as of ``load_tensors``."""
     try:
-        with path.open("rb") as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
-        return _fields(header)
-    except (OSError, KeyError, TypeError, ValueError, MemoryError, OverflowError) as error:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads(file.metadata()["fields"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
@@ -101,28 +81,19 @@ UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sent in one round, as it crossed the wire.
+    """What one client sent in one round, as it crossed the wire."""
 
-    Attributes:
-        tensors: Parameter name to gradient ("gradient") or weight change ("delta").
-        kind: Which of the two.
-        num_examples: Pictures behind it, as the client reports them.
-        server_round: Round number, from 1.
-        node: The client's node identifier in that run.
-        weights: Digest of the weights that the server had sent for the round.
-        labels: The labels of the pictures in no particular order, where the threat model grants them
-            to the attacker; None otherwise. They never cross the wire and are never on disk.
-        others: Further uploads of the same client that the server kept, each with the weights that it had
-            sent then. They have files of their own, and no others.
-    """
-
-    tensors: Mapping[str, Tensor]
-    kind: UpdateKind
-    num_examples: int
-    server_round: int
-    node: int
-    weights: str
+    tensors: Mapping[str, Tensor]  # parameter name to gradient ("gradient") or weight change ("delta")
+    kind: UpdateKind  # which of the two
+    num_examples: int  # pictures behind it, as the client reports them
+    server_round: int  # round number, from 1
+    node: int  # the client's node identifier in that run
+    weights: str  # digest of the weights that the server had sent for the round
+    # The labels of the pictures in no particular order, where the threat model grants them to the attacker; None
+    # otherwise. They never cross the wire and are never on disk.
     labels: tuple[int, ...] | None = None
+    # Further uploads of the same client that the server kept, each with the weights that it had sent then. They have
+    # files of their own, and no others.
     others: tuple["Upload", ...] = ()
 
     def __post_init__(self) -> None:
@@ -148,15 +119,11 @@ class Upload:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What an attack made of one upload.
+    """What an attack made of one upload."""
 
-    Attributes:
-        images: (batch, 3, size, size) float32 in [0, 1].
-        diagnostics: What the attacker itself can tell about it (rank, condition number, patches
-            that it found masked); never anything computed with private data.
-    """
-
-    images: Tensor
+    images: Tensor  # (batch, 3, size, size) float32 in [0, 1]
+    # What the attacker itself can tell about it (rank, condition number, patches that it found masked); never
+    # anything computed with private data.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

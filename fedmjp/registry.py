@@ -12,23 +12,18 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names, each pointing to ``"module:attribute"``: our own, and those that other packages add.
+    """Names of a ``kind``, each pointing to ``"module:attribute"``: our own, and those that other packages add.
 
-    Args:
-        kind: What the names stand for ("attack", "model"), used in error messages.
-        targets: Name to ``"module:attribute"``; the module is imported at the first ``get``.
-        entry_points: Entry-point group through which installed packages add names; empty for none.
+    A module is imported at the first ``get``; ``entry_points`` is the group through which packages add names.
     """
 
-    def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str = "") -> None:
+    def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str) -> None:
         self.kind = kind
         self._own = dict(targets)
         self._group = entry_points
 
     @cached_property
     def _targets(self) -> dict[str, str]:
-        if not self._group:
-            return self._own
         added = {point.name: point.value for point in entry_points(group=self._group)}
         return added | self._own  # nobody replaces ours
 
@@ -36,7 +31,7 @@ class Registry(Generic[T]):
         return iter(self._targets)
 
     def get(self, name: str) -> T:
-        """Return the object behind ``name``.
+        """The object behind ``name``.
 
         Raises:
             UnknownNameError: If there is no such name; the message offers the nearest ones.
@@ -45,13 +40,12 @@ class Registry(Generic[T]):
         if name not in self._targets:
             raise UnknownNameError(self.kind, name, self._targets)
         module, _, attribute = self._targets[name].partition(":")
-        if name in self._own:
-            own: T = getattr(importlib.import_module(module), attribute)
-            return own
         try:
-            added: T = getattr(importlib.import_module(module), attribute)
+            found: T = getattr(importlib.import_module(module), attribute)
         except Exception as error:
+            if name in self._own:
+                raise
             raise PluginError(
                 f"{self.kind} {name!r} ({self._targets[name]}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
-        return added
+        return found

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from fedmjp.config import MAX_SEED, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
@@ -38,15 +45,10 @@ INCIDENTAL = {
 
 
 class Turn(NamedTuple):
-    """What a client uploads in a round.
+    """What a client uploads in a round."""
 
-    Attributes:
-        batch: Which of its batches, from 0.
-        number: How often it has uploaded this batch before.
-    """
-
-    batch: int
-    number: int
+    batch: int  # which of its batches, from 0
+    number: int  # how often it has uploaded this batch before
 
 
 class Scenario(Defended):
@@ -128,6 +130,16 @@ class Scenario(Defended):
             raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
         training.require_defences(self.pipeline, self.model.grid, training.epochs)
         return self
+
+    # Last, so that it is the outermost.
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Scenarios are written in Python too, where pydantic's error would be told in many lines."""
+        try:
+            return validate(values)
+        except ValidationError as error:
+            raise cls.in_one_line(error) from None
 
     @property
     def folder(self) -> str:
@@ -239,7 +251,9 @@ class Scenario(Defended):
             (jigsaw,) = with_mask_ratio((SHUFFLED_ALONE,), mask_ratio)
             return self.model_copy(update={"defences": (jigsaw, *self.defences)})
         kept = [
-            _unshuffled(config) if SHUFFLE in made.options_type.model_fields else config
+            DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
+            if SHUFFLE in made.options_type.model_fields
+            else config
             for config, made in zip(self.defences, self.pipeline.made, strict=True)
             if made.stages != ("pictures",)
         ]
@@ -264,20 +278,8 @@ class Scenario(Defended):
         return exchange(self, pictures, model=model, number=number)
 
 
-def _unshuffled(config: DefenceConfig) -> DefenceConfig:
-    return DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
-
-
 def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
-    """A scenario in which every batch of pictures is a client of its own: what a client uploads, it uploads of them.
-
-    Args:
-        values: Of the scenario, but for clients and their shares.
-        pictures: How many in all.
-
-    Raises:
-        ConfigError: If they make no whole uploads, or values contradict each other.
-    """
+    """A scenario in which every batch of so many pictures is a client of its own; ConfigError if they make no whole."""
     size = int(values.get("batch_size", 1))
     behind = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
     if pictures % behind:
@@ -295,11 +297,7 @@ def run_config_of(scenarios: Sequence[Scenario], **places: Any) -> RunConfig:
 
 
 def scenarios_of(run: RunConfig) -> tuple[Scenario, ...]:
-    """The scenarios that a run plays, one after another.
-
-    Raises:
-        ConfigError: If the text is no JSON list of scenarios.
-    """
+    """The scenarios that a run plays, one after another; ConfigError if the text is no JSON list of them."""
     if not run.scenarios:
         return (DEFAULT,)
     try:

@@ -1,8 +1,6 @@
 """Random generators that depend on names, never on the order in which things happen.
 
-The mask of a picture is the same in a federated run, in direct mode, for every model and for every
-attack, because its generator is derived from (seed, purpose, picture) alone. That is what makes
-cells comparable picture by picture.
+The mask of a picture is derived from (seed, purpose, picture) alone, so that cells compare picture by picture.
 """
 
 import hashlib
@@ -32,11 +30,7 @@ def numpy_generator(seed: int, *purpose: str | float) -> np.random.Generator:
 
 @contextmanager
 def scoped_randomness(seed: int) -> Iterator[None]:
-    """The global generators of random, numpy and torch in a state that ``seed`` determines, for a while.
-
-    For libraries that take no generator (timm's augmentation, mixup, drop path). Afterwards all are as
-    they were before.
-    """
+    """The global generators as ``seed`` determines them, for a while: for libraries that take none, such as timm."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 (what these libraries draw from)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         random.seed(seed)

@@ -1,7 +1,7 @@
 """The three evaluation settings of MJP (Ren et al., CVPR 2023, section 5.4, Table 5).
 
-x is the private picture and x~ its jigsaw-shuffled version. (a) attack the gradient of x, compare
-with x; (b) attack that of x~, compare with x~; (c) attack that of x~, compare with x.
+x is a private picture, x~ its shuffled version: a attacks the gradient of x and compares with x, b x~ with x~, c x~
+with x.
 """
 
 from enum import StrEnum

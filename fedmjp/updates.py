@@ -20,49 +20,13 @@ def local_update(
 ) -> dict[str, Tensor]:
     """The gradient or the weight delta that the protocol asks for, before it is protected.
 
-    Args:
-        model: The model with the weights that the server sent. It is not changed.
-        batch: The client's pictures.
-        threat: States update, steps and learning rate, and the defences, of which some act inside of the steps.
-        randomness: For defences that draw while gradients are computed; None where there is none of that kind.
+    ``threat`` states update, steps and learning rate, and the defences, of which some act inside of the steps and draw
+    from ``randomness``. The model has the weights that the server sent, and is not changed.
     """
     gradients = _Gradients(model, batch, threat.pipeline, randomness)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if threat.update == "gradient":
-        return gradients.at(weights, 0)
-    return _delta(weights, gradients, threat)
-
-
-def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
-    """FedSGD: the gradient of the mean cross-entropy over the batch, without any defence of updates.
-
-    The pictures are those that ``batch.gradient_of`` names. A defended model also gets the mask,
-    so that masked patches use the unknown embedding; on clean pictures this is "mask without
-    shuffle". An undefended model sees the pictures only.
-
-    Returns:
-        Parameter name to gradient, float32, on the model's device.
-    """
-    return local_update(model, batch, ThreatModel())
-
-
-def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rate: float) -> dict[str, Tensor]:
-    """FedAvg: the change of the weights after some steps of plain SGD on the batch, without any defence of updates.
-
-    Every step sees the whole batch with the same mask. The steps are taken in the weights'
-    precision, so a small learning rate loses digits of the gradient to rounding, as it does on a
-    real client.
-
-    Returns:
-        Parameter name to weight after minus weight before, float32, on the model's device.
-
-    References:
-        McMahan et al., "Communication-efficient learning of deep networks", AISTATS 2017, FedAvg.
-    """
-    return local_update(model, batch, ThreatModel(update="delta", local_steps=steps, local_learning_rate=learning_rate))
-
-
-def _delta(before: dict[str, Tensor], gradients: "_Gradients", threat: ThreatModel) -> dict[str, Tensor]:
+        return gradients.at(before, 0)
     weights = before
     for step in range(threat.local_steps):
         found = gradients.at(weights, step)
@@ -73,11 +37,26 @@ def _delta(before: dict[str, Tensor], gradients: "_Gradients", threat: ThreatMod
     return {name: weight - before[name] for name, weight in weights.items()}
 
 
-class _Gradients:
-    """The gradients of a batch at any weights, as a client with its defences computes them.
+def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
+    """FedSGD: the gradient of the mean cross-entropy over the batch, without any defence of updates.
 
-    What is withheld is frozen: it has no gradient.
+    The pictures are those that ``batch.gradient_of`` names. A defended model also gets the mask, so that masked
+    patches use the unknown embedding; on clean pictures this is "mask without shuffle".
     """
+    return local_update(model, batch, ThreatModel())
+
+
+def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rate: float) -> dict[str, Tensor]:
+    """FedAvg: weights after minus before some steps of plain SGD on the whole batch, without any defence of updates.
+
+    The steps are taken in the weights' precision, so a small learning rate loses digits of the gradient to rounding,
+    as it does on a real client.
+    """
+    return local_update(model, batch, ThreatModel(update="delta", local_steps=steps, local_learning_rate=learning_rate))
+
+
+class _Gradients:
+    """The gradients of a batch at any weights, by a client with its defences; what is withheld is frozen."""
 
     def __init__(
         self, model: VitClassifier, batch: PrivateBatch, pipeline: Pipeline, randomness: Randomness | None

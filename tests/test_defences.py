@@ -524,7 +524,7 @@ def test_soteria_removes_columns_of_the_heads_weight_and_nothing_else(tiny: VitC
 
 def test_soteria_sees_the_mask_of_a_defended_model(tiny: VitClassifier) -> None:
     defended = VitClassifier(copy.deepcopy(tiny.backbone), defended=True)
-    defended.unknown_embedding = torch.nn.Parameter(5 * normals(24))
+    defended.unknown_embedding = torch.nn.Parameter(5 * normals(tiny.backbone.embed_dim))
     with torch.no_grad():
         defended.backbone.pos_embed.mul_(4)
     images, mask = normals(1, 3, 16, 16).sigmoid().requires_grad_(), torch.tensor([[True, True, False, True]])
@@ -542,4 +542,4 @@ def test_a_secure_sum_is_over_its_clients_and_changes_no_update() -> None:
     made = pipeline("clip", "secure_sum:clients=5")
     assert made.clients == 5
     assert "summed" in made.marks
-    assert "ideal" in " ".join(made.told)
+    assert "ideal" in " ".join(each.told for each in made.made)

@@ -13,10 +13,10 @@ from fedmjp.settings import Picture, Setting
 
 
 def test_a_defence_reads_the_same_from_text_and_from_a_file() -> None:
-    text = DefenceConfig.parse_text("gaussian:noise=0.001")
+    text = DefenceConfig.parse("gaussian:noise=0.001")
     assert text == DefenceConfig.model_validate({"name": "gaussian", "noise": 1e-3})
     assert hash(text) == hash(DefenceConfig.model_validate({"name": "gaussian", "noise": 1e-3}))
-    assert DefenceConfig.parse_text(text.text) == text
+    assert DefenceConfig.parse(text.text) == text
 
 
 def test_labels_leave_out_defaults_and_what_has_a_column() -> None:
@@ -96,6 +96,18 @@ def test_turns_and_rounds_are_inverse() -> None:
 def test_contradictions_are_told(values: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Scenario.parse(values)
+
+
+@pytest.mark.parametrize(
+    "values", [{"seed": -1}, {"sede": 1}, {"defences": ["gausian"]}, {"training": {"rounds": 0}}, {"local_steps": 2}]
+)
+def test_python_is_told_what_commands_print(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as printed:
+        Scenario.parse(values)
+    with pytest.raises(ConfigError) as raised:
+        Scenario(**values)
+    assert str(raised.value) == str(printed.value)
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_one_seed_draws_weights_too_unless_the_model_has_its_own() -> None:

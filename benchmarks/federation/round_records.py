@@ -36,7 +36,7 @@ def describe_records(scenario: Scenario, records: Path, shares: Sequence[int]) -
     for server_round, folder in found.items():
         localised = _localisation_weights(scenario, training, server_round, shares)
         about = _manifest(scenario, training, folder) | {"localisation_weights": localised}
-        write_json(folder.root / "manifest.json", about | dict(provenance.environment()))
+        write_json(folder.root / "manifest.json", about | provenance.environment())
     return list(found.values())
 
 

@@ -155,7 +155,7 @@ def _direct(values: dict[str, Any], console: "Console") -> "Asked":
 
     sizes = {key: values[key] for key in ("image_size", "patch_size", "classes")}
     shared = ("batch_size", "local_learning_rate", "labels_known", "uploads_per_picture", "seed")
-    named = tuple(DefenceConfig.parse_text(text) for text in values["defences"] if text != "none")
+    named = tuple(DefenceConfig.parse(text) for text in values["defences"] if text != "none")
     defences = with_mask_ratio(named, values["mask_ratio"])
     scenario = of_single_batches(
         {

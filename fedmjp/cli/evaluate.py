@@ -158,7 +158,7 @@ def _note(runs: "Sequence[Trained]", pictures: "Sample", puzzles: "Puzzles", dev
         "device": device,
         "runs": [_about(run) for run in runs],
     }
-    write_json(output / "manifest.json", about | dict(provenance.environment()))
+    write_json(output / "manifest.json", about | provenance.environment())
 
 
 def _about(run: "Trained") -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _describe(scenario: "Scenario", folder: "TrainingFolder", pictures: "Labelle
     from fedmjp.training.run_folder import published
 
     about = {"kind": "federated", "command": published_command(), "config": published(scenario)}
-    write_json(folder.manifest, about | dict(provenance.environment()))
+    write_json(folder.manifest, about | provenance.environment())
     folder.keep_classes(pictures.class_names)
     dealt.save(partition_file(folder))
     draw_partition(dealt, pictures.labels, folder.root / "partition.png")

@@ -113,4 +113,4 @@ def _note(config: "TrainingConfig", folder: "TrainingFolder") -> None:
     from fedmjp.training.run_folder import published
 
     about = {"kind": "central", "command": published_command(), "config": published(config)}
-    write_json(folder.manifest, about | dict(provenance.environment()))
+    write_json(folder.manifest, about | provenance.environment())

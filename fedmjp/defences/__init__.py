@@ -1,8 +1,6 @@
-"""Defences: one file per method, one contract (``fedmjp.defences.base``).
+"""Defences: one file each, one contract (``fedmjp.defences.base``).
 
-A package of its own adds defences through the entry-point group ``fedmjp.defences``: the name, and
-``module:class`` of a subclass of ``fedmjp.defences.base.Defence``. ``fedmjp.defences.testing`` checks that it keeps
-the contract.
+Other packages add theirs through the entry-point group ``fedmjp.defences``: the name, and ``module:class``.
 """
 
 from fedmjp.defences.base import Defence

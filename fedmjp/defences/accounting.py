@@ -21,13 +21,8 @@ def composed_epsilon(multiplier: float, delta: float, times: int, rate: float = 
     """Epsilon that so many releases with Gaussian noise cost together.
 
     Without sampling this is exact (Balle and Wang, ICML 2018: n releases are one with the noise of a single one
-    over the root of n). With sampling it is the upper bound of privacy loss distributions (PLD).
-
-    Args:
-        multiplier: Noise multiplier of each.
-        delta: Of the guarantee.
-        times: How many.
-        rate: Probability with which each example takes part in a release (Poisson sampling).
+    over the root of n). With a ``rate`` below 1, the probability with which each example takes part in a release
+    (Poisson sampling), it is the upper bound of privacy loss distributions (PLD).
     """
     if times == 0:
         return 0.0
@@ -38,14 +33,7 @@ def composed_epsilon(multiplier: float, delta: float, times: int, rate: float = 
 
 @lru_cache(maxsize=256)
 def noise_multiplier(epsilon: float, delta: float, times: int, rate: float = 1.0) -> float:
-    """The smallest noise multiplier with which so many releases cost no more than epsilon together.
-
-    Args:
-        epsilon: Of the guarantee.
-        delta: Of the guarantee.
-        times: How many releases.
-        rate: As of ``composed_epsilon``.
-    """
+    """The smallest noise multiplier with which so many releases cost no more than epsilon together."""
     unsampled = math.sqrt(times) * float(get_sigma_gaussian(epsilon, delta))
     if rate == 1:
         return unsampled

@@ -1,28 +1,18 @@
 """The contract of a defence: what a client changes before anything leaves it.
 
-A defence acts at one or several *stages* of a client's work, and only the hooks of these are called:
-
-=========== ============================================================= =============================
-stage       what is changed                                               hook
-=========== ============================================================= =============================
-pictures    the pictures that go into the network                         ``arrange``
-model       the network                                                   ``change_model``
-examples    the gradients of single pictures, before their mean is taken  ``protect_examples``
-update      what leaves the client                                        ``protect``
-aggregate   what the server sees of several clients                       ``clients``
-=========== ============================================================= =============================
-
-One object serves campaigns, training and Flower mods. Its hooks are pure: they change nothing that they are
-given, and draw nothing but from the randomness that they are given.
+A defence acts at one or several *stages* of a client's work, and only the hooks of these are called. One object serves
+campaigns, training and Flower mods. Its hooks are pure: they change nothing that they are given, and draw nothing but
+from the randomness that they are given.
 """
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedmjp.config import Config, ModelConfig, UpdateKind
 from fedmjp.errors import DefenceError
@@ -54,41 +44,25 @@ class NoOptions(Config):
 
 @dataclass(frozen=True)
 class Client:
-    """What a client knows when it protects an update.
-
-    Attributes:
-        kind: Of the update.
-        roles: Structural role ("patch_embedding", "position_embedding", "head") to names of tensors.
-        examples: Pictures behind the update.
-        model: With the weights that the server had sent; None in a mod, which sees messages only.
-        images: (batch, 3, size, size) in [0, 1] as they went into the network; None in a mod.
-        mask: (batch, patches) bool as it went into the network; None without one.
-    """
+    """What a client knows when it protects an update; a mod sees neither model nor pictures."""
 
     kind: UpdateKind
+    # Structural role ("patch_embedding", "position_embedding", "head") to names of tensors.
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    examples: int = 1
-    model: nn.Module | None = None
-    images: Tensor | None = None
-    mask: Tensor | None = None
+    examples: int = 1  # pictures behind the update
+    model: nn.Module | None = None  # with the weights that the server had sent
+    images: Tensor | None = None  # (batch, 3, size, size) in [0, 1] as they went into the network
+    mask: Tensor | None = None  # (batch, patches) bool as it went into the network; None without one
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Differential privacy that uploads have cost one client.
-
-    Attributes:
-        epsilon: Over all uploads so far.
-        delta: Of the same guarantee.
-        relation: What two data sets differ in, of which an observer cannot tell which was used.
-        unit: What is protected: a client's whole share, or a single picture.
-        uploads: How many.
-    """
+    """Differential privacy that so many uploads have cost one client."""
 
     epsilon: float
     delta: float
-    relation: Relation
-    unit: Literal["client", "picture"]
+    relation: Relation  # what two data sets differ in, of which an observer cannot tell which was used
+    unit: Literal["client", "picture"]  # what is protected: a client's whole share, or a single picture
     uploads: int
 
 
@@ -98,33 +72,21 @@ class Plan:
 
     Options that are called as these fields, and that nobody gave, are taken from here: a guarantee that is for the
     rounds of the run is then the one that was asked for.
-
-    Attributes:
-        rounds: Uploads of the client that makes most.
-        steps: Of the optimiser of a client, in all rounds.
-        steps_per_upload: Of them behind one upload.
-        batch_size: Pictures of a step, at most.
     """
 
-    rounds: int
-    steps: int
-    steps_per_upload: int
-    batch_size: int
+    rounds: int  # uploads of the client that makes most
+    steps: int  # of the optimiser of a client, in all rounds
+    steps_per_upload: int  # of them behind one upload
+    batch_size: int  # pictures of a step, at most
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """Pictures as they go into the network.
+    """Pictures as they go into the network."""
 
-    Attributes:
-        images: (batch, 3, size, size) in [0, 1].
-        mask: (batch, patches) bool on the CPU, True where a patch changed places or lost its position.
-        source: (batch, patches) int64 on the CPU; place i shows patch ``source[i]`` of the picture before.
-    """
-
-    images: Tensor
-    mask: Tensor
-    source: Tensor
+    images: Tensor  # (batch, 3, size, size) in [0, 1]
+    mask: Tensor  # (batch, patches) bool on the CPU, True where a patch changed places or lost its position
+    source: Tensor  # (batch, patches) int64 on the CPU; place i shows patch ``source[i]`` of the picture before
 
 
 class Defence(ABC):
@@ -137,13 +99,7 @@ class Defence(ABC):
     - ``stages``, where it acts; ``scope``, what it must see at once;
     - ``marks``, what it leaves on an upload;
     - ``needs_model``: whether it computes with the model and the pictures, which a mod does not see;
-    - ``options_type``: the configuration model of its options.
-
-    Args:
-        options: Values for ``options_type``, as given by ``NAME:key=value``.
-
-    Attributes:
-        options: Validated.
+    - ``options_type``: the configuration model of its options, which are given as by ``NAME:key=value``.
 
     Raises:
         ConfigError: On an unknown option or a value out of range.
@@ -174,13 +130,7 @@ class Defence(ABC):
         return False
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """Pictures as they go into the network.
-
-        Args:
-            images: (batch, 3, size, size) in [0, 1]. They are not changed.
-            grid: Patches per side.
-            randomness: A source per picture.
-        """
+        """Pictures (batch, 3, size, size) in [0, 1] as they go into the network, with a source of randomness each."""
         del randomness
         places = torch.arange(grid**2).expand(len(images), -1)
         return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)
@@ -201,7 +151,7 @@ class Defence(ABC):
         """An update as it leaves the client.
 
         Args:
-            update: Tensors by name, finite; all of the update where ``scope`` is "update". They are not changed.
+            update: Tensors by name, finite; all of the update where ``scope`` is "update".
             client: What the client knows besides.
             randomness: Source of all that is drawn.
 
@@ -253,12 +203,26 @@ class Defence(ABC):
         return None
 
 
-def require_finite(update: Mapping[str, Tensor], defence: str) -> None:
-    """A guarantee does not hold for numbers that are none.
+class TensorDefence(Defence):
+    """Changes each tensor of real numbers, whatever else is in the update; counters and the like pass untouched."""
 
-    Raises:
-        DefenceError: If a tensor holds NaN or infinite values.
-    """
+    stages = ("update",)
+
+    @override
+    def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        require_finite(update, self.name)
+        return {
+            name: self.change(name, tensor, randomness) if tensor.is_floating_point() and tensor.numel() else tensor
+            for name, tensor in update.items()
+        }
+
+    @abstractmethod
+    def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        """What becomes of a tensor of finite real numbers, not empty, of any shape."""
+
+
+def require_finite(update: Mapping[str, Tensor], defence: str) -> None:
+    """DefenceError if a tensor holds NaN or infinite values: no guarantee holds for numbers that are none."""
     for name, tensor in update.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise DefenceError(f"{defence}: tensor {name!r} holds NaN or infinite values; the update does not leave")

@@ -1,14 +1,15 @@
-"""Clipping of the whole update to a norm."""
+"""Scales the whole update down to a norm."""
 
 from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
-from fedmjp.defences import clipping
 from fedmjp.defences.base import Client, Defence, require_finite
+from fedmjp.defences.clipping import clip
 from fedmjp.randomness import Randomness
 
 
@@ -19,11 +20,7 @@ class ClipOptions(Config):
 
 
 class Clip(Defence):
-    """Scales the whole update down to a norm where it is longer. Without noise this is no privacy.
-
-    References:
-        McMahan et al., "Learning differentially private recurrent language models", ICLR 2018, flat clipping.
-    """
+    """Scales the whole update down to a norm where it is longer (flat clipping). Without noise this is no privacy."""
 
     name = "clip"
     paper = "McMahan et al., Learning differentially private recurrent language models, ICLR 2018"
@@ -34,8 +31,7 @@ class Clip(Defence):
     marks: ClassVar = frozenset({"scaled"})
     options_type = ClipOptions
 
+    @override
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        """As of ``Defence``."""
-        del client, randomness
         require_finite(update, self.name)
-        return clipping.clip(update, self.options.norm)
+        return clip(update, self.options.norm)

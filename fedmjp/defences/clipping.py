@@ -1,4 +1,4 @@
-"""Clipping of many tensors by their common norm."""
+"""Clipping of many tensors by their common norm, as several defences use it."""
 
 import math
 from collections.abc import Mapping
@@ -28,8 +28,4 @@ def clip_examples(gradients: Mapping[str, Tensor], norm: float) -> dict[str, Ten
     norms = [vector_norm(each[:, None].flatten(1), dim=1, dtype=torch.float64) for each in gradients.values()]
     lengths = vector_norm(torch.stack(norms), dim=0)
     factors = (norm / lengths).clamp(max=1)  # of a zero gradient: 1
-    return {name: each * _along(factors, each) for name, each in gradients.items()}
-
-
-def _along(factors: Tensor, each: Tensor) -> Tensor:
-    return factors.to(each).reshape(-1, *(1,) * (each.dim() - 1))
+    return {name: each * factors.to(each).reshape(-1, *(1,) * (each.dim() - 1)) for name, each in gradients.items()}

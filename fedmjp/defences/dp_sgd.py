@@ -1,15 +1,16 @@
-"""DP-SGD: the gradient of each picture is clipped, and their mean gets noise."""
+"""Hides whether a picture is there: the gradient of each is clipped, and noise added (DP-SGD)."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences import clipping
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
-from fedmjp.defences.base import Defence, Spent, require_finite
+from fedmjp.defences.base import Spent, require_finite
+from fedmjp.defences.privacy import Calibrated
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
 
@@ -26,7 +27,7 @@ class DpSgdOptions(Config):
     batch_size: int = Field(1, ge=1, description="pictures expected in a step, by which their sum is divided")
 
 
-class DpSgd(Defence):
+class DpSgd(Calibrated):
     """Clips the gradient of each picture, and adds Gaussian noise that hides whether a picture is there.
 
     One picture more or less changes the sum of the clipped gradients by at most the clipping norm; the noise on
@@ -34,9 +35,6 @@ class DpSgd(Defence):
     which may not depend on the data. The multiplier is the smallest with which ``steps`` steps cost no more than
     epsilon together, if every picture takes part in every step with probability ``sampling_rate``, independently
     (Poisson sampling). Where batches are drawn otherwise, only a rate of 1 is a guarantee.
-
-    References:
-        Abadi et al., "Deep learning with differential privacy", CCS 2016.
     """
 
     name = "dp_sgd"
@@ -45,7 +43,6 @@ class DpSgd(Defence):
     told = "clipping norm and standard deviation of the noise, not the factors of the clipping"
     stages = ("examples",)
     scope = "example"
-    marks: ClassVar = frozenset({"noisy", "scaled"})
     options_type = DpSgdOptions
 
     @property
@@ -55,16 +52,12 @@ class DpSgd(Defence):
         return noise_multiplier(options.epsilon, options.delta, options.steps, options.sampling_rate)
 
     @property
+    @override
     def deviation(self) -> float:
-        """The noise's standard deviation on the gradient of a step."""
         return self.multiplier * float(self.options.clipping_norm) / int(self.options.batch_size)
 
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
-        """As of ``Defence``.
-
-        Raises:
-            DefenceError: If a step has more pictures than ``batch_size``, or a gradient is not finite.
-        """
+        """As of ``Defence``; DefenceError also if a step has more pictures than ``batch_size``."""
         require_finite(gradients, self.name)
         batch = max((len(each) for each in gradients.values()), default=0)
         if batch > self.options.batch_size:
@@ -76,10 +69,6 @@ class DpSgd(Defence):
             + self.deviation * randomness.normal(name, each.shape[1:]).to(each)
             for name, each in clipping.clip_examples(gradients, self.options.clipping_norm).items()
         }
-
-    def noise_on(self, uploaded: Tensor) -> float:
-        """As of ``Defence``, of the gradient of one step with ``batch_size`` pictures."""
-        return self.deviation if uploaded.is_floating_point() else 0.0
 
     def spent(self, uploads: int) -> Spent:
         """As of ``Defence``: a picture may take part in each step."""

@@ -1,4 +1,4 @@
-"""The jigsaw of MJP without anything else: some patches of a picture change places."""
+"""Shuffles patches."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp import jigsaw
 from fedmjp.config import Config, MaskRatio
@@ -21,11 +22,7 @@ class JigsawOptions(Config):
 
 
 class Jigsaw(Defence):
-    """Shuffles the patches of block-wise masks; they keep the position embeddings of their new places.
-
-    References:
-        Ren et al., "Masked Jigsaw Puzzle", CVPR 2023, section 4.1 and Table 4 (row E).
-    """
+    """Shuffles the patches of block-wise masks; they keep the position embeddings of their new places."""
 
     name = "jigsaw"
     paper = "Ren et al., Masked Jigsaw Puzzle, CVPR 2023, Table 4, row E"
@@ -36,17 +33,17 @@ class Jigsaw(Defence):
     options_type: ClassVar[type[Config]] = JigsawOptions
 
     @property
+    @override
     def mask_ratio(self) -> float:
-        """As of ``Defence``."""
         return float(self.options.mask_ratio)
 
     @property
+    @override
     def shuffles(self) -> bool:
-        """As of ``Defence``."""
         return bool(self.options.shuffle)
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """As of ``Defence``: one puzzle per picture."""
+        """One puzzle per picture."""
         drawn = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
         mask, source = (torch.cat([getattr(each, name) for each in drawn]) for name in ("mask", "source"))
         shown = jigsaw.rearrange(images, source.to(images.device)) if self.options.shuffle else images

@@ -1,15 +1,16 @@
-"""Local differential privacy of a client's whole update."""
+"""Hides which data a client has: its whole update is clipped, and noise added."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences import clipping
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
-from fedmjp.defences.base import Client, Defence, Spent, require_finite
+from fedmjp.defences.base import Client, Spent, require_finite
+from fedmjp.defences.privacy import Calibrated
 from fedmjp.randomness import Randomness
 
 
@@ -22,7 +23,7 @@ class LocalDpOptions(Config):
     rounds: int = Field(1, ge=1, description="uploads of a client that the epsilon is for")
 
 
-class LocalDp(Defence):
+class LocalDp(Calibrated):
     """Clips the whole update and adds Gaussian noise that hides which data the client has.
 
     Two data sets of a client, however different, give updates at most twice the clipping norm apart; the noise's
@@ -38,7 +39,6 @@ class LocalDp(Defence):
     told = "clipping norm and standard deviation of the noise, not the factor of the clipping"
     stages = ("update",)
     scope = "update"
-    marks: ClassVar = frozenset({"noisy", "scaled"})
     options_type = LocalDpOptions
 
     @property
@@ -47,13 +47,12 @@ class LocalDp(Defence):
         return noise_multiplier(self.options.epsilon, self.options.delta, self.options.rounds)
 
     @property
+    @override
     def deviation(self) -> float:
-        """The noise's standard deviation, the same on every entry."""
         return self.multiplier * 2 * float(self.options.clipping_norm)
 
+    @override
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        """As of ``Defence``."""
-        del client
         require_finite(update, self.name)
         clipped = clipping.clip(update, self.options.clipping_norm)
         return {
@@ -63,11 +62,7 @@ class LocalDp(Defence):
             for name, tensor in clipped.items()
         }
 
-    def noise_on(self, uploaded: Tensor) -> float:
-        """As of ``Defence``."""
-        return self.deviation if uploaded.is_floating_point() else 0.0
-
+    @override
     def spent(self, uploads: int) -> Spent:
-        """As of ``Defence``."""
         epsilon = composed_epsilon(self.multiplier, self.options.delta, uploads)
         return Spent(epsilon, self.options.delta, "replace-one", "client", uploads)

@@ -1,6 +1,8 @@
-"""Masked Jigsaw Puzzle: shuffled patches share one unknown position embedding."""
+"""Masked Jigsaw Puzzle: a jigsaw whose patches share one unknown position embedding."""
 
 from typing import ClassVar
+
+from typing_extensions import override
 
 from fedmjp.config import ModelConfig
 from fedmjp.defences.jigsaw import Jigsaw
@@ -10,9 +12,6 @@ class Mjp(Jigsaw):
     """Shuffles the patches of block-wise masks, and gives all of them one shared "unknown" position embedding.
 
     What training adds (DAL, the localisation loss) is an option of the model and of the recipe.
-
-    References:
-        Ren et al., "Masked Jigsaw Puzzle: A Versatile Position Embedding for Vision Transformers", CVPR 2023.
     """
 
     name = "mjp"
@@ -22,6 +21,6 @@ class Mjp(Jigsaw):
     stages = ("pictures", "model")
     marks: ClassVar = frozenset({"shuffled", "masked"})
 
+    @override
     def change_model(self, model: ModelConfig) -> ModelConfig:
-        """The model with MJP's unknown embedding."""
         return model.model_copy(update={"unknown_embedding": True})

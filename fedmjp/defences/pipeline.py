@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BeforeValidator, ValidationError, model_serializer, model_validator
+from pydantic import BeforeValidator, model_serializer, model_validator
 from torch import Tensor
 
 from fedmjp.config import Config, ModelConfig
@@ -16,7 +16,6 @@ from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
 from fedmjp.randomness import Randomness
 
 NONE = "none"  # how an empty pipeline is called
-Scalar = bool | int | float | str | None
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
@@ -63,20 +62,6 @@ class DefenceConfig(Config):
     def _beside_the_name(self) -> dict[str, Any]:
         return {"name": self.name, **self.options}
 
-    @classmethod
-    def parse_text(cls, text: str) -> Self:
-        """``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
-
-        Raises:
-            ConfigError: If there is no such defence or option, or a value is out of range; in one line.
-        """
-        try:
-            return cls.model_validate(text)
-        except ValidationError as error:
-            raise ConfigError(
-                "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
-            ) from None
-
     def __hash__(self) -> int:
         return hash(self.text)
 
@@ -96,20 +81,13 @@ class DefenceConfig(Config):
 
 
 def _text(name: str, options: Mapping[str, Any]) -> str:
-    pairs = ",".join(f"{key}={_value(value)}" for key, value in options.items())
+    values = {key: "+".join(map(str, each)) if isinstance(each, list) else each for key, each in options.items()}
+    pairs = ",".join(f"{key}={value}" for key, value in values.items())
     return f"{name}:{pairs}" if pairs else name
 
 
-def _value(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def _parsed(text: str) -> dict[str, Any]:
-    """``NAME:KEY=VALUE,KEY=VALUE`` as values.
-
-    Raises:
-        ValueError: If a part is not KEY=VALUE, or a key is given twice.
-    """
+    """``NAME:KEY=VALUE,KEY=VALUE`` as values."""
     name, colon, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for pair in rest.split(",") if colon else ():
@@ -124,13 +102,9 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _listed(value: object) -> object:
     """A single defence as a pipeline of one; ``none`` as one of none."""
-    if value is None or value == NONE:
+    if value in (None, NONE, [NONE], (NONE,)):
         return ()
-    if isinstance(value, str | Mapping | DefenceConfig):
-        return (value,)
-    if isinstance(value, Sequence):
-        return tuple(each for each in value if each != NONE) if len(value) == 1 else tuple(value)
-    return value
+    return (value,) if isinstance(value, str | Mapping | DefenceConfig) else value
 
 
 Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
@@ -138,14 +112,7 @@ Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a client does to protect itself, in order.
-
-    Attributes:
-        configs: Of each defence.
-
-    Raises:
-        ConfigError: If an order is impossible, with the reason.
-    """
+    """What a client does to protect itself, in order; ConfigError, with the reason, if the order is impossible."""
 
     configs: tuple[DefenceConfig, ...] = ()
 
@@ -157,9 +124,11 @@ class Pipeline:
                 raise ConfigError(f"defence {defence.name!r} is named twice in {self.label!r}; name it once")
             late = next((each for each in before if _first(defence) < _first(each)), None)
             if late is not None:
+                unseen = late.stages == ("aggregate",)
+                because = " (no client can change the sum, which it does not see)" if unseen else ""
                 raise ConfigError(
                     f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
-                    f"acts on the {late.stages[0]}{_because(late)}; name {defence.name} first"
+                    f"acts on the {late.stages[0]}{because}; name {defence.name} first"
                 )
             if reason := defence.refusal(before):
                 raise ConfigError(f"defences {self.label!r}: {reason}")
@@ -204,13 +173,7 @@ class Pipeline:
         return max((each.clients for each in self.made), default=1)
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """Pictures as they go into the network, by the defence that changes them, if there is one.
-
-        Args:
-            images: (batch, 3, size, size) in [0, 1].
-            grid: Patches per side.
-            randomness: A source per picture.
-        """
+        """Pictures as they go into the network, by the defence that changes them, if there is one."""
         arranging = next((each for each in self.made if "pictures" in each.stages), Defence())
         return arranging.arrange(images, grid, randomness=randomness)
 
@@ -218,11 +181,6 @@ class Pipeline:
     def parts(self) -> bool:
         """Whether a part of an update is protected as the whole is."""
         return all(each.scope == "tensor" for each in self.made)
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """What the server is told of each."""
-        return tuple(each.told for each in self.made)
 
     @property
     def rounding(self) -> float:
@@ -268,14 +226,10 @@ class Pipeline:
     @property
     def by_example(self) -> tuple[Defence, ...]:
         """Those that protect the gradients of single pictures."""
-        return tuple(each for each in self.made if "examples" in each.stages)
+        return self.of_stage("examples").made
 
     def combine(self, single: Sequence[Mapping[str, Tensor]], *, randomness: Randomness) -> dict[str, Tensor]:
-        """The gradient of a step from those of its pictures, by the defences that protect these.
-
-        Raises:
-            DefenceError: If a defence cannot protect them.
-        """
+        """The gradient of a step from those of its pictures, by the defences that protect these."""
         found = {name: torch.stack([each[name] for each in single]) for name in single[0]}
         for place, defence in enumerate(self.by_example):
             found = defence.protect_examples(found, randomness=randomness.of(place))
@@ -283,19 +237,23 @@ class Pipeline:
 
     def planned(self, plan: Plan) -> tuple[DefenceConfig, ...]:
         """Their configurations with what the plan says of options that were not given."""
-        return tuple(_planned(config, asdict(plan)) for config in self.configs)
+        planned = []
+        for config, made in zip(self.configs, self.made, strict=True):
+            known = made.options_type.model_fields
+            follows = {key: each for key, each in asdict(plan).items() if key in known and each != known[key].default}
+            planned.append(DefenceConfig.model_validate({"name": config.name, **follows, **config.options}))
+        return tuple(planned)
 
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        """An update as it leaves a client.
-
-        Raises:
-            DefenceError: If a defence cannot protect it; it must not leave then.
-        """
+        """An update as it leaves a client; DefenceError if a defence cannot protect it, which must not leave then."""
         protected = dict(update)
         for place, each in enumerate(self.made):
             if "update" in each.stages:
                 protected = each.protect(protected, client, randomness=randomness.of(place, each.name))
         return protected
+
+
+pipeline_of = lru_cache(maxsize=256)(Pipeline)
 
 
 def named(value: object) -> object:
@@ -335,34 +293,10 @@ def with_mask_ratio(configs: tuple[DefenceConfig, ...], ratio: float) -> tuple[D
     )
 
 
-@lru_cache(maxsize=256)
-def pipeline_of(configs: tuple[DefenceConfig, ...]) -> Pipeline:
-    """The pipeline of these defences, made once.
-
-    Raises:
-        ConfigError: If an order is impossible.
-    """
-    return Pipeline(configs)
-
-
 def read_pipeline(texts: Sequence[str]) -> Pipeline:
-    """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each.
-
-    Raises:
-        ConfigError: If there is no such defence or option, or an order is impossible.
-    """
-    return pipeline_of(tuple(DefenceConfig.parse_text(each) for each in texts if each != NONE))
+    """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each."""
+    return pipeline_of(tuple(DefenceConfig.parse(each) for each in texts if each != NONE))
 
 
 def _first(defence: Defence) -> int:
     return min(ORDER.index(stage) for stage in defence.stages)
-
-
-def _planned(config: DefenceConfig, plan: Mapping[str, Any]) -> DefenceConfig:
-    known = config.made().options_type.model_fields
-    follows = {key: value for key, value in plan.items() if key in known and value != known[key].default}
-    return DefenceConfig.model_validate({"name": config.name, **follows, **config.options})
-
-
-def _because(late: Defence) -> str:
-    return " (no client can change the sum, which it does not see)" if late.stages == ("aggregate",) else ""

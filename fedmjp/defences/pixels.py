@@ -1,10 +1,11 @@
-"""Shuffled patches and pixels (SPP): all patches of a picture change places, and so do the pixels in them."""
+"""Shuffles patches, and the pixels in them."""
 
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.defences.base import Arranged, NoOptions
 from fedmjp.defences.jigsaw import Jigsaw
@@ -16,8 +17,7 @@ class Pixels(Jigsaw):
     """Moves all patches of a picture, and, with one permutation for all of them, the pixels inside.
 
     References:
-        Tolstikhin et al., "MLP-Mixer", NeurIPS 2021, the permuted pixels of section 3.4; Ren et al., "Masked Jigsaw
-        Puzzle", CVPR 2023, Table 4 (row C).
+        Tolstikhin et al., "MLP-Mixer", NeurIPS 2021, the permuted pixels of section 3.4.
     """
 
     name = "pixels"
@@ -26,19 +26,11 @@ class Pixels(Jigsaw):
     told = "that patches and pixels are shuffled; neither order"
     marks: ClassVar = frozenset({"shuffled", "reshaped"})
     options_type = NoOptions
+    mask_ratio = 1.0
+    shuffles = True
 
-    @property
-    def mask_ratio(self) -> float:
-        """As of ``Defence``."""
-        return 1.0
-
-    @property
-    def shuffles(self) -> bool:
-        """As of ``Defence``."""
-        return True
-
+    @override
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """As of ``Defence``."""
         size = images.shape[-1] // grid
         moved, sources = [], []
         for patches, source in zip(to_patches(images, size), randomness, strict=True):

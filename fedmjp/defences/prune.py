@@ -1,13 +1,15 @@
-"""Pruning by magnitude: small entries become zero."""
+"""Keeps the largest entries of each tensor."""
 
+import math
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
-from fedmjp.defences.tensors import TensorDefence, bits_of_places
+from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
 
 
@@ -30,15 +32,15 @@ class Prune(TensorDefence):
     marks: ClassVar = frozenset({"pruned"})
     options_type = PruneOptions
 
+    @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        """As of ``TensorDefence``."""
-        del name, randomness
         magnitudes = tensor.abs()
         left = max(1, round(self.options.kept * tensor.numel()))
         smallest = magnitudes.flatten().kthvalue(tensor.numel() - left + 1).values
         return torch.where(magnitudes >= smallest, tensor, 0)
 
+    @override
     def bits(self, before: float) -> float:
-        """As of ``Defence``: of what is kept, and of where it stands."""
         kept = float(self.options.kept)
-        return min(before, kept * before + bits_of_places(kept))
+        places = -sum(p * math.log2(p) for p in (kept, 1 - kept) if p > 0)  # where they stand: the entropy of a coin
+        return min(before, kept * before + places)

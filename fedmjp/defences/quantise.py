@@ -1,13 +1,14 @@
-"""Stochastic quantisation (QSGD): few levels, right on average."""
+"""Rounds entries to few levels at random, right on average."""
 
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
-from fedmjp.defences.tensors import TensorDefence
+from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
 
 
@@ -23,10 +24,6 @@ class Quantise(TensorDefence):
     With b bits the multiples are those from -n to n, n = 2**(b - 1) - 1, and the tensor's largest magnitude is the
     n-th. (QSGD's analysis divides by the Euclidean norm; its experiments divide by the largest magnitude, which
     has a smaller variance, and so does this.) The mean is right to 2**-24 of a step. Zeros stay zeros.
-
-    References:
-        Alistarh et al., "QSGD: Communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017,
-        section 3.1.
     """
 
     name = "quantise"
@@ -41,8 +38,8 @@ class Quantise(TensorDefence):
         """Positive levels."""
         return int(2 ** (self.options.bits - 1) - 1)
 
+    @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        """As of ``TensorDefence``."""
         largest = tensor.abs().max().double()
         if not largest:
             return tensor
@@ -53,7 +50,7 @@ class Quantise(TensorDefence):
         return (torch.sign(tensor) * (below + up) * (largest / self.levels)).to(tensor.dtype)
 
     def noise_on(self, uploaded: Tensor) -> float:
-        """As of ``Defence``: that of entries spread evenly between two levels, from the largest, which is exact.
+        """That of entries spread evenly between two levels, from the largest, which is exact.
 
         Where most entries are far smaller than a step (few bits), their noise is smaller than this; zeros have none.
         """
@@ -61,6 +58,6 @@ class Quantise(TensorDefence):
             return 0.0
         return float(uploaded.abs().max()) / self.levels / 6**0.5
 
+    @override
     def bits(self, before: float) -> float:
-        """As of ``Defence``."""
         return min(before, float(self.options.bits))

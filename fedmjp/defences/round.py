@@ -1,13 +1,14 @@
-"""Rounding to a shorter floating-point format."""
+"""Rounds entries to half precision."""
 
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
-from fedmjp.defences.tensors import TensorDefence
+from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
@@ -36,19 +37,18 @@ class Round(TensorDefence):
     options_type = RoundOptions
 
     @property
+    @override
     def rounding(self) -> float:
-        """As of ``Defence``."""
         return ROUNDING[self.options.precision]
 
+    @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        """As of ``TensorDefence``."""
-        del name, randomness
         if self.options.precision == "bfloat16":
             return tensor.to(torch.bfloat16).to(tensor.dtype)
         _, exponent = torch.frexp(tensor.abs().max())  # largest < 2 ** exponent
         shift = (HEADROOM - exponent).clamp(max=FARTHEST)
         return torch.ldexp(torch.ldexp(tensor, shift).to(torch.float16).to(tensor.dtype), -shift)
 
+    @override
     def bits(self, before: float) -> float:
-        """As of ``Defence``."""
         return min(before, 16.0)

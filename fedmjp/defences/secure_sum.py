@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import Defence
@@ -19,9 +20,6 @@ class SecureSum(Defence):
 
     This is the ideal that a protocol of secure aggregation aims at: no client drops out, none works with the
     server, and the sum is exact. A malicious server that sends other weights to one client is outside of it.
-
-    References:
-        Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017.
     """
 
     name = "secure_sum"
@@ -33,6 +31,6 @@ class SecureSum(Defence):
     options_type = SecureSumOptions
 
     @property
+    @override
     def clients(self) -> int:
-        """As of ``Defence``."""
         return int(self.options.clients)

@@ -1,10 +1,11 @@
-"""Signs alone, with one magnitude per tensor."""
+"""Replaces entries by their signs."""
 
 from typing import ClassVar
 
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.defences.tensors import TensorDefence
+from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
 
 
@@ -12,7 +13,6 @@ class Sign(TensorDefence):
     """Replaces every entry by its sign times the tensor's mean magnitude; zeros stay zeros.
 
     References:
-        Bernstein et al., "signSGD: Compressed optimisation for non-convex problems", ICML 2018.
         Karimireddy et al., "Error feedback fixes signSGD", ICML 2019, for the scale.
     """
 
@@ -22,11 +22,10 @@ class Sign(TensorDefence):
     told = "that only signs leave, with one scale per tensor"
     marks: ClassVar = frozenset({"signs"})
 
+    @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        """As of ``TensorDefence``."""
-        del name, randomness
         return tensor.sign() * tensor.abs().mean()
 
     def bits(self, before: float) -> float:
-        """As of ``Defence``: of entries that are not zero; zeros come in runs, which cost next to nothing."""
+        """Of entries that are not zero; zeros come in runs, which cost next to nothing."""
         return min(before, 1.0)

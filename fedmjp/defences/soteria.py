@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import Client, Defence, require_finite
@@ -37,10 +38,6 @@ class Soteria(Defence):
     where the paper has the norm; features of its networks are positive, those of transformers are not.
     Derivatives are with respect to pixels in [0, 1]. Of a weight delta after several steps, the same columns become
     zero, found at the weights before the first.
-
-    References:
-        Sun et al., "Provable defense against privacy leakage in federated learning from representation
-        perspective", CVPR 2021, section 4 and algorithm 1.
     """
 
     name = "soteria"
@@ -53,9 +50,8 @@ class Soteria(Defence):
     needs_model = True
     options_type = SoteriaOptions
 
+    @override
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        """As of ``Defence``."""
-        del randomness
         require_finite(update, self.name)
         if client.model is None or client.images is None:
             raise DefenceError(f"{self.name}: computes with model and pictures, which a mod does not see")
@@ -83,19 +79,9 @@ class Soteria(Defence):
 
 
 def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: float) -> Tensor:
-    """Which features say most about the pictures.
+    """A share of the features, (features,) bool: those that say most about images (batch, 3, size, size) in [0, 1].
 
-    Args:
-        model: A ``fedmjp.models.classifier.Classifier``. It is not changed.
-        images: (batch, 3, size, size) in [0, 1].
-        mask: (batch, patches) bool, as the model takes it; None without one.
-        share: Of the features.
-
-    Returns:
-        (features,) bool.
-
-    Raises:
-        DefenceError: If the model does not say what its head reads.
+    ``mask`` is as the model takes it. DefenceError if the model does not say what its head reads.
     """
     if not isinstance(model, Classifier):
         raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")

@@ -1,32 +1,22 @@
-"""A conformance suite for defences, ours and other people's.
+"""A conformance suite for defences, ours and other people's; see ``fedmjp/defences/README.md`` for how it is called.
 
-In the tests of a package that adds a defence::
-
-    import pytest
-    from fedmjp.defences.testing import CHECKS, Trial
-
-    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-    def test_conformance(check):
-        check(Trial(MyDefence({"strength": 0.1})))
-
-Everything runs on a tiny untrained transformer, without a network. A check that fails raises
-``ConformanceError``, which says what the defence did wrong. Checks of what a defence does to an update pass for
-one that acts elsewhere.
+Everything runs on a tiny untrained transformer, without a network. A check that fails raises ``ConformanceError``,
+which says what the defence did wrong. Checks of what a defence does to an update pass for one that acts elsewhere.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
 
-import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from fedmjp.config import ModelConfig
 from fedmjp.defences.base import FULL_BITS, Client, Defence
 from fedmjp.defences.pipeline import ORDER
 from fedmjp.errors import DefenceError
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.randomness import SeededRandomness
@@ -43,21 +33,16 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True)
 class Trial:
-    """A defence under test.
+    """A defence under test."""
 
-    Attributes:
-        defence: Ready to use, with the options that the suite is to run with.
-        tolerance: Largest relative error of ``noise_on`` against the measured standard deviation.
-    """
-
-    defence: Defence
-    tolerance: float = 0.1
+    defence: Defence  # ready to use, with the options that the suite is to run with
+    tolerance: float = 0.1  # largest relative error of ``noise_on`` against the measured standard deviation
 
     def update(self) -> dict[str, Tensor]:
         """Tensors of all kinds that an update can hold, anew each time."""
         drawn = torch_generator(SEED, "update")
-        shapes = {name: parameter.shape for name, parameter in _network().named_parameters()}
-        update = {name: 0.01 * torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
+        parameters = _network().named_parameters()
+        update = {name: 0.01 * torch.randn(each.shape, generator=drawn) for name, each in parameters}
         return {
             "large": torch.randn(LARGE, generator=drawn),
             "heavy": 1e-4 * torch.randn(500, generator=drawn) ** 3,
@@ -73,7 +58,7 @@ class Trial:
         """What the client of the update knows."""
         images = torch.rand(EXAMPLES, 3, 16, 16, generator=torch_generator(SEED, "images"))
         roles = roles_of_tensors(self.update())
-        return Client("gradient", roles=roles, examples=EXAMPLES, model=_network(), images=images)
+        return Client("gradient", roles, EXAMPLES, _network(), images)
 
     def protect(self, update: Mapping[str, Tensor], seed: int = SEED) -> dict[str, Tensor]:
         """Protect an update with randomness of a seed."""
@@ -91,21 +76,12 @@ class Trial:
 
 @lru_cache(maxsize=1)
 def _network() -> VitClassifier:
-    options: dict[str, Any] = {
-        "img_size": 16,
-        "patch_size": 8,
-        "embed_dim": 24,
-        "depth": 1,
-        "num_heads": 2,
-        "num_classes": 5,
-    }
-    with torch.random.fork_rng():
-        backbone = timm.create_model("vit_tiny_patch16_224", pretrained=False, **options)
+    model = build_vit(ModelConfig(name="deit_micro", image_size=16, patch_size=8, classes=5))
     drawn = torch_generator(SEED, "network")
     with torch.no_grad():
-        for parameter in backbone.parameters():
+        for parameter in model.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape, generator=drawn))
-    return VitClassifier(cast(VisionTransformer, backbone), defended=False)
+    return model
 
 
 def _require(condition: bool, message: str) -> None:
@@ -115,6 +91,10 @@ def _require(condition: bool, message: str) -> None:
 
 def _same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _real(update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}
 
 
 def describes_itself(trial: Trial) -> None:
@@ -133,11 +113,15 @@ def describes_itself(trial: Trial) -> None:
 def changes_nothing_that_it_is_given(trial: Trial) -> None:
     """The update, the client's model and torch's global generator are as they were."""
     update, state = trial.update(), torch.random.get_rng_state()
-    weights = {name: weight.clone() for name, weight in _network().state_dict().items()}
+    weights = copy.deepcopy(_network().state_dict())
     trial.protect(update)
     gradients = {name: torch.stack([tensor] * EXAMPLES) for name, tensor in _real(update).items()}
     if "examples" in trial.defence.stages:
-        _protect_examples(trial, gradients)
+        before, one = copy.deepcopy(gradients), {name: each[:1] for name, each in gradients.items()}
+        protected = trial.defence.protect_examples(one, randomness=SeededRandomness(SEED))
+        _require(_same(before, gradients), "changes the gradients that it is given")
+        for name, each in gradients.items():
+            _require(protected[name].shape == each.shape[1:], f"{name} has another shape than its gradient")
     _require(_same(update, trial.update()), "changes the update that it is given")
     _require(_same(weights, _network().state_dict()), "changes the client's model")
     _require(torch.equal(torch.random.get_rng_state(), state), "draws from torch's global generator")
@@ -281,16 +265,3 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     needs_no_more_bits,
     spends_more_with_every_upload,
 )
-
-
-def _real(update: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}
-
-
-def _protect_examples(trial: Trial, gradients: Mapping[str, Tensor]) -> None:
-    before = {name: each.clone() for name, each in gradients.items()}
-    one = {name: each[:1] for name, each in gradients.items()}
-    protected = trial.defence.protect_examples(one, randomness=SeededRandomness(SEED))
-    _require(_same(before, gradients), "changes the gradients that it is given")
-    for name, each in gradients.items():
-        _require(protected[name].shape == each.shape[1:], f"{name} has another shape than its gradient")

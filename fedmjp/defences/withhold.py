@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import Client, Defence
@@ -47,18 +48,13 @@ class Withhold(Defence):
     marks: ClassVar = frozenset({"withheld"})
     options_type = WithholdOptions
 
+    @override
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        """As of ``Defence``."""
-        del randomness
         withheld = self.withheld(client.roles)
         return {name: tensor for name, tensor in update.items() if name not in withheld}
 
     def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        """As of ``Defence``.
-
-        Raises:
-            DefenceError: If a role has no tensors in this model, or nothing would leave.
-        """
+        """As of ``Defence``; DefenceError if a role has no tensors in this model, or nothing would leave."""
         for role in self.options.roles:
             if not roles.get(role):
                 raise DefenceError(f"{self.name}: the model has no tensors with the role {role}; name other roles")

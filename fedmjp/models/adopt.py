@@ -8,7 +8,7 @@ import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,7 @@ _REQUIRED = (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
 
 @dataclass(frozen=True)
 class Role:
-    """One parameter of the user's module.
-
-    Attributes:
-        name: As the user's module calls it.
-        parameter: With the shape and the order of pixels that attacks expect.
-        shape: That the user's module gives it.
-    """
+    """One parameter, by the user's own ``name`` and ``shape``; ``parameter`` is as attacks expect it."""
 
     name: str
     parameter: nn.Parameter
@@ -40,44 +34,26 @@ class Role:
 
 @dataclass
 class Adopted:
-    """A user's own vision transformer as closed forms see it: its entrance, under the names that they use.
+    """A user's own vision transformer as closed forms see it: its entrance, under the names that they use."""
 
-    Attributes:
-        image_size: Pixels per side of its pictures.
-        patch_size: Pixels per side of its patches.
-        prefix_tokens: Rows of its position embedding before those of the patches.
-        mean: (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module.
-        std: (3, 1, 1), what they are divided by then.
-        roles: By the names of ``fedmjp.models.names``.
-        parts: What was found where, in the user's own names; None for what was not found and is not needed.
-        weights: Digest of the module's weights.
-        pixel_order: How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
-    """
+    has_positions: ClassVar = True  # a module without a position embedding is not adopted
+    defended: ClassVar = False  # nor has a user's module MJP's unknown embedding
 
     image_size: int
     patch_size: int
     prefix_tokens: int
-    mean: Tensor
-    std: Tensor
-    roles: Mapping[str, Role]
+    mean: Tensor  # (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module
+    std: Tensor  # (3, 1, 1), what they are divided by then
+    roles: Mapping[str, Role]  # by the names of ``fedmjp.models.names``
+    # What was found where, in the user's own names; None for what was not found and is not needed.
     parts: Mapping[str, str | None]
-    weights: str
-    pixel_order: tuple[int, ...]
+    weights: str  # digest of the module's weights
+    pixel_order: tuple[int, ...]  # as of ``FoundEntrance``
 
     @property
     def grid(self) -> int:
         """Patches per side."""
         return self.image_size // self.patch_size
-
-    @property
-    def has_positions(self) -> bool:
-        """Always: a module without a position embedding is not adopted."""
-        return True
-
-    @property
-    def defended(self) -> bool:
-        """Never: the module has no unknown embedding of MJP."""
-        return False
 
     def get_parameter(self, target: str) -> nn.Parameter:
         """A parameter by the name that it has in ``fedmjp.models.names``."""
@@ -88,7 +64,7 @@ class Adopted:
         return ((name, role.parameter) for name, role in self.roles.items())
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """From the network's input space back to [0, 1] (values outside are clipped)."""
+        """As of ``fedmjp.models.entrance.Entrance``."""
         return denormalised(images, self.mean, self.std)
 
     def upload(self, tensors: Mapping[str, Tensor], *, examples: int = 1, kind: UpdateKind = "gradient") -> Upload:
@@ -101,15 +77,12 @@ class Adopted:
             kind: "gradient", or "delta" for weight changes.
 
         Raises:
-            BadInputError: If a tensor that closed forms need is missing, or one has another shape than the module's
-                or values that are no finite numbers.
+            BadInputError: If a tensor that closed forms need is missing or not like the module's.
         """
-        given = {
-            name: role for name, role in self.roles.items() if name in _REQUIRED or tensors.get(role.name) is not None
-        }
         canonical = {
             name: _in_our_shape(_checked(role, tensors), name, self.pixel_order, self.patch_size)
-            for name, role in given.items()
+            for name, role in self.roles.items()
+            if name in _REQUIRED or tensors.get(role.name) is not None
         }
         return Upload(canonical, kind, num_examples=examples, server_round=1, node=0, weights=self.weights)
 

@@ -5,15 +5,12 @@ from torch import Tensor, nn
 
 
 class AprilBlock(nn.Module):
-    """A transformer block without its first norm and without residual connections.
+    """A timm block without its first norm and without residual connections.
 
-    APRIL's closed form (Lu et al., CVPR 2022, section 3.1, Theorem 1) needs the attention to read
-    the embedded tokens themselves, and the gradient at them to be the position embedding's. A
-    pre-norm block gives neither. The surgery is the one that breaching makes for its
-    ``vit_*_april`` models. A model whose first block is this one carries ``_april`` in its name.
-
-    Args:
-        block: The timm block whose attention, second norm and MLP are used.
+    APRIL's closed form (Lu et al., CVPR 2022, section 3.1, Theorem 1) needs the attention to read the embedded tokens
+    themselves, and the gradient at them to be the position embedding's. A pre-norm block gives neither. The surgery is
+    the one that breaching makes for its ``vit_*_april`` models. A model whose first block is this one carries
+    ``_april`` in its name.
     """
 
     def __init__(self, block: Block) -> None:

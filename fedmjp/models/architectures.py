@@ -45,33 +45,21 @@ class Positions(StrEnum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model name stands for.
+    """What a model name stands for."""
 
-    Attributes:
-        timm_name: The timm model that it is made of.
-        base: That model in words.
-        purpose: What it is for here.
-        family: How it is built.
-        positions: What becomes of its position embedding.
-        april: Whether the first block is the one that APRIL's closed form needs.
-        patch_size: The only one that it can have; None where any fits.
-        changes: Arguments of the timm model that are others.
-    """
-
-    timm_name: str
-    base: str
+    timm_name: str  # what it is made of
+    base: str  # that model in words
     purpose: str
     family: Family = Family.TRANSFORMER
     positions: Positions = Positions.LEARNED
-    april: bool = False
-    patch_size: int | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    april: bool = False  # whether the first block is the one that APRIL's closed form needs
+    patch_size: int | None = None  # the only one that it can have; None where any fits
+    changes: Mapping[str, Any] = field(default_factory=dict)  # arguments of the timm model that are others
 
     @property
     def summary(self) -> str:
         """One line."""
-        changes = [_POSITIONS[self.positions]] if self.positions is not Positions.LEARNED else []
-        return "; ".join([self.base, *changes, *([_APRIL] if self.april else [])])
+        return "; ".join(filter(None, [self.base, _POSITIONS.get(self.positions), _APRIL if self.april else None]))
 
     @property
     def ignored_weights(self) -> list[str]:
@@ -86,49 +74,54 @@ _POSITIONS = {
     Positions.ABSENT: "no position embedding, and so none of its gradient in the upload",
 }
 _SUFFIXES = {Positions.LEARNED: "", Positions.ZERO: "_zero_positions", Positions.ABSENT: "_without_positions"}
-_DEIT_SMALL = "DeiT-S as timm builds it, dim 384"
-_DEIT_TINY = "DeiT-Ti as timm builds it, dim 192"
-_DEIT_MICRO = "DeiT of dim 64 with 4 blocks of 2 heads"
-_VIT_SMALL = "ViT-S as timm builds it: DeiT-S with mean and standard deviation 0.5 instead of ImageNet's"
-_SWIN_TINY = "Swin-T as timm builds it; defence mjp adds an absolute position embedding"
-_RESNET50 = "ResNet-50 as timm builds it; defence none or jigsaw (MJP only shuffles its patches)"
 
 
 def _variants(name: str, timm_name: str, base: str, purpose: str, *positions: Positions) -> dict[str, Architecture]:
-    return {
-        f"{name}{_SUFFIXES[each]}{'_april' if april else ''}": Architecture(
-            timm_name, base, _purpose(purpose, each, april=april), positions=each, april=april
-        )
-        for each in positions
-        for april in (False, True)
-    }
-
-
-def _purpose(usual: str, positions: Positions, *, april: bool) -> str:
-    if april:
-        return "APRIL's closed form"
-    return usual if positions is Positions.LEARNED else "what position embeddings give away (MJP, Table 5)"
+    made = {}
+    for each in positions:
+        usual = purpose if each is Positions.LEARNED else "what position embeddings give away (MJP, Table 5)"
+        own = f"{name}{_SUFFIXES[each]}"
+        made[own] = Architecture(timm_name, base, usual, positions=each)
+        made[f"{own}_april"] = Architecture(timm_name, base, "APRIL's closed form", positions=each, april=True)
+    return made
 
 
 ARCHITECTURES = {
-    **_variants("deit_small", "deit_small_patch16_224", _DEIT_SMALL, "MJP's own experiments", *Positions),
-    **_variants("deit_tiny", "deit_tiny_patch16_224", _DEIT_TINY, "attacks on a smaller model", *Positions),
+    **_variants(
+        "deit_small", "deit_small_patch16_224", "DeiT-S as timm builds it, dim 384", "MJP's own experiments", *Positions
+    ),
+    **_variants(
+        "deit_tiny",
+        "deit_tiny_patch16_224",
+        "DeiT-Ti as timm builds it, dim 192",
+        "attacks on a smaller model",
+        *Positions,
+    ),
     "deit_micro": Architecture(
         "deit_tiny_patch16_224",
-        _DEIT_MICRO,
+        "DeiT of dim 64 with 4 blocks of 2 heads",
         "training on a CPU",
         changes={"embed_dim": 64, "depth": 4, "num_heads": 2},
     ),
-    **_variants("vit_small", "vit_small_patch16_224", _VIT_SMALL, "timm's ViT checkpoints", Positions.LEARNED),
+    **_variants(
+        "vit_small",
+        "vit_small_patch16_224",
+        "ViT-S as timm builds it: DeiT-S with mean and standard deviation 0.5 instead of ImageNet's",
+        "timm's ViT checkpoints",
+        Positions.LEARNED,
+    ),
     "swin_tiny": Architecture(
         "swin_tiny_patch4_window7_224",
-        _SWIN_TINY,
+        "Swin-T as timm builds it; defence mjp adds an absolute position embedding",
         "accuracy and consistency (MJP, Table 1); not attacked",
         Family.SWIN,
         patch_size=4,
     ),
     "resnet50": Architecture(
-        "resnet50", _RESNET50, "accuracy and consistency (MJP, Table 1); not attacked", Family.CONVOLUTIONAL
+        "resnet50",
+        "ResNet-50 as timm builds it; defence none or jigsaw (MJP only shuffles its patches)",
+        "accuracy and consistency (MJP, Table 1); not attacked",
+        Family.CONVOLUTIONAL,
     ),
 }
 
@@ -149,7 +142,7 @@ def architecture(name: str) -> Architecture:
 
 @lru_cache
 def _of_timm(name: str) -> Architecture:
-    known = _timm_names(name)
+    known = timm.list_pretrained() if "." in name else timm.list_models()  # a dot: with the tag of certain weights
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         raise UnknownNameError("timm model", name, near or EXAMPLES)
@@ -164,12 +157,6 @@ def _of_timm(name: str) -> Architecture:
     patch_size = int(model.patch_embed.patch_size[0])
     base = f"timm's {name}, dim {model.embed_dim}, patches of {patch_size} pixels"
     return Architecture(name, base, "other sizes of transformers", patch_size=patch_size)
-
-
-def _timm_names(name: str) -> list[str]:
-    """Names that timm knows; those with the tag of certain weights where ``name`` has one."""
-    listed = timm.list_pretrained() if "." in name else timm.list_models()
-    return [str(each) for each in listed]
 
 
 def _unlike_deit(model: Any) -> str | None:

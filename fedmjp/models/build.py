@@ -10,26 +10,18 @@ from fedmjp.errors import ConfigError
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.architectures import ARCHITECTURES, Architecture, Family, Positions, architecture
 from fedmjp.models.checkpoints import load_checkpoint
-from fedmjp.models.classifier import Classifier, PositionedClassifier, VitClassifier
+from fedmjp.models.classifier import Classifier, PositionedClassifier, SwinClassifier, VitClassifier
 from fedmjp.models.localisation import LocalisationRegressor
-from fedmjp.models.swin import SwinClassifier
 from fedmjp.seeds import derive, scoped_randomness
 
 __all__ = ["ARCHITECTURES", "architecture", "blueprint", "build", "build_vit", "parameter_count", "upload_bytes"]
-
-BYTES_PER_VALUE = 4  # an update is float32
 
 
 def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
     """Build the model with initial weights drawn from ``config.seed``, or those of ``config.weights``.
 
-    The weights that variants of a model share, such as the defended and the undefended one, are the
-    same for the same seed. timm draws them from torch's global generator; the global state is put
-    back afterwards.
-
-    Args:
-        config: Which model.
-        drop_path: Share of a residual branch's uses that training leaves out, at the last block; less before it.
+    The weights that variants of a model share, such as the defended and the undefended one, are the same for the
+    same seed. ``drop_path`` is the share of the last residual branch's uses that training leaves out; less before it.
 
     Raises:
         UnknownNameError: If there is no such model.
@@ -45,32 +37,23 @@ def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
 
 
 def build_vit(config: ModelConfig) -> VitClassifier:
-    """The same for what attacks read: a vision transformer.
-
-    Raises:
-        ConfigError: If the model is none.
-    """
+    """The same for what attacks read: a vision transformer; ConfigError if the model is none."""
     return _as_vit(build(config), config)
 
 
 def blueprint(config: ModelConfig) -> VitClassifier:
-    """The model without weights, on torch's meta device: for questions of shape and applicability.
-
-    Raises:
-        UnknownNameError: If there is no such model.
-        ConfigError: If the model cannot be defended as asked.
-    """
+    """The model without weights, on torch's meta device: for questions of shape and applicability."""
     return _as_vit(_on_meta(config), config)
-
-
-def upload_bytes(config: ModelConfig) -> int:
-    """Size of a whole update of the model, all its parameters in float32."""
-    return BYTES_PER_VALUE * parameter_count(config)
 
 
 def parameter_count(config: ModelConfig) -> int:
     """How many numbers are trained."""
     return sum(parameter.numel() for parameter in _on_meta(config).parameters())
+
+
+def upload_bytes(config: ModelConfig) -> int:
+    """Size of a whole update of the model, all its parameters in float32."""
+    return torch.float32.itemsize * parameter_count(config)
 
 
 def _on_meta(config: ModelConfig) -> Classifier:
@@ -87,56 +70,39 @@ def _as_vit(model: Classifier, config: ModelConfig) -> VitClassifier:
 
 def _drawn(config: ModelConfig, found: Architecture, drop_path: float = 0.0) -> Classifier:
     """The model on torch's current device, drawn from torch's global generator."""
-    _check_patches(config, found)
+    if found.patch_size not in (None, config.patch_size):
+        raise ConfigError(
+            f"{config.name} has patches of {found.patch_size} pixels, not {config.patch_size}: "
+            f"set patch-size to {found.patch_size}"
+        )
     _check_positions(config, found)
-    make = {Family.TRANSFORMER: _transformer, Family.SWIN: _swin, Family.CONVOLUTIONAL: _convolutional}
-    model = make[found.family](config, found, drop_path)
+    sizes: dict[str, Any] = {} if found.family is Family.CONVOLUTIONAL else {"img_size": config.image_size}
+    if found.family is Family.TRANSFORMER:
+        sizes["patch_size"] = config.patch_size
+    backbone: Any = timm.create_model(
+        found.timm_name, num_classes=config.classes, drop_path_rate=drop_path, **sizes, **found.changes
+    )
+    model = _classifier(backbone, config, found)
     if isinstance(model, PositionedClassifier) and config.localisation != "none":
         # Drawn last: nothing else depends on it.
-        kind, dim = config.localisation, int(model.backbone.embed_dim)
+        kind, dim = config.localisation, int(backbone.embed_dim)
         model.localisation = LocalisationRegressor(kind, dim, layers=config.localisation_layers)
     return model.eval()
 
 
-def _transformer(config: ModelConfig, found: Architecture, drop_path: float) -> Classifier:
-    # All of it is drawn and some taken away, so that the rest does not depend on the variant.
-    backbone: Any = timm.create_model(
-        found.timm_name,
-        img_size=config.image_size,
-        patch_size=config.patch_size,
-        num_classes=config.classes,
-        drop_path_rate=drop_path,
-        **found.changes,
-    )
+def _classifier(backbone: Any, config: ModelConfig, found: Architecture) -> Classifier:
+    # All of a backbone was drawn and some is taken away, so that the rest does not depend on the variant.
     if found.positions is Positions.ABSENT:
         backbone.pos_embed = None
     if found.positions is Positions.ZERO:
         torch.nn.init.zeros_(backbone.pos_embed)
     if found.april:
         backbone.blocks[0] = AprilBlock(backbone.blocks[0])
-    return VitClassifier(backbone, defended=config.unknown_embedding, index_embedding=config.index_embedding)
-
-
-def _swin(config: ModelConfig, found: Architecture, drop_path: float) -> Classifier:
-    backbone: Any = timm.create_model(
-        found.timm_name, img_size=config.image_size, num_classes=config.classes, drop_path_rate=drop_path
-    )
-    if config.unknown_embedding:
+    if found.family is Family.TRANSFORMER:
+        return VitClassifier(backbone, defended=config.unknown_embedding, index_embedding=config.index_embedding)
+    if found.family is Family.SWIN and config.unknown_embedding:
         return SwinClassifier(backbone, index_embedding=config.index_embedding)
     return Classifier(backbone, image_size=config.image_size, patch_size=config.patch_size)
-
-
-def _convolutional(config: ModelConfig, found: Architecture, drop_path: float) -> Classifier:
-    backbone = timm.create_model(found.timm_name, num_classes=config.classes, drop_path_rate=drop_path)
-    return Classifier(backbone, image_size=config.image_size, patch_size=config.patch_size)
-
-
-def _check_patches(config: ModelConfig, found: Architecture) -> None:
-    if found.patch_size not in (None, config.patch_size):
-        raise ConfigError(
-            f"{config.name} has patches of {found.patch_size} pixels, not {config.patch_size}: "
-            f"set patch-size to {found.patch_size}"
-        )
 
 
 def _check_positions(config: ModelConfig, found: Architecture) -> None:
@@ -145,18 +111,17 @@ def _check_positions(config: ModelConfig, found: Architecture) -> None:
         "an index embedding": config.index_embedding,
         "localisation": config.localisation != "none",
     }
-    asked = [name for name, given in wanted.items() if given]
-    if not asked:
+    asked = next((name for name, given in wanted.items() if given), None)
+    if asked is None:
         return
     if found.family is Family.CONVOLUTIONAL:
         raise ConfigError(
-            f"{config.name} has no position embedding, which {asked[0]} needs: "
-            "a jigsaw shuffles its patches without one"
+            f"{config.name} has no position embedding, which {asked} needs: a jigsaw shuffles its patches without one"
         )
     if found.family is Family.SWIN and not config.unknown_embedding:
         raise ConfigError(
-            f"{config.name} has an absolute position embedding with an unknown one alone, which {asked[0]} needs: "
+            f"{config.name} has an absolute position embedding with an unknown one alone, which {asked} needs: "
             "take a defence that adds it, such as mjp"
         )
     if found.positions is not Positions.LEARNED:
-        raise ConfigError(f"{config.name} has no learned position embedding, which {asked[0]} needs: leave it out")
+        raise ConfigError(f"{config.name} has no learned position embedding, which {asked} needs: leave it out")

@@ -52,14 +52,7 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
     Models of the official MJP code take pictures normalised by ImageNet's mean and standard
     deviation, its ViT-S too: they are ``deit_small`` here, not ``vit_small``.
 
-    Args:
-        model: What gets the weights.
-        checkpoint: The file, and what it has to hold.
-        ignored: Names as timm has them that are not taken from the file, whether it has them or not,
-            and stay as they are in the model, if it has them.
-
-    Returns:
-        The layout of the file.
+    Weights that ``ignored`` names, as timm does, are not taken from the file and stay as they are in the model.
 
     Raises:
         CheckpointError: If the file cannot be read or is not the one that was meant, or its weights

@@ -4,9 +4,10 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import override
 
 from fedmjp.errors import BadInputError
 from fedmjp.models.entrance import denormalised
@@ -27,13 +28,7 @@ class _PreLogits(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Images in [0, 1] to class logits; the only place where mean and standard deviation are applied.
-
-    Args:
-        backbone: Any timm model.
-        image_size: Pixels per side of its images.
-        patch_size: Pixels per side of the patches that a jigsaw moves.
-    """
+    """Images in [0, 1] to class logits; the only place where mean and standard deviation are applied."""
 
     mean: Tensor
     std: Tensor
@@ -47,8 +42,9 @@ class Classifier(nn.Module):
         self.localisation: LocalisationRegressor | None = None
         self.image_size, self.patch_size = image_size, patch_size
         pretrained: Any = backbone.pretrained_cfg
-        self.register_buffer("mean", _channels(pretrained["mean"]), persistent=False)
-        self.register_buffer("std", _channels(pretrained["std"]), persistent=False)
+        for name in ("mean", "std"):
+            values = torch.tensor(pretrained[name], dtype=torch.float32)
+            self.register_buffer(name, values.view(3, 1, 1), persistent=False)
 
     @property
     def defended(self) -> bool:
@@ -71,26 +67,17 @@ class Classifier(nn.Module):
         return {f"backbone.{name}" for name in listed}
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """From the network's input space back to [0, 1] (values outside are clipped)."""
+        """As of ``fedmjp.models.entrance.Entrance``."""
         return denormalised(images, self.mean, self.std)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (batch, classes) of images (batch, 3, size, size) in [0, 1].
-
-        Args:
-            images: The images.
-            mask: (batch or 1, patches) bool, True where MJP masks the position; None without a mask.
-
-        Raises:
-            BadInputError: If a mask is given to an undefended model.
-        """
+        """Logits (batch, classes); ``mask``, (batch or 1, patches) bool, is True where MJP masks the position."""
         normalised = (images - self.mean) / self.std
         replaced = self._replaced(mask)
-        if not replaced:
-            logits: Tensor = self.backbone(normalised)
-            return logits
-        masked_logits: Tensor = functional_call(self.backbone, replaced, (normalised,))
-        return masked_logits
+        logits: Tensor = (
+            functional_call(self.backbone, replaced, (normalised,)) if replaced else self.backbone(normalised)
+        )
+        return logits
 
     def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the last layer reads, (batch, dim): a transformer's class token, the pooled map of others."""
@@ -104,11 +91,7 @@ class Classifier(nn.Module):
         return found
 
     def localisation_loss(self, mask: Tensor | None = None) -> Tensor:
-        """The DAL loss of the position embedding (MJP, Eq. 2), a scalar.
-
-        Raises:
-            BadInputError: If the model has no localisation regressor.
-        """
+        """The DAL loss of the position embedding (MJP, Eq. 2), a scalar; BadInputError without a regressor."""
         if self.localisation is None:
             raise BadInputError(
                 "the model has no localisation regressor: build it with localisation linear or nonlinear"
@@ -154,9 +137,7 @@ class PositionedClassifier(Classifier):
     difference between the arms.
 
     Args:
-        backbone: The timm model.
-        image_size: As of ``Classifier``.
-        patch_size: As of ``Classifier``.
+        backbone: The timm transformer, whose patch embedding says the sizes.
         defended: Whether to add E_unk, which takes position embeddings that it stands in for.
         index_embedding: Whether to add a second embedding of positions that is never masked (IDX, Table 4).
             It starts at zero, as in the official code.
@@ -164,18 +145,17 @@ class PositionedClassifier(Classifier):
 
     positions_name: ClassVar[str]  # of E_pos in the backbone, (1, tokens, dim)
 
-    def __init__(
-        self, backbone: nn.Module, *, image_size: int, patch_size: int, defended: bool, index_embedding: bool
-    ) -> None:
-        super().__init__(backbone, image_size=image_size, patch_size=patch_size)
+    def __init__(self, backbone: nn.Module, *, defended: bool, index_embedding: bool = False) -> None:
+        embed: Any = backbone.patch_embed
+        super().__init__(backbone, image_size=int(embed.img_size[0]), patch_size=int(embed.patch_size[0]))
         # Always drawn, so that what is drawn after it does not depend on the defence.
         unknown = nn.init.trunc_normal_(torch.empty(self.backbone.embed_dim), std=0.02)
         self.unknown_embedding = nn.Parameter(unknown) if defended else None
         self.index_embedding = nn.Parameter(torch.zeros_like(self._positions)) if index_embedding else None
 
     @property
+    @override
     def has_positions(self) -> bool:
-        """Whether the model has a position embedding, so that updates hold its gradient."""
         return self._positions is not None
 
     @property
@@ -210,26 +190,42 @@ class PositionedClassifier(Classifier):
 
 
 class VitClassifier(PositionedClassifier):
-    """A timm vision transformer, optionally with what MJP adds.
-
-    Args:
-        backbone: A timm vision transformer with absolute position embeddings, or with none.
-        defended: As of ``PositionedClassifier``.
-        index_embedding: As of ``PositionedClassifier``.
-    """
+    """A timm vision transformer with absolute position embeddings, or with none; optionally with what MJP adds."""
 
     positions_name = "pos_embed"
 
-    def __init__(self, backbone: VisionTransformer, *, defended: bool, index_embedding: bool = False) -> None:
+
+class SwinClassifier(PositionedClassifier):
+    """A timm Swin transformer with an absolute position embedding E_pos, and MJP's E_unk in its place at masks.
+
+    timm's Swin has relative positions alone. "We add MJP to the absolute PEs of Swin-T" (MJP, section 5.2), for
+    which the official code has the option ``ape``: a learned embedding per patch, added after the patch
+    embedding and its norm. Here it is a parameter of timm's patch embedding, ``patch_embed.pos_embed``, which a
+    hook adds to the output; timm's forward is used as it is. Its start is the official one, a truncated normal
+    distribution of standard deviation 0.02.
+
+    The official configuration of the plain Swin-T has no absolute embedding, so the undefended arm is timm's own.
+
+    With DAL the official code reads, for Swin, the position of a patch from the row of the next one, since it
+    counts a class token that Swin does not have. Here a patch's own row is read.
+    """
+
+    positions_name = "patch_embed.pos_embed"
+
+    def __init__(self, backbone: SwinTransformer, *, index_embedding: bool = False) -> None:
         embed: Any = backbone.patch_embed
-        super().__init__(
-            backbone,
-            image_size=int(embed.img_size[0]),
-            patch_size=int(embed.patch_size[0]),
-            defended=defended,
-            index_embedding=index_embedding,
-        )
+        positions = embed.proj.weight.new_empty(1, embed.num_patches, backbone.embed_dim)
+        embed.pos_embed = nn.Parameter(nn.init.trunc_normal_(positions, std=0.02))
+        embed.register_forward_hook(_add_positions)
+        super().__init__(backbone, defended=True, index_embedding=index_embedding)
+
+    @override
+    def no_weight_decay(self) -> set[str]:
+        return super().no_weight_decay() | {f"backbone.{self.positions_name}"}
 
 
-def _channels(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32).view(3, 1, 1)
+def _add_positions(embed: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:
+    """(batch, rows, columns, dim), with positions (batch or 1, patches, dim) added."""
+    positions: Any = embed.pos_embed
+    moved: Tensor = embedded + positions.reshape(-1, *embedded.shape[1:])
+    return moved

@@ -40,9 +40,9 @@ class Entrance(Protocol):
         """Every parameter by that name."""
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """From the network's input space back to [0, 1]."""
+        """From the network's input space back to [0, 1]; values outside are clipped."""
 
 
 def denormalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Bring pictures from the network's input space back to [0, 1]; values outside are clipped."""
+    """What ``Entrance.denormalise`` gives."""
     return (images * std.to(images) + mean.to(images)).clamp(0, 1)

@@ -35,23 +35,14 @@ OF_TIMM = (
 
 @dataclass(frozen=True)
 class KnownCheckpoint:
-    """Published weights.
-
-    Attributes:
-        name: What they are called here.
-        model: The model that they fit, at 224 pixels and with 1000 classes.
-        unknown_embedding: Whether they are of a model with MJP's.
-        source: Where they come from, in words.
-        repository: On the Hugging Face hub; empty if they are not there.
-        release: The file's name in releases; empty if it is unknown.
-    """
+    """Published weights."""
 
     name: str
-    model: str
+    model: str  # the model that they fit, at 224 pixels and with 1000 classes
     unknown_embedding: bool
-    source: str
-    repository: str = ""
-    release: str = ""
+    source: str  # where they come from, in words
+    repository: str = ""  # on the Hugging Face hub; empty if they are not there
+    release: str = ""  # the file's name in releases; empty if it is unknown
 
     @property
     def saved_as(self) -> str:
@@ -63,11 +54,7 @@ class KnownCheckpoint:
         return next((path for path in self._candidates() if path.is_file()), None)
 
     def fetch(self) -> Path:
-        """The file, downloaded if it is not on this machine.
-
-        Raises:
-            WeightsMissingError: If it cannot be downloaded; the message says what to do by hand.
-        """
+        """The file, downloaded if need be; WeightsMissingError if it cannot, with what to do by hand."""
         present = self.find()
         if present is not None:
             return present
@@ -135,11 +122,7 @@ def searched() -> list[str]:
 
 
 def checked(path: Path) -> Checkpoint:
-    """The checkpoint in a file, whose name may tell how its SHA-256 begins.
-
-    Raises:
-        CheckpointError: If it begins otherwise.
-    """
+    """The checkpoint in a file; CheckpointError if its name tells another beginning of its SHA-256."""
     checkpoint = Checkpoint.of(path)
     named = _NAMED_HASH.search(path.name)
     if named and not checkpoint.sha256.startswith(named[1]):

@@ -9,7 +9,6 @@ from torch import Tensor
 from fedmjp.errors import CheckpointError
 from fedmjp.models import names
 
-PREFIXES = ("module.", "backbone.")
 INDEX_EMBEDDING = "index_embedding"
 LOCALISATION = "localisation."
 
@@ -34,47 +33,20 @@ class Layout(StrEnum):
 
 
 def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict[str, Tensor]]:
-    """Recognise a layout and give the weights our names, without ``backbone.``.
-
-    Args:
-        loaded: Weights by the names that the file has.
-        path: The file, for errors.
-
-    Raises:
-        CheckpointError: If a weight is there twice, with different prefixes.
-    """
-    found = _without_prefixes(loaded, path)
-    layout = _recognised(loaded, found)
-    if _SWIN_FIRST_MERGING in found:
-        found = {_timms_swin(name): weight for name, weight in found.items() if not name.endswith(_SWIN_BUFFERS)}
-    if layout is Layout.OFFICIAL:
-        found = _from_official(found)
-    return layout, found
-
-
-def _without_prefixes(loaded: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+    """Recognise a layout and give the weights our names, without ``backbone.``; ``path`` is for errors."""
     found: dict[str, Tensor] = {}
     for name, weight in loaded.items():
-        short = name
-        for prefix in PREFIXES:
-            short = short.removeprefix(prefix)
+        short = name.removeprefix("module.").removeprefix("backbone.")
         if short in found:
             raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
         found[short] = weight
-    return found
-
-
-def _recognised(loaded: Mapping[str, Tensor], short: Mapping[str, Tensor]) -> Layout:
-    if any(_is_official(name) for name in short):
-        return Layout.OFFICIAL
-    if _SWIN_FIRST_MERGING in short:
-        return Layout.SWIN
     ours = any(name.removeprefix("module.").startswith("backbone.") for name in loaded)
-    return Layout.FEDMJP if ours else Layout.TIMM
-
-
-def _is_official(name: str) -> bool:
-    return name in (*_OFFICIAL_POSITIONS, _OFFICIAL_INDEX) or name.startswith(_OFFICIAL_LOCALISATION)
+    layout = Layout.FEDMJP if ours else Layout.TIMM
+    if _SWIN_FIRST_MERGING in found:
+        layout = Layout.SWIN
+        found = {_timms_swin(name): weight for name, weight in found.items() if not name.endswith(_SWIN_BUFFERS)}
+    renamed = _from_official(found)
+    return layout if renamed.keys() == found.keys() else Layout.OFFICIAL, renamed
 
 
 def _from_official(found: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,13 +17,7 @@ class LocalisationRegressor(nn.Module):
     Positions are indices of the grid, row first, from 0; the official code does not scale them either.
     "pca" has no weights: it projects on the first two principal directions of the embeddings at hand
     (``torch.pca_lowrank``, which draws from torch's global generator, with 5 iterations as in the official
-    code).
-
-    Args:
-        kind: The mapping.
-        dim: Of a position embedding.
-        layers: Linear layers of the nonlinear mapping, with ReLU between. The paper speaks of three
-            layers (section 5.3), the official code has two.
+    code). "nonlinear" is so many linear ``layers`` with ReLU between.
     """
 
     def __init__(self, kind: Literal["pca", "linear", "nonlinear"], dim: int, *, layers: int = 3) -> None:
@@ -52,11 +46,7 @@ class LocalisationRegressor(nn.Module):
 
 
 def grid_positions(patches: int, *, device: torch.device | None = None) -> Tensor:
-    """Row and column of every patch of a square grid, (patches, 2) float32, from 0.
-
-    Raises:
-        BadInputError: If the grid is not square.
-    """
+    """Row and column of every patch of a square grid, (patches, 2) float32, from 0; BadInputError if none is."""
     side = round(patches**0.5)
     if side * side != patches:
         raise BadInputError(f"{patches} patches are no square grid")
@@ -65,15 +55,10 @@ def grid_positions(patches: int, *, device: torch.device | None = None) -> Tenso
 
 
 def localisation_loss(regressor: LocalisationRegressor, positions: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean absolute difference of predicted and true positions of patches that are not masked (Eq. 2).
+    """Mean absolute difference of predicted and true positions of patches that are not masked (Eq. 2), a scalar.
 
-    Args:
-        regressor: The mapping.
-        positions: (patches, dim), the position embedding without the rows of class tokens.
-        mask: (batch, patches) bool, or None where nothing is masked. A mask of one row serves the whole batch.
-
-    Returns:
-        A scalar, the mean over the pictures' losses. Pictures without an unmasked patch count as 0.
+    ``positions`` are (patches, dim), without the rows of class tokens. A ``mask`` of one row serves the whole batch,
+    None masks nothing. Of a batch it is the mean over its pictures, where those without an unmasked patch count as 0.
     """
     targets = grid_positions(len(positions), device=positions.device)
     if regressor.kind == "pca":

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,25 +54,18 @@ class Positions:
 
 @dataclass(frozen=True)
 class FoundEntrance:
-    """What the equation holds for.
-
-    Attributes:
-        embedding: The patch embedding.
-        positions: The position embedding.
-        pixel_order: How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
-        class_token: Name of the parameter that the position embedding's first row is added to, if there is one.
-        head: Name of the Linear that gives the module's output, if there is one.
-    """
+    """What the equation holds for."""
 
     embedding: PatchEmbedding
     positions: Positions
+    # How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
     pixel_order: tuple[int, ...]
+    # Name of the parameter that the position embedding's first row is added to, if there is one.
     class_token: str | None
-    head: str | None
+    head: str | None  # name of the Linear that gives the module's output, if there is one
 
 
-@dataclass(frozen=True)
-class _Pass:
+class _Pass(NamedTuple):
     """One pass of a random picture through the copy."""
 
     picture: Tensor
@@ -81,11 +74,7 @@ class _Pass:
 
 
 def find_entrance(module: nn.Module) -> FoundEntrance:
-    """Find what embeds patches and positions.
-
-    Raises:
-        BadInputError: If nothing has the shape of one of them, the module cannot be run, or the equation does not hold.
-    """
+    """Find what embeds patches and positions; BadInputError if nothing has their shape, or the equation never holds."""
     everything = list(_patch_embeddings(module))
     embeddings = [each for each in everything if not each.flat] or everything
     if not embeddings:
@@ -216,11 +205,5 @@ def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: Positions) 
 
 def _class_token(passed: _Pass, positions: Positions) -> str | None:
     first = passed.gradients[positions.name].reshape(-1, positions.dim)[0]
-    for name, gradient in passed.gradients.items():
-        if (
-            positions.prefix_tokens
-            and gradient.shape == (1, 1, positions.dim)
-            and torch.allclose(gradient[0, 0], first)
-        ):
-            return name
-    return None
+    tokens = {name: each[0, 0] for name, each in passed.gradients.items() if each.shape == (1, 1, positions.dim)}
+    return next((name for name, row in tokens.items() if positions.prefix_tokens and torch.allclose(row, first)), None)

@@ -1,18 +1,18 @@
 """Which tensors of a model play which role, by structure: layouts of all libraries, and uploads without names."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmjp.models import names
+from fedmjp.models.entrance import Entrance
 
 OWN_PREFIX = "backbone."  # of ``fedmjp.models.classifier.Classifier``, beside what MJP adds
 
 
-def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str]]:
-    """Roles of the tensors of a vision transformer.
+def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
+    """Roles of the tensors of a vision transformer, by their names and shapes, to names; none where there are none.
 
     - ``patch_embedding``: the first convolution on three channels, with its bias;
     - ``position_embedding``: tensors (1, n, d) with n > 1 and d the width of the patch embedding, and MJP's
@@ -20,19 +20,21 @@ def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str
     - ``head``: the last matrix, with its bias;
     - ``body``: everything but the head.
 
-    Args:
-        shapes: Name to shape in the model's order. Names without meaning ("0", "1", ...) are enough: a bias is
-            then the vector that follows its weight.
-
-    Returns:
-        Role to names; without any where the model has no such tensors.
+    Tensors are in the model's order. Names without meaning ("0", "1", ...) are enough: a bias is then the vector that
+    follows its weight.
     """
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     order = list(shapes)
     inner = [name for name in order if name.startswith(OWN_PREFIX)] or order
     patches = next((name for name in inner if len(shapes[name]) == 4 and shapes[name][1] == 3), None)
     head = next((name for name in reversed(inner) if len(shapes[name]) == 2), None)
     width = None if patches is None else shapes[patches][0]
-    positions = {name for name in order if _is_position(shapes[name], width) or name == names.UNKNOWN_EMBEDDING}
+    positions = {
+        name
+        for name, shape in shapes.items()
+        if name == names.UNKNOWN_EMBEDDING
+        or (len(shape) == 3 and shape[0] == 1 and shape[1] > 1 and width in (None, shape[2]))
+    }
     head_names = _with_bias(head, order, shapes)
     return {
         "patch_embedding": _with_bias(patches, order, shapes),
@@ -42,25 +44,9 @@ def roles_of_shapes(shapes: Mapping[str, torch.Size]) -> dict[str, frozenset[str
     }
 
 
-def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
-    """As ``roles_of_shapes``, of tensors themselves."""
-    return roles_of_shapes({name: tensor.shape for name, tensor in tensors.items()})
-
-
-class Parameterised(Protocol):
-    """A model, ours or an adopted one, as far as its parameters go."""
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of each."""
-
-
-def roles_of(model: Parameterised) -> dict[str, frozenset[str]]:
-    """As ``roles_of_shapes``, of a model's parameters."""
+def roles_of(model: nn.Module | Entrance) -> dict[str, frozenset[str]]:
+    """As ``roles_of_tensors``, of a model's parameters."""
     return roles_of_tensors(dict(model.named_parameters()))
-
-
-def _is_position(shape: Sequence[int], width: int | None) -> bool:
-    return len(shape) == 3 and shape[0] == 1 and shape[1] > 1 and width in (None, shape[2])
 
 
 def _with_bias(weight: str | None, order: Sequence[str], shapes: Mapping[str, torch.Size]) -> frozenset[str]:

@@ -1,0 +1,24 @@
+"""What defences with a differential privacy guarantee share: Gaussian noise of one standard deviation."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.defences.base import Defence
+
+
+class Calibrated(Defence):
+    """Clips, and adds Gaussian noise of one standard deviation to every entry."""
+
+    marks: ClassVar = frozenset({"noisy", "scaled"})
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """The noise's standard deviation on an entry."""
+
+    @override
+    def noise_on(self, uploaded: Tensor) -> float:
+        return self.deviation if uploaded.is_floating_point() else 0.0
