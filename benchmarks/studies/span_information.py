@@ -16,12 +16,10 @@ again. Of pictures that nothing was developed on.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import pandas as pd
 import torch
 import typer
 from torch import Tensor
@@ -31,44 +29,15 @@ from attacks.base import on_device
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.block import Linear, Norm, gelu
 from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
-from benchmarks.studies.span_certificates import Study, append, read_ratios, selection
-from fedmjp.data.batches import private_batch
-from fedmjp.data.pictures import LabelledPicture
-from fedmjp.data.selection import open_source
+from benchmarks.studies.span import Data, Model, Ratios, Rows, rows_with
+from fedmjp.exchange import Exchange
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.running import run_function
-from fedmjp.settings import Picture
-from fedmjp.updates import gradient
 
 NEXT_QKV = "backbone.blocks.1.attn.qkv.weight"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One upload.
-
-    Attributes:
-        model: Name, and the options that were given.
-        ratio: Wanted mask ratio.
-        picture: Name.
-        masked: Masked patches.
-        median: PSNR in dB that the first block allows a masked patch, median over them; nan without any.
-        worst: Of the patch where it is smallest.
-        median_second: With the second block's equations.
-        worst_second: The same.
-    """
-
-    model: str
-    ratio: float
-    picture: str
-    masked: int
-    median: float
-    worst: float
-    median_second: float
-    worst_second: float
 
 
 @dataclass(frozen=True)
@@ -97,44 +66,30 @@ class SecondBlock:
 
 
 def main(
-    data: Annotated[str, typer.Option(help="A picture source.")],
-    rows: Annotated[Path, typer.Option(help="CSV to append to.")],
+    data: Data,
+    rows: Rows,
     pictures: Annotated[int, typer.Option()] = 20,
-    ratios: Annotated[str, typer.Option(help="Mask ratios, comma-separated.")] = "0.03,0.09,0.27,0.5,0.9",
-    model: Annotated[str, typer.Option(help="KEY=VALUE,... of the model; weights=FILE for trained ones.")] = "",
+    ratios: Ratios = "0.03,0.09,0.27,0.5,0.9",
+    model: Model = "",
 ) -> None:
     """Compute what is not in the file yet, and summarise."""
-    torch.set_num_threads(1)
-    wanted, study = read_ratios(ratios), Study.of(model, seconds=1.0)
-    size, classes = study.network.image_size, study.network.backbone.num_classes
-    chosen = selection(open_source(data, size=size, classes=classes), pictures, development=False)
-    done = set() if not rows.exists() else set(pd.read_csv(rows)[["model", "ratio", "picture"]].itertuples(index=False))
-    for entry in chosen.entries:
-        for ratio in wanted:
-            if (study.model, ratio, entry.name) not in done:
-                append(rows, asdict(row(study, chosen.load(entry), ratio)))
-    table = pd.read_csv(rows).groupby(["model", "ratio"])
-    figures = table[["median", "worst", "median_second", "worst_second"]].median().assign(uploads=table.size())
+    table = rows_with(rows, bounds, model=model, data=data, count=pictures, ratios=ratios)
+    groups = table.groupby(["model", "ratio"])
+    figures = groups[["median", "worst", "median_second", "worst_second"]].median().assign(uploads=groups.size())
     typer.echo(figures.round(1).to_string())
 
 
-def row(study: Study, picture: LabelledPicture, ratio: float) -> Row:
-    """Of one picture under one mask."""
-    model = study.network
-    batch = private_batch([picture], grid=model.grid, mask_ratio=ratio, gradient_of=Picture.SHUFFLED, seed=0)
-    upload = Upload(gradient(model, batch), "gradient", 1, 1, 0, "study")
-    first, second = patch_bounds(upload, batch, model)
+def bounds(exchange: Exchange, model: VitClassifier) -> dict[str, Any]:
+    """PSNR in dB that an upload allows its masked patches: their median and the worst; nan without any."""
+    first, second = patch_bounds(exchange.upload, exchange.private, model)
     worst = [float(each.min()) if len(each) else float("nan") for each in (first, second)]
-    return Row(
-        model=study.model,
-        ratio=ratio,
-        picture=picture.name,
-        masked=len(first),
-        median=float(first.median()),
-        worst=worst[0],
-        median_second=float(second.median()),
-        worst_second=worst[1],
-    )
+    return {
+        "masked": len(first),
+        "median": float(first.median()),
+        "worst": worst[0],
+        "median_second": float(second.median()),
+        "worst_second": worst[1],
+    }
 
 
 def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> tuple[Tensor, Tensor]:

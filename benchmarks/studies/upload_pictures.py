@@ -11,30 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from attacks import ATTACKS
-from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
+from fedmjp.facade import attack
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.private import PrivateBatch
-from fedmjp.records import Upload
 from fedmjp.running import run_function
-from fedmjp.settings import Picture
-from fedmjp.threat import ThreatModel
-from fedmjp.updates import gradient
+from fedmjp.scenario import Scenario
 
 PICTURES = ("astronaut", "cat", "coffee", "rocket")  # one of each photograph
 COUNTS = (1, 2, 3, 4)
-RATIO = 0.27
+DEFENCE = "mjp:mask_ratio=0.27"
 INCHES = 1.45
 DOTS_PER_INCH = 110
 CEILING = 60.0  # dB: exact to the eye
@@ -54,49 +47,32 @@ def main(
     seed: Annotated[int, typer.Option(help="Of weights and masks.")] = 0,
 ) -> None:
     """Draw the figure."""
-    model = build_vit(ModelConfig.parse({"name": "deit_small", "unknown_embedding": True, "seed": seed}))
-    source = open_source("bundled", size=model.image_size, classes=1000)
-    rows = [_row(source.load(name), model, seed) for name in PICTURES]
+    scenario = Scenario.parse(
+        {"model": "deit_small", "defences": DEFENCE, "uploads_per_picture": max(COUNTS), "seed": seed}
+    )
+    source, model = open_source("bundled", size=224, classes=1000), build_vit(scenario.network)
+    rows = [_row(source.load(name), scenario, model) for name in PICTURES]
     output.parent.mkdir(parents=True, exist_ok=True)
     _figure(rows).savefig(output, dpi=DOTS_PER_INCH, metadata={"Software": None})
     for name, row in zip(PICTURES, rows, strict=True):
         typer.echo(f"{name}: " + ", ".join(f"{each.heading} {each.caption}".replace("\n", " ") for each in row[2:]))
 
 
-def _row(picture: LabelledPicture, model: VitClassifier, seed: int) -> list[Shown]:
-    batches = [
-        private_batch(
-            [picture], grid=model.grid, mask_ratio=RATIO, gradient_of=Picture.SHUFFLED, seed=seed, number=number
-        )
-        for number in range(max(COUNTS))
-    ]
-    uploads = [_upload(batch, model) for batch in batches]
-    naive = _attacked("patch_embedding", uploads[:1], model, seed)
+def _row(picture: LabelledPicture, scenario: Scenario, model: VitClassifier) -> list[Shown]:
+    made = scenario.exchange([picture], model=model)
+
+    def attacked(name: str, count: int, heading: str) -> Shown:
+        """The attack on the first upload, with the others beside it."""
+        upload = replace(made.upload, others=made.upload.others[: count - 1])
+        image = attack(name, upload, scenario, model=model, seed=scenario.seed).images[0]
+        return _shown(image, picture, f"{count} upload{'s' if count > 1 else ''},\n{heading}")
+
     return [
         Shown(picture.image, "the picture", ""),
-        Shown(batches[0].shuffled[0], "what the network\nsaw first", ""),
-        _shown(naive, picture, "1 upload,\nMJP not known"),
-        *(
-            _shown(
-                _attacked("mjp_intersection", uploads[:count], model, seed),
-                picture,
-                f"{count} upload{'s' if count > 1 else ''},\nMJP known",
-            )
-            for count in COUNTS
-        ),
+        Shown(made.private.shuffled[0], "what the network\nsaw first", ""),
+        attacked("patch_embedding", 1, "MJP not known"),
+        *(attacked("mjp_intersection", count, "MJP known") for count in COUNTS),
     ]
-
-
-def _upload(batch: PrivateBatch, model: VitClassifier) -> Upload:
-    return Upload(gradient(model, batch), "gradient", 1, 1, 0, "initial")
-
-
-def _attacked(name: str, uploads: Sequence[Upload], model: VitClassifier, seed: int) -> Tensor:
-    """(3, height, width): the attack on the first upload, with the others beside it."""
-    first = replace(uploads[0], others=tuple(uploads[1:]))
-    threat = ThreatModel(uploads_per_picture=len(uploads))
-    generator = torch.Generator().manual_seed(seed)
-    return ATTACKS.get(name)().reconstruct([first], model, threat, generator=generator)[0].images[0]
 
 
 def _shown(image: Tensor, picture: LabelledPicture, heading: str) -> Shown:
