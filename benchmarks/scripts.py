@@ -44,7 +44,7 @@ def keep_table(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> No
 def keep_figures(path: Path, figures: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Print figures and write them, with the command and the environment that they come from."""
     write_json(path, {"command": _command(), **about, **figures, **provenance.environment()})
-    Console().print(dict(figures))
+    Console().print_json(data=figures)
 
 
 def _command() -> str:

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from rich.console import Console
 
 from benchmarks.federation.simulation import Resources
 from benchmarks.federation.training import (
@@ -30,8 +29,7 @@ from benchmarks.federation.training import (
     train_federated,
     training_of,
 )
-from benchmarks.folder.output import write_json
-from fedmjp import provenance
+from benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_batches
 from fedmjp.models.build import build
@@ -47,8 +45,8 @@ CLIENTS = 8
 
 
 def main(
-    json: Annotated[Path, typer.Option(help="Where the figures go.")],
-    data: Annotated[Path, typer.Option(help="A folder of pictures or parquet files.")],
+    json: Json,
+    data: Annotated[Path, typer.Option(help="A folder of pictures or parquet files.", metavar="FOLDER")],
     classes: Annotated[int, typer.Option(help="Of the pictures.")],
     rounds: Annotated[int, typer.Option(min=2, help="The first is not counted.")] = 4,
     local_epochs: Annotated[int, typer.Option(help="Of a client in a round.")] = 1,
@@ -75,14 +73,7 @@ def main(
         "bare_median": round(median(bare[1:]), 3),
         "ratio": round(median(flower[1:]) / median(bare[1:]), 3),
     }
-    about = {
-        "command": f"python -m benchmarks.performance.federated_overhead --data FOLDER --classes {classes}"
-        f" --rounds {rounds} --local-epochs {local_epochs} --batch-size {batch_size} --device {device} --json {json}",
-        "config": published(scenario),
-        "resources": resources.sentence(),
-    }
-    write_json(json, {**about, **figures, **provenance.environment()})
-    Console().print(resources.sentence(), figures)
+    keep_figures(json, figures, {"config": published(scenario), "resources": resources.sentence()})
 
 
 def with_flower(scenario: Scenario, resources: Resources) -> list[float]:

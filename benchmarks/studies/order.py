@@ -78,12 +78,13 @@ def main(
     ).convert_dtypes()
     cells = frame.groupby(["patches", "mask_ratio"], sort=False)
     refused = cells["refusal"].count()
+    counts = refused[refused > 0].reset_index().to_dict("records")
     about = {
         "model": scenarios[MASK_RATIOS[0]].network.model_dump(mode="json"),
         "seed": SEED,
         "pictures": [entry.name for entry in selection.entries],
         "psnr": f"setting c, dB, each capped at {CAP:g}; seconds are of reassembly alone",
-        "refused": {f"{kind} at {ratio:g}": int(count) for (kind, ratio), count in refused.items()},
+        "refused": {f"{each['patches']} at {each['mask_ratio']:g}": each["refusal"] for each in counts},
         "degraded": {name: threat.model_dump(mode="json") for name, threat in DEGRADED.items()},
     }
     keep_table(output, frame, about)
