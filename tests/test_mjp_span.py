@@ -13,12 +13,11 @@ from attacks.mjp.affine import AffinePatches, of_one_upload
 from attacks.mjp.closing import close
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.attack import MjpSpan, solve
-from attacks.mjp.span.attended import Known, attended
 from attacks.mjp.span.certificate import certify
-from attacks.mjp.span.deadline import Deadline
-from attacks.mjp.span.equations import Equations, equations
+from attacks.mjp.span.equations import Equations, Known, attended, equations
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Steps, minimise
+from attacks.mjp.span.search import Deadline
 from attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection

@@ -31,7 +31,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import AffinePatches, of_one_upload, of_several_uploads
+from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.closing import close
 from attacks.mjp.facts import LinearFacts
 from attacks.mjp.linking import APART, Statement
@@ -48,17 +48,11 @@ MANY = 0.3
 
 @dataclass(frozen=True)
 class Member:
-    """A picture of the batch as several uploads state it.
+    """A picture of the batch as several uploads state it."""
 
-    Attributes:
-        patches: (patches, values) float64, in the network's input space.
-        uploads: How many show it.
-        open: Mean number of directions along which a patch is left open by the uploads that agree on it.
-    """
-
-    patches: Tensor
-    uploads: int
-    open: float
+    patches: Tensor  # (patches, values) float64, in the network's input space
+    uploads: int  # that show it
+    open: float  # mean number of directions along which a patch is left open by the uploads that agree on it
 
 
 def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> list[Member]:
@@ -188,7 +182,7 @@ def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: Entrance) -> 
     What these leave open of a patch is as all uploads of the picture have it, taken together: next to right
     where one of them misleads, or where pictures so alike were shown together that rounding hides their difference.
     """
-    together = _affine(facts)
+    together = of_several_uploads(facts)
     whole = close(together, model)
     subsets, which = torch.unique(_stating(agreeing), dim=0, return_inverse=True)
     if subsets.all():
@@ -196,7 +190,7 @@ def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: Entrance) -> 
     patches, open_ = torch.zeros_like(whole), 0.0
     for index, subset in enumerate(subsets):
         places = which == index
-        affine = _affine([facts[place] for place in subset.nonzero().flatten()])
+        affine = of_several_uploads([facts[place] for place in subset.nonzero().flatten()])
         patches[places] = (affine.known + whole @ affine.basis.mT @ affine.basis)[places]
         open_ += len(affine.basis) * float(places.double().mean())
     return Member(patches, len(facts), open_)
@@ -216,7 +210,3 @@ def _stating(agreeing: Tensor) -> Tensor:
         if not torn.any():
             return chosen.bool()
         chosen[places[torn], partners[torn].argmin(dim=1)] = 0
-
-
-def _affine(facts: Sequence[LinearFacts]) -> AffinePatches:
-    return of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])

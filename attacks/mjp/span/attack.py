@@ -14,10 +14,9 @@ from attacks.mjp.closed_facts import HANDLED, MJP
 from attacks.mjp.closing import close
 from attacks.mjp.span import block
 from attacks.mjp.span.certificate import Certificate, certify, certify_facts
-from attacks.mjp.span.deadline import Deadline
 from attacks.mjp.span.equations import TENSORS, Equations, equations
 from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.search import Search
+from attacks.mjp.span.search import Deadline, Search
 from attacks.mjp.span.visible import IMPOSSIBLE
 from attacks.natural_patches import prior_refusal
 from attacks.pictures import picture
@@ -136,17 +135,14 @@ def solve(
     generator: torch.Generator,
 ) -> tuple[Tensor, Certificate]:
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
+    naturalness = Naturalness.of(affine, model)
     start = (natural - affine.known) @ affine.basis.mT
-    search = Search(setup, Naturalness.of(affine, model), deadline, generator)
-    ended = search.go(start[setup.visible])
-    solution = ended.patches
-    naturalness = search.naturalness
-    places = torch.cat([setup.visible, setup.hole[: len(solution.masked)]])
-    coefficients = torch.cat([solution.visible, solution.masked])
+    solution, found = Search(setup, naturalness, start[setup.visible], generator).go(deadline)
+    places, coefficients = solution.all_places(setup), solution.coefficients
     possible = naturalness.excess(coefficients, places) <= IMPOSSIBLE
     patches = natural.clone()
     patches[places[possible]] = naturalness.patches(coefficients, places)[possible]
-    return patches, certify(setup, solution, ended.found, float(model.std.max()))
+    return patches, certify(setup, solution, found, float(model.std.max()))
 
 
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:

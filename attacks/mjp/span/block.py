@@ -45,12 +45,7 @@ class Norm:
         return self.whiten(rows)[0] * self.gain + self.bias
 
 
-@dataclass(frozen=True)
-class KeysValues:
-    """What tokens attend to: (heads, tokens, dim of a head) each."""
-
-    keys: Tensor
-    values: Tensor
+KeysValues = tuple[Tensor, Tensor]  # what tokens attend to: (heads, tokens, dim of a head) each
 
 
 @dataclass(frozen=True)
@@ -69,15 +64,16 @@ class FirstBlock:
         dim = tokens.shape[-1]
         both = self.norm1(tokens) @ self.qkv.weight[dim:].T + self.qkv.bias[dim:]
         keys, values = both.view(len(tokens), 2, self.heads, -1).permute(1, 2, 0, 3)
-        return KeysValues(keys, values)
+        return keys, values
 
     def attention(self, tokens: Tensor, seen: KeysValues) -> Tensor:
         """Output o of tokens (tokens, dim) that attend to what is ``seen``."""
         dim = tokens.shape[-1]
         asked = self.norm1(tokens) @ self.qkv.weight[:dim].T + self.qkv.bias[:dim]
         queries = asked.view(len(tokens), self.heads, -1).transpose(0, 1)
-        weights = (queries @ seen.keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
-        return self.proj((weights @ seen.values).transpose(0, 1).reshape(len(tokens), -1))
+        keys, values = seen
+        weights = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
+        return self.proj((weights @ values).transpose(0, 1).reshape(len(tokens), -1))
 
 
 def gelu_slope(inputs: Tensor) -> Tensor:
