@@ -119,7 +119,8 @@ def test_the_gradient_is_that_of_autograd(exact: Case) -> None:
     shift = torch.linspace(-0.1, 0.1, setup.start.shape[1], dtype=torch.float64)
     point = setup.at(setup.tokens(start, places) + shift)
     (expected,) = torch.autograd.grad(point.cost.sum() / 2, start)
-    torch.testing.assert_close(setup.normal(setup.at((setup.tokens(start, places) + shift).detach()))[1], expected)
+    here = setup.at((setup.tokens(start, places) + shift).detach())
+    torch.testing.assert_close(setup.normal(here, start.detach(), places)[1], expected)
 
 
 def test_minimising_from_nearby_leads_to_the_truth(exact: Case, generator: torch.Generator) -> None:

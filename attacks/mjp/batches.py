@@ -56,16 +56,10 @@ class Member:
 
 
 def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> list[Member]:
-    """The pictures of the first upload, by all uploads of its client.
+    """The pictures of the first upload, ``pictures`` in number, by all uploads of its client.
 
-    Args:
-        facts: Of the upload that is attacked, then of others.
-        pictures: In the upload that is attacked.
-        model: Gives sizes, mean and standard deviation alone.
-
-    Returns:
-        As many as ``pictures``. Of a picture that no other company shows there is what one upload, or all
-        uploads of the same batch, state: a mixture. Pictures without a group of uploads come last.
+    Of a picture that no other company shows there is what one upload, or all uploads of the same batch, state: a
+    mixture. Pictures without a group of uploads come last.
     """
     alone = [Statement.of([each]) for each in facts]
     sharing = [index for index in range(1, len(facts)) if _shared(alone[0], alone[index]) >= SHARED]

@@ -9,6 +9,7 @@ told to the attacks.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -37,41 +38,31 @@ SEED = 0
 Degrade = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def _noise(level: float) -> Degrade:
-    def add(tensor: Tensor, generator: torch.Generator) -> Tensor:
-        scale = level * tensor.square().mean().sqrt()
-        noisy: Tensor = tensor + scale * torch.randn(tensor.shape, generator=generator)
-        return noisy
-
-    return add
+def _noisy(level: float, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    noisy: Tensor = tensor + level * tensor.square().mean().sqrt() * torch.randn(tensor.shape, generator=generator)
+    return noisy
 
 
-def _steps(bits: int) -> Degrade:
-    def quantise(tensor: Tensor, _generator: torch.Generator) -> Tensor:
-        step = tensor.abs().max() / (2 ** (bits - 1) - 1)
-        rounded: Tensor = (tensor / step).round() * step
-        return rounded
-
-    return quantise
+def _in_steps(bits: int, tensor: Tensor, _: torch.Generator) -> Tensor:
+    step = tensor.abs().max() / (2 ** (bits - 1) - 1)
+    rounded: Tensor = (tensor / step).round() * step
+    return rounded
 
 
-def _largest(share: float) -> Degrade:
-    def prune(tensor: Tensor, _generator: torch.Generator) -> Tensor:
-        kept = max(1, int(share * tensor.numel()))
-        least: Tensor = tensor.abs().flatten().topk(kept).values[-1]
-        return tensor * (tensor.abs() >= least)
-
-    return prune
+def _largest(share: float, tensor: Tensor, _: torch.Generator) -> Tensor:
+    kept = max(1, int(share * tensor.numel()))
+    least: Tensor = tensor.abs().flatten().topk(kept).values[-1]
+    return tensor * (tensor.abs() >= least)
 
 
 DEGRADATIONS: dict[str, Degrade] = {
     "float32": lambda tensor, _: tensor,
-    **{f"noise {level:g} of the root mean square": _noise(level) for level in (1e-4, 1e-3, 1e-2, 1e-1)},
+    **{f"noise {level:g} of the root mean square": partial(_noisy, level) for level in (1e-4, 1e-3, 1e-2, 1e-1)},
     "float16": lambda tensor, _: tensor.half(),
     "bfloat16": lambda tensor, _: tensor.bfloat16(),
-    "8-bit steps": _steps(8),
-    "largest 10 %": _largest(0.1),
-    "largest 1 %": _largest(0.01),
+    "8-bit steps": partial(_in_steps, 8),
+    "largest 10 %": partial(_largest, 0.1),
+    "largest 1 %": partial(_largest, 0.01),
     "sign": lambda tensor, _: tensor.sign() * tensor.abs().mean(),
 }
 

@@ -9,7 +9,6 @@ processes start and read the data set for the first time, is not counted.
 import multiprocessing
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -105,42 +104,33 @@ def without_flower(scenario: Scenario, resources: Resources) -> list[float]:
     with context.Pool(resources.processes, torch.set_num_threads, (resources.cores,)) as pool:
         for server_round in range(1, scenario.rounds + 1):
             started = time.perf_counter()
-            work = [_Work(scenario, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
-            found = pool.map(_train, work, chunksize=1)
+            work = [(scenario, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
+            found = pool.starmap(_train, work, chunksize=1)
             weights = _mean(found, [len(share) for share in dealt.shares])
             seconds.append(time.perf_counter() - started)
     return seconds
 
 
-@dataclass(frozen=True)
-class _Work:
-    scenario: Scenario
-    client: int
-    indices: np.ndarray
-    server_round: int
-    weights: Arrays
-
-
-def _train(work: _Work) -> Arrays:
-    scenario, training = work.scenario, training_of(work.scenario)
+def _train(scenario: Scenario, client: int, indices: np.ndarray, server_round: int, weights: Arrays) -> Arrays:
+    training = training_of(scenario)
     model, pictures = _prepared(scenario)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in work.weights.items()})
-    steps = steps_per_epoch(len(work.indices), training.recipe)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    steps = steps_per_epoch(len(indices), training.recipe)
     trainer = Trainer(
         model,
         training,
         scenario.pipeline,
         schedule=Schedule(training.rounds * training.local_epochs, steps),
         seed=scenario.seed,
-        purpose=("client", work.client),
+        purpose=("client", client),
     )
-    for epoch in range((work.server_round - 1) * training.local_epochs, work.server_round * training.local_epochs):
+    for epoch in range((server_round - 1) * training.local_epochs, server_round * training.local_epochs):
         batches = training_batches(
             pictures,
-            work.indices,
+            indices,
             training.recipe,
             size=scenario.model.image_size,
-            seed=derive(scenario.seed, "client", work.client),
+            seed=derive(scenario.seed, "client", client),
             epoch=epoch,
         )
         trainer.epoch(epoch, batches)

@@ -22,6 +22,7 @@ from benchmarks.folder.store import Store, Trial
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.leaderboard.reported import reported_in
+from benchmarks.performance.store import filler
 from benchmarks.plan.experiment import Cell, PlannedCell
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.scripts import Json, keep_figures, timed
@@ -127,7 +128,14 @@ def synthetic_trials(ledger: Ledger, environment: Mapping[str, Any]) -> list[Tri
     others = generator.uniform(size=(len(levels), len(METRICS) - 2))
     scores = np.column_stack([10 ** (-psnr / 10), psnr, others])
     return [
-        _trial(ledger.cells[row["cell"]].cell, row, dict(zip(METRICS, map(float, values), strict=True)), environment)
+        filler(
+            row["key"],
+            environment,
+            **ledger.cells[row["cell"]].cell.columns,
+            picture=row["picture"],
+            picture_sha256=row["picture_sha256"],
+            scores=dict(zip(METRICS, map(float, values), strict=True)),
+        )
         for row, values in zip(ledger.trials.to_dict("records"), scores, strict=True)
     ]
 
@@ -138,23 +146,6 @@ def _level(cell: Cell) -> float:
     if not cell.defences:
         return 40.0
     return 12.7 if cell.attack == "naive" else 18.0
-
-
-def _trial(cell: Cell, row: Mapping[Any, Any], scores: dict[str, float], environment: Mapping[str, Any]) -> Trial:
-    return Trial(
-        key=row["key"],
-        status="ok",
-        **cell.columns,
-        picture=row["picture"],
-        picture_sha256=row["picture_sha256"],
-        seed=row["seed"],
-        realised_ratio=cell.mask_ratio,
-        weights_sha256="0",
-        attack_seconds=0.1,
-        scores=scores,
-        diagnostics={},
-        environment=environment,
-    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Writes to a SQLite file in a temporary folder, or to the empty database that the
 import hashlib
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import mean, quantiles
@@ -51,7 +51,7 @@ def measure(store: Store, trials: int) -> dict[str, float]:
 
     Other work on the machine slows some puts down; ``last_to_first_put`` compares the fastest tenths of both.
     """
-    environment = dict(provenance.environment())
+    environment = provenance.environment()
     chance = random.Random(SEED)  # noqa: S311 (filler, no secret)
     keys = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(trials)]
     seconds = []
@@ -75,25 +75,35 @@ def measure(store: Store, trials: int) -> dict[str, float]:
     }
 
 
-def _trial(key: str, environment: dict[str, Any], chance: random.Random) -> Trial:
-    return Trial(
-        key=key,
-        status="ok",
-        model="deit_small",
-        defence="mjp",
-        mask_ratio=0.27,
-        attack="gradient_matching",
-        setting="a",
-        protocol="float",
+def filler(key: str, environment: Mapping[str, Any], **known: Any) -> Trial:
+    """A finished trial of no attack, with what is known of it and anything else in the other columns."""
+    columns = {
+        "model": "deit_small",
+        "defence": "mjp",
+        "mask_ratio": 0.27,
+        "attack": "gradient_matching",
+        "setting": "a",
+        "protocol": "float",
+        "picture_sha256": key,
+        "seed": SEED,
+        "realised_ratio": 0.27,
+        "weights_sha256": "0",
+        "attack_seconds": 0.1,
+        "diagnostics": {},
+    }
+    return Trial(key=key, status="ok", environment=environment, **{**columns, **known})
+
+
+def _trial(key: str, environment: Mapping[str, Any], chance: random.Random) -> Trial:
+    return filler(
+        key,
+        environment,
         picture=f"n01440764/ILSVRC2012_val_{chance.randrange(50_000):08}",
-        picture_sha256=key,
-        seed=SEED,
         realised_ratio=chance.random(),
         weights_sha256=key,
         attack_seconds=chance.random(),
         scores={metric: chance.random() for metric in METRICS},
         diagnostics={"iterations": 1000, "loss": [chance.random() for _ in range(20)], "restarts": 1},
-        environment=environment,
     )
 
 

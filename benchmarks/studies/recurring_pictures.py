@@ -20,15 +20,14 @@ import typer
 from matplotlib.figure import Figure
 
 from attacks.mjp.intersection import MjpIntersection
-from benchmarks.report.drawing import CEILING, CEILING_TICK, DASHED, STYLE
+from benchmarks.leaderboard.entries import RECOGNISABLE
+from benchmarks.report.drawing import CEILING, DASHED, STYLE, leakage_scale
 from benchmarks.scripts import keep_table, timed
 from benchmarks.uploads.rounds import RecordedRounds
 from fedmjp.errors import BadInputError
 from fedmjp.metrics import metric
 from fedmjp.records import Upload
 from fedmjp.running import run_function
-
-RECOGNISABLE = 20.0  # dB
 
 
 def main(
@@ -54,11 +53,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def recovered(rounds: RecordedRounds) -> pd.DataFrame:
-    """One row per upload: which it is of its picture, how many were linked, and what was recovered.
-
-    Raises:
-        BadInputError: If uploads are of several pictures.
-    """
+    """One row per upload, all of one picture: which it is of its picture, how many were linked, what was recovered."""
     (scenario,) = rounds.attacked(None, device="cpu")  # of a training run, there is one
     kept: dict[int, list[Upload]] = {}
     seen = Counter[str]()
@@ -101,12 +96,10 @@ def figure(table: pd.DataFrame) -> Figure:
     for _, own in table.groupby("picture"):
         axes.plot(own["uploads"], own["psnr"].clip(upper=CEILING), marker="o", markersize=4, linewidth=1.2)
     axes.axhline(RECOGNISABLE, **DASHED)
-    ticks = range(10, int(CEILING) + 1, 10)
+    leakage_scale(axes, table["psnr"], "y")
     axes.set(
         xlabel="uploads of the picture, each in another round",
         ylabel="PSNR of the clean picture in dB",
-        yticks=ticks,
-        yticklabels=[CEILING_TICK if tick == CEILING else str(tick) for tick in ticks],
         xticks=sorted(table["uploads"].unique()),
     )
     return drawn

@@ -27,7 +27,7 @@ from torch.func import jacfwd
 
 from attacks.base import on_device
 from attacks.mjp.facts import linear_facts
-from attacks.mjp.span.block import Linear, Norm, gelu
+from attacks.mjp.span.block import Linear, Norm, gelu, linear_of, norm_of
 from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
 from benchmarks.studies.span import Data, Model, Ratios, Rows, rows_with
 from fedmjp.exchange import Exchange
@@ -51,14 +51,8 @@ class SecondBlock:
     @staticmethod
     def of(upload: Upload, model: VitClassifier, tokens: int) -> "SecondBlock":
         """From the upload and the weights."""
-
-        def wide(name: str) -> Tensor:
-            return model.get_parameter(f"backbone.blocks.{name}").detach().double()
-
-        fc2 = Linear(wide("0.mlp.fc2.weight"), wide("0.mlp.fc2.bias"))
-        eps = float(model.backbone.blocks[1].norm1.eps)
-        norm = Norm(wide("1.norm1.weight"), wide("1.norm1.bias"), eps)
-        return SecondBlock(fc2, norm, Span.of(on_device(upload, NEXT_QKV, model), tokens))
+        span = Span.of(on_device(upload, NEXT_QKV, model), tokens)
+        return SecondBlock(linear_of(model, "0.mlp.fc2"), norm_of(model, "1.norm1"), span)
 
     def inputs(self, attended: Tensor, activations: Tensor) -> Tensor:
         """(rows, dim) of z2 and its activations."""

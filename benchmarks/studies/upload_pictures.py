@@ -7,12 +7,12 @@ clean picture (setting c) stands below.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -33,13 +33,7 @@ DOTS_PER_INCH = 110
 CEILING = 60.0  # dB: exact to the eye
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One image of the figure: (3, height, width), and what stands above and below it."""
-
-    image: Tensor
-    heading: str
-    caption: str
+Shown = tuple[Tensor, str, str]  # an image (3, height, width), and what stands above and below it
 
 
 def main(
@@ -55,7 +49,7 @@ def main(
     output.parent.mkdir(parents=True, exist_ok=True)
     _figure(rows).savefig(output, dpi=DOTS_PER_INCH, metadata={"Software": None})
     for name, row in zip(PICTURES, rows, strict=True):
-        typer.echo(f"{name}: " + ", ".join(f"{each.heading} {each.caption}".replace("\n", " ") for each in row[2:]))
+        typer.echo(f"{name}: " + ", ".join(f"{above} {below}".replace("\n", " ") for _, above, below in row[2:]))
 
 
 def _row(picture: LabelledPicture, scenario: Scenario, model: VitClassifier) -> list[Shown]:
@@ -64,40 +58,33 @@ def _row(picture: LabelledPicture, scenario: Scenario, model: VitClassifier) -> 
     def attacked(name: str, count: int, heading: str) -> Shown:
         """The attack on the first upload, with the others beside it."""
         upload = replace(made.upload, others=made.upload.others[: count - 1])
-        image = attack(name, upload, scenario, model=model, seed=scenario.seed).images[0]
-        return _shown(image, picture, f"{count} upload{'s' if count > 1 else ''},\n{heading}")
+        images = attack(name, upload, scenario, model=model, seed=scenario.seed).images
+        psnr = float(metric("psnr").function(images, picture.image[None]))
+        caption = f"{CEILING:g}+ dB" if psnr > CEILING else f"{psnr:.1f} dB"
+        return images[0], f"{count} upload{'s' if count > 1 else ''},\n{heading}", caption
 
     return [
-        Shown(picture.image, "the picture", ""),
-        Shown(made.private.shuffled[0], "what the network\nsaw first", ""),
+        (picture.image, "the picture", ""),
+        (made.private.shuffled[0], "what the network\nsaw first", ""),
         attacked("patch_embedding", 1, "MJP not known"),
         *(attacked("mjp_intersection", count, "MJP known") for count in COUNTS),
     ]
-
-
-def _shown(image: Tensor, picture: LabelledPicture, heading: str) -> Shown:
-    psnr = float(metric("psnr").function(image[None], picture.image[None]))
-    return Shown(image, heading, f"{CEILING:g}+ dB" if psnr > CEILING else f"{psnr:.1f} dB")
 
 
 def _figure(rows: Sequence[Sequence[Shown]]) -> Figure:
     columns = len(rows[0])
     figure = Figure(figsize=(INCHES * columns, INCHES * 1.13 * len(rows) + 0.45))
     axes = figure.subplots(len(rows), columns, squeeze=False)
-    for place, (row, row_axes) in enumerate(zip(rows, axes, strict=True)):
-        for shown, cell in zip(row, row_axes, strict=True):
-            _draw(cell, shown, with_heading=place == 0)
+    for place, cell in np.ndenumerate(axes):
+        image, heading, caption = rows[place[0]][place[1]]
+        cell.set_axis_off()
+        cell.imshow(image.permute(1, 2, 0).clamp(0, 1).numpy())
+        if place[0] == 0:
+            cell.set_title(heading, fontsize=9)
+        cell.text(0.5, -0.02, caption, ha="center", va="top", transform=cell.transAxes, fontsize=8.5)
     top = 1 - 0.45 / figure.get_figheight()
     figure.subplots_adjust(left=0.005, right=0.995, top=top, bottom=0.03, wspace=0.04, hspace=0.13)
     return figure
-
-
-def _draw(axes: Axes, shown: Shown, *, with_heading: bool) -> None:
-    axes.set_axis_off()
-    axes.imshow(shown.image.permute(1, 2, 0).clamp(0, 1).numpy())
-    if with_heading:
-        axes.set_title(shown.heading, fontsize=9)
-    axes.text(0.5, -0.02, shown.caption, ha="center", va="top", transform=axes.transAxes, fontsize=8.5)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import Attack
 from attacks.mjp import facts as linear
 from attacks.mjp.affine import AffinePatches, of_one_upload
-from attacks.mjp.closed_facts import HANDLED, MJP
 from attacks.mjp.closing import close
+from attacks.mjp.prior import ClosedFacts
 from attacks.mjp.span import block
 from attacks.mjp.span.certificate import Certificate, certify, certify_facts
 from attacks.mjp.span.equations import TENSORS, Equations, equations
@@ -22,7 +21,6 @@ from attacks.natural_patches import prior_refusal
 from attacks.pictures import picture
 from attacks.reassembly import reassemble
 from fedmjp.config import Config
-from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -36,7 +34,7 @@ class SpanOptions(Config):
     seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="after which the search is given up")
 
 
-class MjpSpan(Attack):
+class MjpSpan(ClosedFacts[VitClassifier]):
     """Every token is an isolated zero of equations that the first block's gradients state.
 
     The linear facts (``attacks.mjp.facts``) leave each patch in an affine space of M dimensions, M being the
@@ -65,12 +63,12 @@ class MjpSpan(Attack):
     )
     exploits = "the first MLP's gradients span its activations, and GELU tells true tokens from their mixtures"
     options_type = SpanOptions
-    stack = 1
     optimises = True
+    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """What the linear facts need, and of a defended model the first block's MLP and attention output."""
-        return [*linear.required_tensors(model), *(TENSORS if model.defended else ())]
+        return [*super().tensors(model), *(TENSORS if model.defended else ())]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs one step on one picture, the block written out in ``block``, and the prior."""
@@ -79,16 +77,6 @@ class MjpSpan(Attack):
         if model.index_embedding is not None:
             return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
         return linear.refusal(model, threat) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
-
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account what ``mjp_prior`` does, whose answer it gives where noise leaves it no solution."""
-        del threat
-        return HANDLED if model.defended else HANDLED - MJP
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always."""
-        return True
 
     def _reconstruct(
         self,

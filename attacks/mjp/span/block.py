@@ -85,27 +85,27 @@ def gelu_slope(inputs: Tensor) -> Tensor:
 gelu = F.gelu
 
 
+def linear_of(model: VitClassifier, name: str) -> Linear:
+    """A linear layer of the blocks, by a name such as "0.mlp.fc2"."""
+    return Linear(*_wide(model, name))
+
+
+def norm_of(model: VitClassifier, name: str) -> Norm:
+    """A layer normalisation of the blocks, by a name such as "0.norm1"."""
+    return Norm(*_wide(model, name), float(model.backbone.blocks.get_submodule(name).eps))
+
+
+def _wide(model: VitClassifier, name: str) -> tuple[Tensor, Tensor]:
+    """Weight and bias in float64."""
+    layer = model.backbone.blocks.get_submodule(name)
+    return layer.weight.detach().double(), layer.bias.detach().double()
+
+
 def first_block(model: VitClassifier) -> FirstBlock:
     """Read it out of a model to which ``refusal`` has no objection."""
-    block = model.backbone.blocks[0]
-
-    def wide(name: str) -> Tensor:
-        return model.get_parameter(PREFIX + name).detach().double()
-
-    def linear(name: str) -> Linear:
-        return Linear(wide(f"{name}.weight"), wide(f"{name}.bias"))
-
-    def norm(name: str) -> Norm:
-        return Norm(wide(f"{name}.weight"), wide(f"{name}.bias"), float(getattr(block, name).eps))
-
-    return FirstBlock(
-        int(block.attn.num_heads),
-        norm("norm1"),
-        linear("attn.qkv"),
-        linear("attn.proj"),
-        norm("norm2"),
-        linear("mlp.fc1"),
-    )
+    norms = [norm_of(model, f"0.{name}") for name in ("norm1", "norm2")]
+    qkv, proj, fc1 = (linear_of(model, f"0.{name}") for name in ("attn.qkv", "attn.proj", "mlp.fc1"))
+    return FirstBlock(int(model.backbone.blocks[0].attn.num_heads), norms[0], qkv, proj, norms[1], fc1)
 
 
 def refusal(model: VitClassifier) -> str | None:

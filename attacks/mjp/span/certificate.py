@@ -77,13 +77,9 @@ def certify_facts(upload: Upload, facts: LinearFacts, model: VitClassifier, thre
 
 
 def certify(equations: Equations, solution: Known, found: int, pixel: float) -> Certificate:
-    """Look at a solution with all visible patches.
+    """Look at a solution with all visible patches, of whose masked ones the first ``found`` stand in for no others.
 
-    Args:
-        equations: Of the upload.
-        solution: Coefficients.
-        found: How many of the masked patches were found, not put there to stand in for others.
-        pixel: What 1 in the network's input space is in [0, 1].
+    ``pixel`` is what 1 in the network's input space is in [0, 1].
     """
     relative, expected = _errors(equations, solution)
     errors_of_masked = expected[len(solution.places) :] * equations.values**0.5
@@ -114,8 +110,7 @@ def _errors(equations: Equations, solution: Known) -> tuple[Tensor, Tensor]:
     places, coefficients = solution.all_places(equations), solution.coefficients
     point = equations.at(attended(equations, solution)(equations.tokens(coefficients, places)))
     noise = equations.noise(point)
-    matrices, gradients = equations.normal(point)
-    equations.with_level(matrices, gradients, coefficients, places)
+    matrices, _ = equations.normal(point, coefficients, places)
     variance = torch.maximum(point.cost, noise.square()) / equations.count
     # The matrices are formed in float32: what it does not resolve may be negative, and counts as hardly determined.
     strengths = torch.linalg.eigvalsh(matrices)

@@ -172,7 +172,7 @@ class Equations:
         error: Tensor = LEVEL_WEIGHT * (coefficients @ self.level - 1) * self.mask[places]
         return error
 
-    def normal(self, point: Point) -> tuple[Tensor, Tensor]:
+    def normal(self, point: Point, coefficients: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns), o held fixed.
 
         The gradients are exact, as they decide where the iteration ends. The matrices decide only how fast
@@ -186,21 +186,17 @@ class Equations:
             inputs, activations = self._jacobians(point[some])
             gram = _gram_outside(inputs, self.inputs) + _gram_outside(activations, self.activations)
             matrices[some] = gram.double()
-        return matrices, self._gradient(point)
+        level = self.mask[places].to(self.level)[:, None] * LEVEL_WEIGHT
+        matrices += (level.square() * self.level)[:, :, None] * self.level
+        return matrices, self._gradient(point) + level * self.level_error(coefficients, places)[:, None] * self.level
 
     def _gradient(self, point: Point) -> Tensor:
-        """(rows, unknowns), J^T r without J."""
+        """(rows, unknowns), J^T r without J and without the level's."""
         after = point.outside_activations * gelu_slope(point.before_gelu)
         white = after @ self._gained + point.outside_inputs * self.block.norm2.gain
         along = (white * point.whitened).mean(dim=1, keepdim=True)
         gradient: Tensor = ((white - point.whitened * along) / point.deviation) @ self._centred
         return gradient
-
-    def with_level(self, matrices: Tensor, gradients: Tensor, coefficients: Tensor, places: Tensor) -> None:
-        """Add the last equation to what ``normal`` gives, in place."""
-        masked = self.mask[places].to(self.level)[:, None] * LEVEL_WEIGHT
-        gradients += masked * self.level_error(coefficients, places)[:, None] * self.level
-        matrices += (masked.square() * self.level)[:, :, None] * self.level
 
     def _jacobians(self, point: Point) -> tuple[Tensor, Tensor]:
         """(dim, rows, unknowns) of h and (hidden, rows, unknowns) of a, float32."""

@@ -57,8 +57,7 @@ class _Problem:
         None is no step: the system is not positive definite in floating point.
         """
         point = self.equations.at(self.attended(values))
-        blocks, gradient = self.equations.normal(point)
-        self.equations.with_level(blocks, gradient, values, self.places)
+        blocks, _ = self.equations.normal(point, values, self.places)
         # J v comes from J^T: w -> J^T w is linear, and its transpose is J.
         _, transposed = _transposed(self.residuals, values)
         _, forward = _transposed(transposed, torch.zeros_like(residuals))

@@ -149,69 +149,41 @@ def minimise(
     z + o(z) is taken anew at every trial, but o counts as constant in the derivative: it changes by
     some hundredths of what z does.
     """
-    return _Run(equations, places, attended, merit, coefficients.clone(), steps).go()
 
+    def evaluate(trial: Tensor, rows: Tensor) -> tuple[Point, Tensor, Tensor]:
+        point = equations.at(attended(equations.tokens(trial, places[rows])))
+        cost = point.cost + equations.level_error(trial, places[rows]).square()
+        return point, cost, cost if merit is None else merit.value(cost, trial, rows)
 
-class _Run:
-    """The state of one call: where each row stands, and its damping."""
-
-    def __init__(
-        self,
-        equations: Equations,
-        places: Tensor,
-        attended: Attended,
-        merit: Merit | None,
-        coefficients: Tensor,
-        steps: Steps,
-    ) -> None:
-        self.equations, self.places, self.attended, self.merit = equations, places, attended, merit
-        self.coefficients, self.steps = coefficients, steps
-        rows = torch.arange(len(coefficients), device=coefficients.device)
-        self.point, self.cost, self.value = self._evaluate(coefficients, rows)
-        self.damping = torch.full_like(self.cost, steps.damping)
-        self.curvature = coefficients.new_zeros(len(rows), equations.unknowns, equations.unknowns)
-
-    def go(self) -> Zeros:
-        active = torch.ones_like(self.cost, dtype=torch.bool)
-        for iteration in range(self.steps.most):
-            rows = active.nonzero().flatten()
-            if not len(rows):
-                break
-            before = self.value[rows]
-            self._iterate(rows)
-            stalled = self.value[rows] > before * (1 - self.steps.enough)
-            active[rows] = ~stalled if iteration > 1 else True
-        return Zeros(self.coefficients, self.cost.sqrt(), self.curvature)
-
-    def _evaluate(self, coefficients: Tensor, rows: Tensor) -> tuple[Point, Tensor, Tensor]:
-        places = self.places[rows]
-        point = self.equations.at(self.attended(self.equations.tokens(coefficients, places)))
-        cost = point.cost + self.equations.level_error(coefficients, places).square()
-        return point, cost, cost if self.merit is None else self.merit.value(cost, coefficients, rows)
-
-    def _iterate(self, rows: Tensor) -> None:
-        here = self.coefficients[rows]
-        matrices, gradients = self.equations.normal(self.point[rows])
-        self.equations.with_level(matrices, gradients, here, self.places[rows])
-        self.curvature[rows] = matrices
-        if self.merit is not None:
-            self.merit.adapt(matrices, gradients, self.cost[rows], here, rows)
+    coefficients = coefficients.clone()
+    rows = torch.arange(len(coefficients), device=coefficients.device)
+    point, cost, value = evaluate(coefficients, rows)
+    damping = torch.full_like(cost, steps.damping)
+    curvature = coefficients.new_zeros(len(rows), equations.unknowns, equations.unknowns)
+    for iteration in range(steps.most):
+        if not len(rows):
+            break
+        here, before = coefficients[rows], value[rows]
+        matrices, gradients = equations.normal(point[rows], here, places[rows])
+        curvature[rows] = matrices
+        if merit is not None:
+            merit.adapt(matrices, gradients, cost[rows], here, rows)
         diagonal = matrices.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
         todo = torch.arange(len(rows), device=rows.device)
         for _ in range(TRIALS):
-            damped = self.damping[rows[todo], None] * diagonal[todo] + 1e-13 * diagonal[todo].mean(1, keepdim=True)
-            step = torch.linalg.solve(matrices[todo] + torch.diag_embed(damped), gradients[todo])
-            todo = todo[~self._accept(rows[todo], here[todo] - step)]
+            damped = damping[rows[todo], None] * diagonal[todo] + 1e-13 * diagonal[todo].mean(1, keepdim=True)
+            trial = here[todo] - torch.linalg.solve(matrices[todo] + torch.diag_embed(damped), gradients[todo])
+            tried = rows[todo]
+            there, trial_cost, trial_value = evaluate(trial, tried)
+            better = trial_value < value[tried]
+            moved = tried[better]
+            coefficients[moved], cost[moved], value[moved] = trial[better], trial_cost[better], trial_value[better]
+            point.replace(moved, there, better)
+            damping[tried] *= torch.where(better, SOFTER, HARDER)
+            damping.clamp_(*DAMPING_RANGE)
+            todo = todo[~better]
             if not len(todo):
                 break
-
-    def _accept(self, rows: Tensor, trial: Tensor) -> Tensor:
-        """Move the rows whose merit falls; say which these are, and adapt the damping."""
-        point, cost, value = self._evaluate(trial, rows)
-        better = value < self.value[rows]
-        moved = rows[better]
-        self.coefficients[moved], self.cost[moved], self.value[moved] = trial[better], cost[better], value[better]
-        self.point.replace(moved, point, better)
-        self.damping[rows] *= torch.where(better, SOFTER, HARDER)
-        self.damping.clamp_(*DAMPING_RANGE)
-        return better
+        stalled = value[rows] > before * (1 - steps.enough)
+        rows = rows if iteration <= 1 else rows[~stalled]
+    return Zeros(coefficients, cost.sqrt(), curvature)
