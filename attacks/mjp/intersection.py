@@ -68,21 +68,11 @@ class MjpIntersection(ClosedFacts[Entrance]):
         unsure = "; which uploads share a picture is unsure as they are degraded"
         return told + unsure if threat.marks & BLURRED else told
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Entrance,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        del generators  # nothing is drawn
-        found = []
-        for upload in uploads:
-            facts = [linear_facts(upload, model, threat), *_of_others(upload.others, model, threat)]
-            several = upload.num_examples > 1
-            found.append(_of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model))
-        return found
+    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+        del generator  # nothing is drawn
+        facts = [linear_facts(upload, model, threat), *_of_others(upload.others, model, threat)]
+        several = upload.num_examples > 1
+        return _of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model)
 
 
 def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[LinearFacts]:

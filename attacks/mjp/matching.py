@@ -16,10 +16,9 @@ from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
 from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
-from attacks.mjp import facts as linear
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.facts import LinearFacts, linear_facts
-from attacks.mjp.prior import MJP
+from attacks.mjp.prior import MJP, ClosedFacts
 from attacks.pictures import picture
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -46,7 +45,7 @@ class MjpMatchingOptions(Config):
     )
 
 
-class MjpMatching(Attack):
+class MjpMatching(ClosedFacts[VitClassifier]):
     """Search the pictures that agree with the linear facts for one whose gradients agree as well.
 
     Patch t is known[t] + c_t^T B with unknown c_t (``attacks.mjp.facts``, 3 and 4), and masked patches satisfy
@@ -69,12 +68,12 @@ class MjpMatching(Attack):
     requires = "the gradient of one picture, all parameters; what its start requires"
     exploits = "linear facts of MJP, smoothness of pictures, and the gradients of all layers"
     options_type = MjpMatchingOptions
-    stack = 1
     optimises = True
+    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Of a defended model every parameter's gradient; of another what the facts need."""
-        return _matched(model) if model.defended else linear.required_tensors(model)
+        return _matched(model) if model.defended else super().tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs one step, and whatever its start needs."""
@@ -91,32 +90,19 @@ class MjpMatching(Attack):
         del threat
         return MJP if model.defended else frozenset()
 
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always: both starts do."""
-        return self._first().uses_natural_patches
-
     def _first(self) -> Attack:
         return ATTACKS.get(self.options.start)()
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        made = []
-        for upload, generator in zip(uploads, generators, strict=True):
-            facts = linear_facts(upload, model, threat)
-            found = picture(facts.known, model), dict[str, float]()
-            if facts.mask.any():
-                own = torch_generator(generator.initial_seed(), "start")
-                first = self._first().reconstruct([upload], model, threat, generator=own)[0].images
-                found = self._search(_Mismatch(upload, facts, model, threat), first)
-            made.append(Reconstruction(found[0], {"masked_patches": float(facts.mask.sum()), **found[1]}))
-        return made
+    def _one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
+        facts = linear_facts(upload, model, threat)
+        found = picture(facts.known, model), dict[str, float]()
+        if facts.mask.any():
+            own = torch_generator(generator.initial_seed(), "start")
+            first = self._first().reconstruct([upload], model, threat, generator=own)[0].images
+            found = self._search(_Mismatch(upload, facts, model, threat), first)
+        return Reconstruction(found[0], {"masked_patches": float(facts.mask.sum()), **found[1]})
 
     def _search(self, mismatch: "_Mismatch", first: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The best picture that the budget allows, and how far the search came."""

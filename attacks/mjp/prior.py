@@ -1,5 +1,6 @@
 """MJP uploads, no pass through the network: what they state exactly, closed by a prior of pictures."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -24,7 +25,7 @@ HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "scaled"}  # what is prune
 
 
 class ClosedFacts(Attack[Model]):
-    """An attack that reads ``attacks.mjp.facts`` and closes them by ``attacks.mjp.closing``."""
+    """An attack that reads ``attacks.mjp.facts``, upload by upload, and closes them by ``attacks.mjp.closing``."""
 
     requires: ClassVar[str] = (
         "updates with patch, position and unknown embedding; no more patches in an upload than dimensions; "
@@ -50,6 +51,16 @@ class ClosedFacts(Attack[Model]):
     def uses_natural_patches(self) -> bool:
         """For what stays open."""
         return True
+
+    @abstractmethod
+    def _one(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+        """Attack an upload that was checked."""
+
+    def _reconstruct(
+        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        pairs = zip(uploads, generators, strict=True)
+        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
 
 
 class MjpPrior(ClosedFacts[Entrance]):
@@ -77,26 +88,18 @@ class MjpPrior(ClosedFacts[Entrance]):
             return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
         return super().requirement(model, threat)
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Entrance,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        del generators
-        made = []
-        for upload in uploads:
-            facts = linear_facts(upload, model, threat)
-            patches = close(of_one_upload(facts), model)
-            diagnostics = {
+    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+        del generator  # nothing is drawn
+        facts = linear_facts(upload, model, threat)
+        patches = close(of_one_upload(facts), model)
+        return Reconstruction(
+            picture(patches, model),
+            {
                 "masked_patches": float(facts.mask.sum()),
                 "contrast": facts.contrast,
                 "energy_per_value": _energy(patches, model) / patches.numel(),
-            }
-            made.append(Reconstruction(picture(patches, model), diagnostics))
-        return made
+            },
+        )
 
 
 def _energy(patches: Tensor, model: Entrance) -> float:

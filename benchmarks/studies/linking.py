@@ -24,7 +24,6 @@ from benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.models.build import build_vit
-from fedmjp.records import Upload
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 
@@ -43,18 +42,6 @@ class Client:
     model: ModelConfig
     pictures: Sequence[LabelledPicture]
     crops: bool = False
-
-    def facts(self, mask_ratio: float) -> list[list[LinearFacts]]:
-        """Of every picture's uploads."""
-        values = {"model": self.model, "defences": f"mjp:mask_ratio={mask_ratio}", "uploads_per_picture": UPLOADS}
-        scenario = Scenario.parse({**values, "seed": SEED})
-        model = build_vit(scenario.network)
-
-        def uploads(picture: LabelledPicture) -> list[Upload]:
-            first = scenario.exchange([picture], model=model).upload
-            return [first, *first.others]
-
-        return [[linear_facts(each, model) for each in uploads(picture)] for picture in self.pictures]
 
 
 def main(
@@ -95,7 +82,19 @@ def _chosen(data: str, count: int, model: ModelConfig) -> list[LabelledPicture]:
 
 def _measure(client: Client, mask_ratio: float) -> Iterator[dict[str, Any]]:
     """Rows of the table: pairs of one picture, pairs of two, and all uploads grouped."""
-    facts = client.facts(mask_ratio)
+    scenario = Scenario.parse(
+        {
+            "model": client.model,
+            "defences": f"mjp:mask_ratio={mask_ratio}",
+            "uploads_per_picture": UPLOADS,
+            "seed": SEED,
+        }
+    )
+    model = build_vit(scenario.network)
+    facts = []
+    for picture in client.pictures:
+        first = scenario.exchange([picture], model=model).upload
+        facts.append([linear_facts(upload, model) for upload in (first, *first.others)])
     cell = {"client": client.name, "mask_ratio": mask_ratio}
     same = [pair for uploads in facts for pair in combinations(uploads, 2)]
     yield {**cell, "pairs": "of one picture", **_compared(same)}

@@ -19,7 +19,6 @@ import pandas as pd
 import torch
 import typer
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
 
 from attacks.mjp.prior import MjpPrior
 from attacks.mjp.span.attack import MjpSpan
@@ -80,16 +79,11 @@ def worst_patch(made: Reconstruction, batch: PrivateBatch, patch_size: int) -> f
     mask = batch.mask[0]
     found, true = (to_patches(images.double(), patch_size)[0] for images in (made.images, batch.clean))
     errors = (found - true).square().mean(dim=1)[~mask]
-    between = squared_errors(found[mask], true[mask])
+    distances = torch.cdist(found[mask], true[mask], compute_mode="donot_use_mm_for_euclid_dist")
+    between = distances.square() / found.shape[1]
     rows, columns = linear_sum_assignment(between.numpy())
     worst = torch.cat([errors, between[rows, columns]]).max().clamp(min=1e-12)
     return float(-10 * torch.log10(worst))
-
-
-def squared_errors(found: Tensor, true: Tensor) -> Tensor:
-    """(found, true) mean squared errors."""
-    distances = torch.cdist(found, true, compute_mode="donot_use_mm_for_euclid_dist")
-    return distances.square() / max(found.shape[1], 1)
 
 
 def summary(rows: pd.DataFrame) -> str:

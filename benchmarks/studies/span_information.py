@@ -15,9 +15,7 @@ One row per picture and mask ratio, appended as soon as it is there; rows that t
 again. Of pictures that nothing was developed on.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -99,24 +97,17 @@ def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> t
     attention = setup.block.attention(tokens, setup.block.keys_values(torch.cat([setup.class_token, tokens])))
     bounds = []
     for place in setup.hole.tolist():
-        attended = partial(_attended, setup, place, attention[place])
-        own, further = _information(setup, second, attended, truth[place])
+        own, further = _information(setup, second, setup.start[place] + attention[place], truth[place])
         bounds.append([_psnr(own, setup, model), _psnr(own + further, setup, model)])
     first, both = torch.tensor(bounds).unbind(dim=1)
     return first, both
 
 
-def _attended(setup: Equations, place: int, attention: Tensor, coefficients: Tensor) -> Tensor:
-    return setup.start[place] + setup.directions @ coefficients + attention
-
-
-def _information(
-    setup: Equations, second: SecondBlock, attended: Callable[[Tensor], Tensor], truth: Tensor
-) -> tuple[Tensor, Tensor]:
-    """F (unknowns, unknowns) of the first block's equations and of the second's."""
+def _information(setup: Equations, second: SecondBlock, offset: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """F (unknowns, unknowns) of the first block's equations and of the second's; z + o is ``offset`` + Z c."""
 
     def seen(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        after = attended(coefficients)[None]
+        after = (offset + setup.directions @ coefficients)[None]
         inputs = setup.block.norm2(after)
         activations = gelu(setup.block.fc1(inputs))
         return inputs, activations, second.inputs(after, activations)

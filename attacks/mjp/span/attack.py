@@ -1,5 +1,6 @@
 """One MJP upload of a deployed vision transformer, solved exactly where it lets itself be."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from attacks.mjp.span import block
 from attacks.mjp.span.certificate import Certificate, certify, certify_facts
 from attacks.mjp.span.equations import TENSORS, Equations, equations
 from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.search import Deadline, Search
+from attacks.mjp.span.search import Search
 from attacks.mjp.span.visible import IMPOSSIBLE
 from attacks.natural_patches import prior_refusal
 from attacks.pictures import picture
@@ -78,20 +79,10 @@ class MjpSpan(ClosedFacts[VitClassifier]):
             return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
         return linear.refusal(model, threat) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        return [self._one(*each, model, threat) for each in zip(uploads, generators, strict=True)]
-
     def _one(
-        self, upload: Upload, generator: torch.Generator, model: VitClassifier, threat: ThreatModel
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
-        deadline = Deadline(self.options.seconds)
+        began = time.thread_time()
         # Tokens prove themselves in units of the upload's rounding, and the search ends far above that of float64.
         upload = replace(upload, tensors={name: tensor.float() for name, tensor in upload.tensors.items()})
         facts = linear.linear_facts(upload, model, threat)
@@ -100,10 +91,12 @@ class MjpSpan(ClosedFacts[VitClassifier]):
         certificate = certify_facts(upload, facts, model, threat)
         if facts.mask.any():
             setup = equations(upload, facts, model)
-            solved, certificate = solve(setup, affine, patches, model, deadline, generator)
+            solved, certificate = solve(setup, affine, patches, model, began + self.options.seconds, generator)
             if certificate.found and certificate.consistent:
                 patches = _in_order(solved, facts.mask, model, generator)
-        return Reconstruction(picture(patches, model), {**certificate.diagnostics(), "seconds": deadline.spent})
+        return Reconstruction(
+            picture(patches, model), {**certificate.diagnostics(), "seconds": time.thread_time() - began}
+        )
 
 
 def _rank_refusal(model: VitClassifier) -> str | None:
@@ -119,7 +112,7 @@ def solve(
     affine: AffinePatches,
     natural: Tensor,
     model: VitClassifier,
-    deadline: Deadline,
+    deadline: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Certificate]:
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""

@@ -29,27 +29,6 @@ NEAR = Steps(10, damping=1e-4)
 SAMPLE = 24  # visible patches that choose among stand-ins
 
 
-class Deadline:
-    """Some seconds of work from now.
-
-    They are those of this thread on the processor: what it takes on a machine with nothing else to do. So
-    another job on the machine changes no result.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._start, self._seconds = time.thread_time(), seconds
-
-    @property
-    def passed(self) -> bool:
-        """Whether the time is over."""
-        return self.spent > self._seconds
-
-    @property
-    def spent(self) -> float:
-        """Seconds of work so far."""
-        return time.thread_time() - self._start
-
-
 class Search:
     """One attempt on one upload, from the coefficients (visible, unknowns) of a natural picture.
 
@@ -64,14 +43,15 @@ class Search:
         self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
         self.visible = solve_visible(equations, naturalness, start, generator)
 
-    def go(self, deadline: Deadline) -> tuple[Known, int]:
+    def go(self, deadline: float) -> tuple[Known, int]:
         """All visible patches, and as many masked ones as there are, unless none was found; and how many were.
 
-        The last ones stand in for those that were not.
+        The last ones stand in for those that were not. The deadline is one of ``time.thread_time``: counted is the
+        work of this thread alone, so that another job on the machine changes no result.
         """
         size, dry, pending = self.equations.unknowns, 0, 0
         leveled = bool(self.equations.level.any())  # starts are scaled by the level, which noise may blur away
-        while leveled and len(self.masked) < size and dry < DRY and not deadline.passed:
+        while leveled and len(self.masked) < size and dry < DRY and time.thread_time() <= deadline:
             new = self._round(CYCLE[dry % len(CYCLE)])
             dry, pending = (0 if new else dry + 1), pending + new
             if pending and (dry or pending >= size // 4 or len(self.masked) == size):
