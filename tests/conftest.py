@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
+from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection, select_for
+from fedmjp.exchange import private_of
+from fedmjp.jigsaw import rearrange
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
@@ -61,6 +65,27 @@ def undefended() -> VitClassifier:
 @pytest.fixture(scope="session")
 def defended() -> VitClassifier:
     return small_model(defence="mjp")
+
+
+def private_batch(
+    pictures: Sequence[LabelledPicture],
+    *,
+    grid: int,
+    mask_ratio: float,
+    gradient_of: Picture,
+    seed: int,
+    number: int = 0,
+    one_mask: bool = False,
+) -> PrivateBatch:
+    """What a client with MJP computes an upload from; with one mask for all pictures, as in the official code."""
+    shuffle = gradient_of is Picture.SHUFFLED
+    model = {"name": "deit_tiny", "image_size": 8 * grid, "patch_size": 8}
+    defence = {"name": "mjp", "mask_ratio": mask_ratio, "shuffle": shuffle}
+    batch = private_of(Scenario.parse({"model": model, "defences": [defence], "seed": seed}), pictures, number)
+    if not one_mask:
+        return batch
+    mask, source = (each[:1].expand_as(each) for each in (batch.mask, batch.source))
+    return replace(batch, mask=mask, source=source, shuffled=rearrange(batch.clean, source))
 
 
 def batch_of(pictures: Selection, gradient_of: Picture, index: int = 0, mask_ratio: float = MASK_RATIO) -> PrivateBatch:

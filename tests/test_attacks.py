@@ -19,7 +19,6 @@ from attacks.patch_embedding import PatchEmbedding
 from attacks.testing import CHECKS, ConformanceError, Trial
 from attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, RecordError, UnknownNameError
@@ -34,7 +33,7 @@ from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from tests.attacks import QUICK, model_of
-from tests.conftest import batch_of, small_model, small_scenario, upload_of
+from tests.conftest import batch_of, private_batch, small_model, small_scenario, upload_of
 
 
 @pytest.fixture(scope="module")

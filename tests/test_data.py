@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmjp.data.batches import private_batch
 from fedmjp.data.bundled import CROPS, BundledPictures
 from fedmjp.data.folder import FolderPictures
 from fedmjp.data.selection import open_source, select, select_for
@@ -16,6 +15,7 @@ from fedmjp.errors import DataError
 from fedmjp.exchange import private_of_round
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
+from tests.conftest import private_batch
 
 
 def tiny_scenario(**values: object) -> Scenario:

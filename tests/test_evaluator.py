@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from benchmarks.running.evaluator import match, score
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction
 from fedmjp.settings import Picture, Setting
+from tests.conftest import private_batch
 
 METRICS = ("mse", "psnr")
 

@@ -12,7 +12,6 @@ from scipy.optimize import linear_sum_assignment
 from attacks import ATTACKS
 from attacks.mjp.batches import _stating
 from attacks.mjp.facts import linear_facts
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackFailedError
 from fedmjp.jigsaw import rearrange
@@ -23,7 +22,7 @@ from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
-from tests.conftest import small_model, small_scenario, upload_of
+from tests.conftest import private_batch, small_model, small_scenario, upload_of
 from tests.test_mjp_facts import EXACT, in_double
 
 # Pairs of the eight bundled pictures, epoch by epoch: picture 0 meets another one in each, as do all others.

@@ -10,7 +10,6 @@ from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.facts import LinearFacts, linear_facts, refusal
 from attacks.mjp.linking import linked
 from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
@@ -24,7 +23,7 @@ from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from tests.attacks import protected
-from tests.conftest import batch_of, small_model, upload_of
+from tests.conftest import batch_of, private_batch, small_model, upload_of
 
 EXACT = 1e-6
 

@@ -8,7 +8,6 @@ import torch
 
 from attacks import ATTACKS
 from attacks.testing import CHECKS, Trial
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
 from fedmjp.metrics import METRICS
 from fedmjp.models.classifier import VitClassifier
@@ -17,7 +16,7 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from tests.attacks import protected
-from tests.conftest import small_model, upload_of
+from tests.conftest import private_batch, small_model, upload_of
 
 
 def puzzles(pictures: Selection, count: int, index: int = 0, mask_ratio: float = 0.27) -> list[PrivateBatch]:

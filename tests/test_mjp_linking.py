@@ -8,13 +8,12 @@ import torch
 
 from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.mjp.linking import Statement, Verdict, compare, groups, linked
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
-from tests.conftest import small_model, small_scenario, upload_of
+from tests.conftest import private_batch, small_model, small_scenario, upload_of
 
 UPLOADS = 3
 

@@ -41,23 +41,23 @@ def test_conformance(check) -> None:
 
 def test_the_clean_and_the_shuffled_picture_match(mismatch: _Mismatch, batch: PrivateBatch) -> None:
     for image in (batch.clean, batch.shuffled):
-        loss, _ = mismatch(mismatch.space.coefficients(image).numpy().ravel())
+        loss, _ = mismatch(mismatch.coefficients(image).numpy().ravel())
         assert loss < 1e-4
     grey = torch.full_like(batch.clean, 0.5)
-    assert mismatch(mismatch.space.coefficients(grey).numpy().ravel())[0] > 1e-2
+    assert mismatch(mismatch.coefficients(grey).numpy().ravel())[0] > 1e-2
 
 
 def test_any_coefficients_satisfy_the_facts(mismatch: _Mismatch, defended: VitClassifier, upload: Upload) -> None:
     facts = linear_facts(upload, defended)
     random = np.random.default_rng(0).standard_normal((64, len(facts.basis)))
-    patches = mismatch.space.patches(random)
+    patches = mismatch.patches(random)
     outside = patches - (patches @ facts.basis.mT) @ facts.basis
     assert torch.allclose(outside, facts.known - (facts.known @ facts.basis.mT) @ facts.basis, atol=1e-9)
     assert torch.allclose(patches[facts.mask] @ facts.level, torch.ones(1, dtype=torch.float64), atol=1e-6)
 
 
 def test_the_slope_equals_finite_differences(mismatch: _Mismatch, batch: PrivateBatch) -> None:
-    start = mismatch.space.coefficients(to_grey(batch)).numpy().ravel()
+    start = mismatch.coefficients(to_grey(batch)).numpy().ravel()
     direction = np.random.default_rng(0).standard_normal(start.size)
 
     def along(step: np.ndarray) -> float:

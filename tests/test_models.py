@@ -5,14 +5,13 @@ import timm
 import torch
 
 from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import Selection
 from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
 from fedmjp.models.build import ARCHITECTURES, architecture, blueprint, build, build_vit, parameter_count
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.settings import Picture
 from fedmjp.updates import gradient
-from tests.conftest import SMALL, small_model
+from tests.conftest import SMALL, private_batch, small_model
 
 
 def test_defended_model_without_mask_equals_the_undefended_one(

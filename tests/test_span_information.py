@@ -8,13 +8,12 @@ import torch
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.equations import LEVEL_WEIGHT, equations
 from benchmarks.studies.span_information import patch_bounds
-from fedmjp.data.batches import private_batch
 from fedmjp.data.selection import select_for
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.settings import Picture
-from tests.conftest import small_scenario, upload_of
+from tests.conftest import private_batch, small_scenario, upload_of
 
 STEP = 1e-5
 

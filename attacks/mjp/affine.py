@@ -13,36 +13,28 @@ NEGLIGIBLE = 1e-12  # of an eigenvalue of a projector, which is 0 or 1: float64 
 
 @dataclass(frozen=True)
 class Level:
-    """A linear equation that some patches satisfy: x_t^T vector = 1 at ``places``.
+    """A linear equation that some patches satisfy: x_t^T vector = 1 at ``places``."""
 
-    Attributes:
-        places: (patches,) bool.
-        vector: (values,) float64.
-    """
-
-    places: Tensor
-    vector: Tensor
+    places: Tensor  # (patches,) bool
+    vector: Tensor  # (values,) float64
 
 
 @dataclass(frozen=True)
 class AffinePatches:
-    """Patch t of the clean picture, in its true place, is ``known[t] + c_t^T basis`` for some c_t.
+    """Patch t of the clean picture, in its true place, is ``known[t] + c_t^T basis`` for some c_t."""
 
-    Attributes:
-        known: (patches, values) float64, in the network's input space, orthogonal to ``basis``.
-        basis: (unknowns per patch, values) float64, orthonormal rows; empty where nothing is open.
-        levels: Equations that hold besides.
-    """
-
-    known: Tensor
-    basis: Tensor
-    levels: tuple[Level, ...]
+    known: Tensor  # (patches, values) float64, in the network's input space, orthogonal to the basis
+    basis: Tensor  # (unknowns per patch, values) float64, orthonormal rows; empty where nothing is open
+    levels: tuple[Level, ...]  # that hold besides
 
 
 def of_one_upload(facts: LinearFacts) -> AffinePatches:
     """What the facts of one upload leave open: coefficients in the span of the masked patches."""
-    levels = (Level(facts.mask, facts.level),) if facts.level.any() else ()
-    return AffinePatches(facts.known, facts.basis, levels)
+    return AffinePatches(facts.known, facts.basis, _levels([facts]))
+
+
+def _levels(facts: Sequence[LinearFacts]) -> tuple[Level, ...]:
+    return tuple(Level(each.mask, each.level) for each in facts if each.level.any())
 
 
 @dataclass(frozen=True)
@@ -53,16 +45,11 @@ class Stack:
     positive semidefinite. Its null space is the intersection of the spans, the span of the patches that
     were masked in every upload; elsewhere its eigenvalues solve it. Weights for the uploads are not worth
     their while: those of one picture are about equally well conditioned.
-
-    Attributes:
-        right: (patches, values) float64, the sum of e_t^(r).
-        strengths: (values,) float64, eigenvalues of A, ascending.
-        directions: (values, values) float64, its eigenvectors in columns.
     """
 
-    right: Tensor
-    strengths: Tensor
-    directions: Tensor
+    right: Tensor  # (patches, values) float64, the sum of e_t^(r)
+    strengths: Tensor  # (values,) float64, eigenvalues of A, ascending
+    directions: Tensor  # (values, values) float64, its eigenvectors in columns
 
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Stack":
@@ -73,28 +60,22 @@ class Stack:
         return Stack(torch.stack([each.known for each in facts]).sum(dim=0), strengths, directions)
 
     def solve(self, open_: Tensor) -> tuple[Tensor, Tensor]:
-        """Solution where it is not left open, and basis of what is.
-
-        Args:
-            open_: (values,) bool, per direction.
-
-        Returns:
-            (patches, values), and (open, values) with orthonormal rows.
-        """
+        """Solution (patches, values) where directions (values,) are not left open, and orthonormal rows of those."""
         solved = self.directions[:, ~open_]
         known = (self.right @ solved / self.strengths[~open_]) @ solved.mT
         return known, self.directions[:, open_].mT.contiguous()
 
 
 def of_several_uploads(facts: Sequence[LinearFacts]) -> AffinePatches:
-    """What uploads of one picture leave open together.
+    """What one or several uploads of one picture leave open together.
 
     Spans are known up to noise, which lifts the eigenvalues of their intersection to what of it leaks
     out of each (fact 7). A direction counts as known if more than that is left of its eigenvalue.
     """
+    if len(facts) == 1:
+        return of_one_upload(facts[0])
     stack = Stack.of(facts)
     basis, leak = torch.cat([each.basis for each in facts]), torch.cat([each.leak for each in facts])
     leaked = ((basis @ stack.directions).square() * leak[:, None]).sum(dim=0)
     open_ = stack.strengths <= (2 * leaked).clamp(min=NEGLIGIBLE * len(facts))
-    levels = tuple(Level(each.mask, each.level) for each in facts if each.level.any())
-    return AffinePatches(*stack.solve(open_), levels)
+    return AffinePatches(*stack.solve(open_), _levels(facts))

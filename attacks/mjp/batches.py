@@ -31,7 +31,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import AffinePatches, of_one_upload, of_several_uploads
+from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.closing import close
 from attacks.mjp.facts import LinearFacts
 from attacks.mjp.linking import APART, Statement
@@ -48,30 +48,18 @@ MANY = 0.3
 
 @dataclass(frozen=True)
 class Member:
-    """A picture of the batch as several uploads state it.
+    """A picture of the batch as several uploads state it."""
 
-    Attributes:
-        patches: (patches, values) float64, in the network's input space.
-        uploads: How many show it.
-        open: Mean number of directions along which a patch is left open by the uploads that agree on it.
-    """
-
-    patches: Tensor
-    uploads: int
-    open: float
+    patches: Tensor  # (patches, values) float64, in the network's input space
+    uploads: int  # that show it
+    open: float  # mean number of directions along which a patch is left open by the uploads that agree on it
 
 
 def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> list[Member]:
-    """The pictures of the first upload, by all uploads of its client.
+    """The pictures of the first upload, ``pictures`` in number, by all uploads of its client.
 
-    Args:
-        facts: Of the upload that is attacked, then of others.
-        pictures: In the upload that is attacked.
-        model: Gives sizes, mean and standard deviation alone.
-
-    Returns:
-        As many as ``pictures``. Of a picture that no other company shows there is what one upload, or all
-        uploads of the same batch, state: a mixture. Pictures without a group of uploads come last.
+    Of a picture that no other company shows there is what one upload, or all uploads of the same batch, state: a
+    mixture. Pictures without a group of uploads come last.
     """
     alone = [Statement.of([each]) for each in facts]
     sharing = [index for index in range(1, len(facts)) if _shared(alone[0], alone[index]) >= SHARED]
@@ -188,7 +176,7 @@ def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: Entrance) -> 
     What these leave open of a patch is as all uploads of the picture have it, taken together: next to right
     where one of them misleads, or where pictures so alike were shown together that rounding hides their difference.
     """
-    together = _affine(facts)
+    together = of_several_uploads(facts)
     whole = close(together, model)
     subsets, which = torch.unique(_stating(agreeing), dim=0, return_inverse=True)
     if subsets.all():
@@ -196,7 +184,7 @@ def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: Entrance) -> 
     patches, open_ = torch.zeros_like(whole), 0.0
     for index, subset in enumerate(subsets):
         places = which == index
-        affine = _affine([facts[place] for place in subset.nonzero().flatten()])
+        affine = of_several_uploads([facts[place] for place in subset.nonzero().flatten()])
         patches[places] = (affine.known + whole @ affine.basis.mT @ affine.basis)[places]
         open_ += len(affine.basis) * float(places.double().mean())
     return Member(patches, len(facts), open_)
@@ -216,7 +204,3 @@ def _stating(agreeing: Tensor) -> Tensor:
         if not torn.any():
             return chosen.bool()
         chosen[places[torn], partners[torn].argmin(dim=1)] = 0
-
-
-def _affine(facts: Sequence[LinearFacts]) -> AffinePatches:
-    return of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])

@@ -12,7 +12,6 @@ is larger than the picture, which keeps opposite borders apart: a handful of ste
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,14 +30,7 @@ VISIBLE = 1e-3
 
 
 def close(affine: AffinePatches, model: Entrance) -> Tensor:
-    """The picture of least energy.
-
-    Args:
-        affine: What is known.
-        model: Gives sizes, mean and standard deviation alone.
-
-    Returns:
-        (patches, values) float64, in the network's input space; ``known`` where nothing is open.
+    """The picture of least energy: (patches, values) float64, in the network's input space.
 
     Raises:
         AttackNotApplicableError: If there is no prior for the model's image size.
@@ -58,10 +50,10 @@ def close(affine: AffinePatches, model: Entrance) -> Tensor:
         along: Tensor = coefficients - ((coefficients[:, None] @ fixed) @ fixed.mT)[:, 0]
         return along
 
-    inverse = _Torus.of(prior, basis, model)
+    inverse = _solver_on_torus(prior, basis, model)
     first = affine.known + start @ affine.basis
     mean = prior.mean.repeat_interleave(model.patch_size**2)
-    coefficients = _conjugate_gradients(
+    coefficients = conjugate_gradients(
         lambda direction: free(slope(direction @ basis)),
         -free(slope(first.float() - mean)),
         lambda residual: free(inverse(residual)),
@@ -88,46 +80,43 @@ def _levels(affine: AffinePatches) -> tuple[Tensor, Tensor]:
     return start[..., 0], directions.mT * counts[:, None]
 
 
-@dataclass(frozen=True)
-class _Torus:
+def _solver_on_torus(prior: NaturalPictures, basis: Tensor, model: Entrance) -> Callable[[Tensor], Tensor]:
     """The inverse of the system on a torus of patches, by frequencies of the grid."""
+    reach, grid = prior.reach(model.patch_size), model.grid
+    size = grid + reach + 1
+    system = basis.new_zeros(size, size, len(basis), len(basis))
+    for down in range(-reach, reach + 1):
+        for right in range(-reach, reach + 1):
+            system[down, right] += basis @ prior.between_patches(model.patch_size, down, right) @ basis.mT
+    waves = torch.fft.fft2(system, dim=(0, 1)).conj()[:, : size // 2 + 1]
+    waves = (waves + waves.mH) / 2
+    diagonal = torch.diagonal(waves, dim1=-2, dim2=-1).real
+    torch.diagonal(waves, dim1=-2, dim2=-1).add_(RIDGE * diagonal.mean())
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(waves))
 
-    inverse: Tensor
-    grid: int
-    size: int
+    def solve(residual: Tensor) -> Tensor:
+        transformed = torch.fft.rfft2(residual.reshape(grid, grid, -1), s=(size, size), dim=(0, 1))
+        solved = (inverse @ transformed[..., None])[..., 0]
+        whole: Tensor = torch.fft.irfft2(solved, s=(size, size), dim=(0, 1))
+        return whole[:grid, :grid].reshape(residual.shape)
 
-    @staticmethod
-    def of(prior: NaturalPictures, basis: Tensor, model: Entrance) -> "_Torus":
-        reach = prior.reach(model.patch_size)
-        size = model.grid + reach + 1
-        system = basis.new_zeros(size, size, len(basis), len(basis))
-        for down in range(-reach, reach + 1):
-            for right in range(-reach, reach + 1):
-                system[down, right] += basis @ prior.between_patches(model.patch_size, down, right) @ basis.mT
-        waves = torch.fft.fft2(system, dim=(0, 1)).conj()[:, : size // 2 + 1]
-        waves = (waves + waves.mH) / 2
-        diagonal = torch.diagonal(waves, dim1=-2, dim2=-1).real
-        torch.diagonal(waves, dim1=-2, dim2=-1).add_(RIDGE * diagonal.mean())
-        factor = torch.linalg.cholesky(waves)
-        return _Torus(torch.cholesky_inverse(factor), model.grid, size)
-
-    def __call__(self, residual: Tensor) -> Tensor:
-        grid = residual.reshape(self.grid, self.grid, -1)
-        waves = torch.fft.rfft2(grid, s=(self.size, self.size), dim=(0, 1))
-        solved = (self.inverse @ waves[..., None])[..., 0]
-        whole: Tensor = torch.fft.irfft2(solved, s=(self.size, self.size), dim=(0, 1))
-        return whole[: self.grid, : self.grid].reshape(residual.shape)
+    return solve
 
 
-def _conjugate_gradients(
-    system: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]
+def conjugate_gradients(
+    system: Callable[[Tensor], Tensor],
+    right: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    *,
+    steps: int = STEPS,
+    precise: float = PRECISE,
 ) -> Tensor:
-    """Solve ``system(x) = right`` from zero."""
+    """Solve ``system(x) = right`` from zero, until the error's norm fell to a share ``precise`` of the first."""
     solution, residual = torch.zeros_like(right), right
     direction = preconditioned = precondition(residual)
     error = first = (residual * preconditioned).sum()
-    for _ in range(STEPS):
-        if error <= PRECISE**2 * first:
+    for _ in range(steps):
+        if error <= precise**2 * first:
             break
         image = system(direction)
         length = error / (direction * image).sum()

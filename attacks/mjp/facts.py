@@ -64,27 +64,18 @@ LEAKING = 1e-2  # share of a direction outside of the true span from which on le
 class LinearFacts:
     """Facts 1 and 3 to 9 of one upload, in the network's input space.
 
-    Attributes:
-        mask: (patches,) bool, True where the patch was masked.
-        basis: (rank, values) float64, orthonormal rows B that span the masked patches, and of several pictures
-            their differences: as many as these are, unless a patch has fewer values.
-        known: (patches, values) float64, (I - P) x_t in true places; zero where masked.
-        level: (values,) float64, l with x_t^T l = 1 for every masked patch; zeros if none is masked or noise
-            blurs it.
-        contrast: Smallest singular value that counts over the largest; near the upload's rounding the
-            span is not to be trusted. 1 if none is masked.
-        leak: (rank,) float64, expected square of what of each row of ``basis`` lies outside the true span.
-        variance: (patches,) float64, of the error of each value of ``known``, to an order of magnitude. This
-            and ``leak`` are infinite where no equation is left over to tell the noise by.
+    ``basis`` holds orthonormal rows B that span the masked patches, and of several pictures their differences: as many
+    as these are, unless a patch has fewer values; with a ``contrast`` near the upload's rounding they are not to be
+    trusted. Where no equation is left over to tell the noise by, ``leak`` and ``variance`` are infinite.
     """
 
-    mask: Tensor
-    basis: Tensor
-    known: Tensor
-    level: Tensor
-    contrast: float
-    leak: Tensor
-    variance: Tensor
+    mask: Tensor  # (patches,) bool, True where the patch was masked
+    basis: Tensor  # (rank, values) float64
+    known: Tensor  # (patches, values) float64, (I - P) x_t in true places; zero where masked
+    level: Tensor  # (values,) float64, l with x_t^T l = 1 for masked patches; zeros if there is none or noise blurs it
+    contrast: float  # smallest singular value that counts over the largest; 1 if none is masked
+    leak: Tensor  # (rank,) float64, expected square of what of each row of the basis lies outside the true span
+    variance: Tensor  # (patches,) float64, of the error of each value of ``known``, to an order of magnitude
 
 
 @dataclass(frozen=True)
@@ -100,11 +91,8 @@ class _Span:
 def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -> LinearFacts:
     """Read the facts out of an upload of one picture, or what ``attacks.mjp.batches`` has in their place of several.
 
-    Args:
-        upload: Holds the gradients of patch, position and, of a defended model, unknown embedding.
-        model: Gives sizes and device alone; its weights may have moved since.
-        threat: What was done to the upload; ``refusal`` must be None. Under noise and the like fact 4 is read with a
-            prior of patches.
+    The model gives sizes and device alone; its weights may have moved since. ``refusal`` must be None. Under noise and
+    the like fact 4 is read with a prior of patches.
 
     Raises:
         AttackFailedError: If every patch is masked, or it is in doubt which are.
@@ -116,7 +104,7 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     if mask.all():
         raise AttackFailedError("every patch is masked in an upload: it states none of them")
     visible = tokens[~mask]
-    outside = _complement(visible)
+    outside = torch.linalg.qr(visible.mT, mode="complete")[0][:, len(visible) :]  # what is orthogonal to all rows
     span = _span(outside.mT @ patch_gradient, upload.num_examples * len(mask) - len(visible))
     solver = least_squares(visible[None], torch.eye(visible.shape[1], dtype=visible.dtype, device=visible.device)[None])
     without_span = patch_gradient - (patch_gradient @ span.basis.mT) @ span.basis
@@ -180,10 +168,3 @@ def refusal(model: Entrance, threat: ThreatModel) -> str | None:
     if patches > dimensions:
         return f"{patches} patches are more than the {dimensions} dimensions of a token: the equations do not suffice"
     return mask_refusal(model, threat)
-
-
-def _complement(visible: Tensor) -> Tensor:
-    """(dim, dim - rows) orthonormal basis of what is orthogonal to all rows."""
-    orthogonal, _ = torch.linalg.qr(visible.mT, mode="complete")
-    complement: Tensor = orthogonal[:, len(visible) :]
-    return complement

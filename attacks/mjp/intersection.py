@@ -6,11 +6,11 @@ from contextlib import suppress
 import torch
 
 from attacks.mjp import batches
-from attacks.mjp.affine import of_one_upload, of_several_uploads
-from attacks.mjp.closed_facts import ClosedFacts
+from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.closing import close
 from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
 from attacks.mjp.linking import linked
+from attacks.mjp.prior import ClosedFacts
 from attacks.pictures import picture
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -19,7 +19,7 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 
-class MjpIntersection(ClosedFacts):
+class MjpIntersection(ClosedFacts[Entrance]):
     """Intersect what several uploads of one picture leave open.
 
     One upload of MJP leaves every patch open along the span of its masked patches, and along nothing
@@ -68,21 +68,11 @@ class MjpIntersection(ClosedFacts):
         unsure = "; which uploads share a picture is unsure as they are degraded"
         return told + unsure if threat.marks & BLURRED else told
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Entrance,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        del generators  # nothing is drawn
-        found = []
-        for upload in uploads:
-            facts = [linear_facts(upload, model, threat), *_of_others(upload.others, model, threat)]
-            several = upload.num_examples > 1
-            found.append(_of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model))
-        return found
+    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+        del generator  # nothing is drawn
+        facts = [linear_facts(upload, model, threat), *_of_others(upload.others, model, threat)]
+        several = upload.num_examples > 1
+        return _of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model)
 
 
 def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[LinearFacts]:
@@ -108,7 +98,7 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> R
 
 def _intersect(all_facts: Sequence[LinearFacts], model: Entrance) -> Reconstruction:
     facts = [all_facts[index] for index in linked(all_facts)]
-    affine = of_several_uploads(facts) if len(facts) > 1 else of_one_upload(facts[0])
+    affine = of_several_uploads(facts)
     left = torch.stack([(affine.known - affine.known @ each.basis.mT @ each.basis - each.known) for each in facts])
     patches = close(affine, model)
     return Reconstruction(

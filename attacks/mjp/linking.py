@@ -45,17 +45,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two uploads, or groups of them, agree outside of their joint span.
+    """How two uploads, or groups of them, agree outside of their joint span, in units of the noise expected there."""
 
-    Attributes:
-        difference: Mean square of the difference of what they state, in units of the noise expected of it.
-        energy: The same of what each states, summed: what is expected if they are of two pictures.
-        directions: Dimensions outside of the joint span.
-    """
-
-    difference: float
-    energy: float
-    directions: int
+    difference: float  # mean square of the difference of what they state
+    energy: float  # mean square of what each states, summed: the difference that two pictures are expected to have
+    directions: int  # outside of the joint span
 
     @property
     def verdict(self) -> Verdict:
@@ -67,19 +61,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Statement:
-    """What uploads of one picture state about it.
+    """What uploads of one picture state about it."""
 
-    Attributes:
-        known: (patches, values) float64.
-        basis: (open, values) float64, orthonormal rows that span what ``known`` says nothing about.
-        variance: (patches,) of the error of each value of ``known``.
-        unseen: (patches,) bool, True where the patch was masked in every upload.
-    """
-
-    known: Tensor
-    basis: Tensor
-    variance: Tensor
-    unseen: Tensor
+    known: Tensor  # (patches, values) float64
+    basis: Tensor  # (open, values) float64, orthonormal rows that span what ``known`` says nothing about
+    variance: Tensor  # (patches,) of the error of each value of ``known``
+    unseen: Tensor  # (patches,) bool, True where the patch was masked in every upload
 
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Statement":

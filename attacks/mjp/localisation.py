@@ -16,14 +16,10 @@ from fedmjp.threat import ThreatModel
 
 
 def without_localisation(upload: Upload, model: VitClassifier, weight: float, threat: ThreatModel) -> Upload:
-    """The upload as it would be without the localisation loss.
+    """The gradient of pictures under one mask as it would be without the localisation loss of this weight.
 
-    Args:
-        upload: A gradient of pictures under one mask.
-        model: With the weights that it was computed with, and a localisation regressor that has weights: what
-            "pca" does depends on what the client draws.
-        weight: Of the localisation loss.
-        threat: Under which the upload was made.
+    The model has the weights that the upload was computed with, and a localisation regressor that has weights: what
+    "pca" does depends on what the client draws.
 
     Raises:
         AttackFailedError: If the upload leaves in doubt which patches were masked.

@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,10 +16,9 @@ from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
 from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
-from attacks.mjp import facts as linear
-from attacks.mjp.affine import AffinePatches, of_one_upload
-from attacks.mjp.closed_facts import MJP
+from attacks.mjp.affine import of_one_upload
 from attacks.mjp.facts import LinearFacts, linear_facts
+from attacks.mjp.prior import MJP, ClosedFacts
 from attacks.pictures import picture
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -47,7 +45,7 @@ class MjpMatchingOptions(Config):
     )
 
 
-class MjpMatching(Attack):
+class MjpMatching(ClosedFacts[VitClassifier]):
     """Search the pictures that agree with the linear facts for one whose gradients agree as well.
 
     Patch t is known[t] + c_t^T B with unknown c_t (``attacks.mjp.facts``, 3 and 4), and masked patches satisfy
@@ -70,12 +68,12 @@ class MjpMatching(Attack):
     requires = "the gradient of one picture, all parameters; what its start requires"
     exploits = "linear facts of MJP, smoothness of pictures, and the gradients of all layers"
     options_type = MjpMatchingOptions
-    stack = 1
     optimises = True
+    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Of a defended model every parameter's gradient; of another what the facts need."""
-        return _matched(model) if model.defended else linear.required_tensors(model)
+        return _matched(model) if model.defended else super().tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs one step, and whatever its start needs."""
@@ -92,36 +90,23 @@ class MjpMatching(Attack):
         del threat
         return MJP if model.defended else frozenset()
 
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always: both starts do."""
-        return self._first().uses_natural_patches
-
     def _first(self) -> Attack:
         return ATTACKS.get(self.options.start)()
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        made = []
-        for upload, generator in zip(uploads, generators, strict=True):
-            facts = linear_facts(upload, model, threat)
-            found = picture(facts.known, model), dict[str, float]()
-            if facts.mask.any():
-                own = torch_generator(generator.initial_seed(), "start")
-                first = self._first().reconstruct([upload], model, threat, generator=own)[0].images
-                found = self._search(_Mismatch(upload, facts, model, threat), first)
-            made.append(Reconstruction(found[0], {"masked_patches": float(facts.mask.sum()), **found[1]}))
-        return made
+    def _one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
+        facts = linear_facts(upload, model, threat)
+        found = picture(facts.known, model), dict[str, float]()
+        if facts.mask.any():
+            own = torch_generator(generator.initial_seed(), "start")
+            first = self._first().reconstruct([upload], model, threat, generator=own)[0].images
+            found = self._search(_Mismatch(upload, facts, model, threat), first)
+        return Reconstruction(found[0], {"masked_patches": float(facts.mask.sum()), **found[1]})
 
     def _search(self, mismatch: "_Mismatch", first: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The best picture that the budget allows, and how far the search came."""
-        start = mismatch.space.coefficients(first).cpu().numpy().ravel()
+        start = mismatch.coefficients(first).cpu().numpy().ravel()
         began, steps, best = time.monotonic(), 0, (float("inf"), start)
 
         def evaluate(values: Floats) -> tuple[float, Floats]:
@@ -149,47 +134,21 @@ class MjpMatching(Attack):
         if not np.isfinite(best[0]):
             raise AttackFailedError(f"{self.name}: the gradients at the start are not finite")
         diagnostics = {"loss_at_start": at_start, "loss": best[0], "iterations": float(steps)}
-        return picture(mismatch.space.patches(best[1]), mismatch.model), diagnostics
+        return picture(mismatch.patches(best[1]), mismatch.model), diagnostics
 
 
 def _matched(model: VitClassifier) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
-@dataclass(frozen=True)
-class _Space:
-    """The patches that agree with the facts, by coefficients along the basis.
+class _Mismatch:
+    """How far the gradients of a picture are from those of an upload: called with coefficients, value and slope.
 
-    Attributes:
-        affine: What one upload leaves open.
-        model: Gives sizes, mean and standard deviation.
+    The pictures are those that agree with the facts, by coefficients (patches, unknowns) along the basis.
     """
 
-    affine: AffinePatches
-    model: VitClassifier
-
-    def coefficients(self, image: Tensor) -> Tensor:
-        """(patches, unknowns) of the picture (1, 3, size, size) in [0, 1]."""
-        normalised = (image.to(self.model.mean) - self.model.mean) / self.model.std
-        along: Tensor = to_patches(normalised, self.model.patch_size)[0].double() @ self.affine.basis.mT
-        return along
-
-    def patches(self, coefficients: Tensor | Floats) -> Tensor:
-        """(patches, values) in the network's input space of any coefficients; levels are put right."""
-        along = torch.as_tensor(coefficients).to(self.affine.basis).reshape(-1, len(self.affine.basis))
-        for level in self.affine.levels:
-            direction = self.affine.basis @ level.vector
-            wrong = (1 - along @ direction) / direction.square().sum() * level.places
-            along = along + wrong[:, None] * direction
-        patches: Tensor = self.affine.known + along @ self.affine.basis
-        return patches
-
-
-class _Mismatch:
-    """How far the gradients of a picture are from those of an upload: called with coefficients, value and slope."""
-
     def __init__(self, upload: Upload, facts: LinearFacts, model: VitClassifier, threat: ThreatModel) -> None:
-        self.model, self.space = model, _Space(of_one_upload(facts), model)
+        self.model, self._affine = model, of_one_upload(facts)
         self._mask = facts.mask[None, None]
         self._labels = torch.tensor([labels_of(upload, model, threat)], device=facts.mask.device)
         targets = {name: mean_gradient(upload, name, model, threat) for name in _matched(model)}
@@ -197,10 +156,27 @@ class _Mismatch:
         self._squares = torch.stack([target.square().sum() for target in self._targets.values()])
         self._comparison = PerCandidateGradients(copy.deepcopy(model).double(), list(self._targets))
 
+    def coefficients(self, image: Tensor) -> Tensor:
+        """Of the picture (1, 3, size, size) in [0, 1]."""
+        normalised = (image.to(self.model.mean) - self.model.mean) / self.model.std
+        along: Tensor = to_patches(normalised, self.model.patch_size)[0].double() @ self._affine.basis.mT
+        return along
+
+    def patches(self, coefficients: Tensor | Floats) -> Tensor:
+        """(patches, values) in the network's input space of any coefficients; levels are put right."""
+        basis = self._affine.basis
+        along = torch.as_tensor(coefficients).to(basis).reshape(-1, len(basis))
+        for level in self._affine.levels:
+            direction = basis @ level.vector
+            wrong = (1 - along @ direction) / direction.square().sum() * level.places
+            along = along + wrong[:, None] * direction
+        patches: Tensor = self._affine.known + along @ basis
+        return patches
+
     def __call__(self, values: Floats) -> tuple[float, Floats]:
         coefficients = torch.tensor(values, device=self._squares.device, requires_grad=True)
         with torch.enable_grad():
-            loss = self._distance(self.space.patches(coefficients))
+            loss = self._distance(self.patches(coefficients))
             (slope,) = torch.autograd.grad(loss, coefficients)
         return float(loss.detach()), slope.cpu().numpy()
 

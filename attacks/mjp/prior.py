@@ -1,23 +1,69 @@
-"""One MJP upload, no pass through the network: what it states exactly, closed by a prior of pictures."""
+"""MJP uploads, no pass through the network: what they state exactly, closed by a prior of pictures."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from attacks.base import Attack, Model
 from attacks.mjp.affine import of_one_upload
-from attacks.mjp.closed_facts import ClosedFacts
 from attacks.mjp.closing import close
-from attacks.mjp.facts import LinearFacts, linear_facts
+from attacks.mjp.facts import linear_facts, refusal, required_tensors
+from attacks.natural_patches import size_refusal
 from attacks.natural_pictures import NaturalPictures
 from attacks.pictures import picture
+from fedmjp.defences.base import Mark
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
+MJP: frozenset[Mark] = frozenset({"masked", "shuffled"})
+HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "scaled"}  # what is pruned away is no noise
 
-class MjpPrior(ClosedFacts):
+
+class ClosedFacts(Attack[Model]):
+    """An attack that reads ``attacks.mjp.facts``, upload by upload, and closes them by ``attacks.mjp.closing``."""
+
+    requires: ClassVar[str] = (
+        "updates with patch, position and unknown embedding; no more patches in an upload than dimensions; "
+        "an image size that the prior knows"
+    )
+    stack = 1
+    needs_network = False
+
+    def tensors(self, model: Model) -> Sequence[str]:
+        """Gradients of patch, position and, of a defended model, unknown embedding."""
+        return required_tensors(model)
+
+    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
+        """Needs enough dimensions, a mask that can be read, and statistics of such pictures."""
+        return refusal(model, threat) or size_refusal(model.image_size)
+
+    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
+        """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise."""
+        del threat
+        return HANDLED if model.defended else HANDLED - MJP
+
+    @property
+    def uses_natural_patches(self) -> bool:
+        """For what stays open."""
+        return True
+
+    @abstractmethod
+    def _one(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+        """Attack an upload that was checked."""
+
+    def _reconstruct(
+        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        pairs = zip(uploads, generators, strict=True)
+        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
+
+
+class MjpPrior(ClosedFacts[Entrance]):
     """Of all pictures that agree with the linear facts of an upload, the most natural one.
 
     An upload of MJP states M linear combinations short of everything about each patch in its true
@@ -42,28 +88,18 @@ class MjpPrior(ClosedFacts):
             return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
         return super().requirement(model, threat)
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Entrance,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        del generators
-        return [_close_one(linear_facts(upload, model, threat), model) for upload in uploads]
-
-
-def _close_one(facts: LinearFacts, model: Entrance) -> Reconstruction:
-    patches = close(of_one_upload(facts), model)
-    return Reconstruction(
-        picture(patches, model),
-        {
-            "masked_patches": float(facts.mask.sum()),
-            "contrast": facts.contrast,
-            "energy_per_value": _energy(patches, model) / patches.numel(),
-        },
-    )
+    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+        del generator  # nothing is drawn
+        facts = linear_facts(upload, model, threat)
+        patches = close(of_one_upload(facts), model)
+        return Reconstruction(
+            picture(patches, model),
+            {
+                "masked_patches": float(facts.mask.sum()),
+                "contrast": facts.contrast,
+                "energy_per_value": _energy(patches, model) / patches.numel(),
+            },
+        )
 
 
 def _energy(patches: Tensor, model: Entrance) -> float:

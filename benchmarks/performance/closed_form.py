@@ -10,12 +10,11 @@ machine slows all; the seconds are medians over the turns.
 """
 
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -23,12 +22,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attacks import ATTACKS
-from attacks.natural_patches import measured_on
-from benchmarks.folder.output import write_json
-from fedmjp import provenance
+from benchmarks.scripts import Json, Pictures, keep_figures, timed, unseen
 from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
-from fedmjp.data.selection import open_source, select
+from fedmjp.exchange import private_of
 from fedmjp.metrics import metric
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
@@ -36,7 +32,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.running import run_function
-from fedmjp.settings import Picture
+from fedmjp.scenario import Scenario
 from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import gradient
@@ -51,14 +47,10 @@ SEED = 0
 Run = Callable[[Sequence[PrivateBatch]], list[Tensor]]
 
 
-def main(
-    pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")],
-    json: Annotated[Path, typer.Option(help="Where the figures go.")],
-    n: Annotated[int, typer.Option(help="Number of pictures.")] = 40,
-) -> None:
+def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Number of pictures.")] = 40) -> None:
     """Time both and write what came out."""
-    model = build_vit(MODEL)
-    batches = _private(pictures, n)
+    model, scenario = build_vit(MODEL), Scenario(model=MODEL, seed=SEED)
+    batches = [private_of(scenario, [picture], 0) for picture in unseen(pictures, n, MODEL, SEED)]
     runs: dict[str, Run] = {PEER: _peer(model)} | {attack: _ours(attack, model) for attack in OURS}
     turns: dict[str, list[float]] = {name: [] for name in runs}
     made: dict[str, list[Tensor]] = {name: [] for name in runs}
@@ -67,29 +59,20 @@ def main(
     for start in [*range(0, n, STACK)] * REPEATS:
         stack = batches[start : start + STACK]
         for name, run in runs.items():
-            began = time.perf_counter()
-            made[name] += run(stack)
-            turns[name].append((time.perf_counter() - began) / len(stack))
-    seconds = {name: statistics.median(times) for name, times in turns.items()}
-    figures = {name: _figures(name, runs, seconds[name], made, batches) for name in runs}
+            found, seconds = timed(partial(run, stack))
+            made[name] += found
+            turns[name].append(seconds / len(stack))
+    figures = {name: _figures(run, turns[name], made[name], made[PEER], batches) for name, run in runs.items()}
     for name in OURS:
         paired = [theirs / ours for theirs, ours in zip(turns[PEER], turns[name], strict=True)]
-        figures[name]["times as fast as the peer"] = round(seconds[PEER] / seconds[name], 2)
-        figures[name]["lowest of all turns"] = round(min(paired), 2)
-        figures[name]["highest of all turns"] = round(max(paired), 2)
-    command = f"python -m benchmarks.performance.closed_form --pictures FOLDER --n {n} --json {json}"
+        figures[name] |= {
+            "times as fast as the peer": round(statistics.median(turns[PEER]) / statistics.median(turns[name]), 2),
+            "lowest of all turns": round(min(paired), 2),
+            "highest of all turns": round(max(paired), 2),
+        }
     machine = {"matrix_product_gflop_per_second": round(matrix_rate() / 1e9, 1), "threads": torch.get_num_threads()}
-    about = {"command": command, "model": MODEL.model_dump(), "pictures": n, "stack": STACK, "seed": SEED, **machine}
-    write_json(json, {**about, "results": figures, **provenance.environment()})
-    for name, found in figures.items():
-        typer.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
-
-
-def _private(folder: Path, n: int) -> list[PrivateBatch]:
-    source = open_source(str(folder), size=MODEL.image_size, classes=MODEL.classes)
-    selection = select(source, n, seed=SEED, leave_out=measured_on)
-    shared: dict[str, Any] = {"grid": MODEL.grid, "mask_ratio": 0.0, "gradient_of": Picture.CLEAN, "seed": SEED}
-    return [private_batch([selection.load(entry)], **shared) for entry in selection.entries]
+    about = {"model": MODEL.model_dump(), "pictures": n, "stack": STACK, "seed": SEED, **machine}
+    keep_figures(json, {"results": figures}, about)
 
 
 def _peer(model: VitClassifier) -> Run:
@@ -123,14 +106,14 @@ def _ours(name: str, model: VitClassifier) -> Run:
 
 
 def _figures(
-    name: str, runs: dict[str, Run], seconds: float, made: dict[str, list[Tensor]], batches: Sequence[PrivateBatch]
+    run: Run, turns: Sequence[float], made: list[Tensor], peers: list[Tensor], batches: Sequence[PrivateBatch]
 ) -> dict[str, float]:
     private = torch.cat([batch.clean for batch in batches])
-    images, peer = torch.stack(made[name][: len(batches)]), torch.stack(made[PEER][: len(batches)])
+    images, peer = torch.stack(made[: len(batches)]), torch.stack(peers[: len(batches)])
     with FlopCounterMode(display=False) as counter:
-        runs[name](batches[:STACK])
+        run(batches[:STACK])
     return {
-        "seconds per picture": round(seconds, 4),
+        "seconds per picture": round(statistics.median(turns), 4),
         # Matrix products of the network and of setting up; LAPACK's solvers are not counted.
         "network gflop per picture": round(counter.get_total_flops() / len(batches[:STACK]) / 1e9, 2),
         "psnr mean": round(float(metric("psnr").function(images, private).mean()), 2),
@@ -141,12 +124,8 @@ def _figures(
 def matrix_rate() -> float:
     """Floating-point operations per second of a large float32 matrix product, the best of five."""
     left, right = torch.rand(MATRIX, MATRIX), torch.rand(MATRIX, MATRIX)
-    times = []
-    for _ in range(6):
-        began = time.perf_counter()
-        left @ right
-        times.append(time.perf_counter() - began)
-    return float(2 * MATRIX**3 / min(times[1:]))
+    times = [timed(partial(torch.matmul, left, right))[1] for _ in range(6)]
+    return 2 * MATRIX**3 / min(times[1:])
 
 
 if __name__ == "__main__":

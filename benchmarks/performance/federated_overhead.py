@@ -9,7 +9,6 @@ processes start and read the data set for the first time, is not counted.
 import multiprocessing
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,6 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from rich.console import Console
 
 from benchmarks.federation.simulation import Resources
 from benchmarks.federation.training import (
@@ -30,8 +28,7 @@ from benchmarks.federation.training import (
     train_federated,
     training_of,
 )
-from benchmarks.folder.output import write_json
-from fedmjp import provenance
+from benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_batches
 from fedmjp.models.build import build
@@ -47,8 +44,8 @@ CLIENTS = 8
 
 
 def main(
-    json: Annotated[Path, typer.Option(help="Where the figures go.")],
-    data: Annotated[Path, typer.Option(help="A folder of pictures or parquet files.")],
+    json: Json,
+    data: Annotated[Path, typer.Option(help="A folder of pictures or parquet files.", metavar="FOLDER")],
     classes: Annotated[int, typer.Option(help="Of the pictures.")],
     rounds: Annotated[int, typer.Option(min=2, help="The first is not counted.")] = 4,
     local_epochs: Annotated[int, typer.Option(help="Of a client in a round.")] = 1,
@@ -75,14 +72,7 @@ def main(
         "bare_median": round(median(bare[1:]), 3),
         "ratio": round(median(flower[1:]) / median(bare[1:]), 3),
     }
-    about = {
-        "command": f"python -m benchmarks.performance.federated_overhead --data FOLDER --classes {classes}"
-        f" --rounds {rounds} --local-epochs {local_epochs} --batch-size {batch_size} --device {device} --json {json}",
-        "config": published(scenario),
-        "resources": resources.sentence(),
-    }
-    write_json(json, {**about, **figures, **provenance.environment()})
-    Console().print(resources.sentence(), figures)
+    keep_figures(json, figures, {"config": published(scenario), "resources": resources.sentence()})
 
 
 def with_flower(scenario: Scenario, resources: Resources) -> list[float]:
@@ -114,42 +104,33 @@ def without_flower(scenario: Scenario, resources: Resources) -> list[float]:
     with context.Pool(resources.processes, torch.set_num_threads, (resources.cores,)) as pool:
         for server_round in range(1, scenario.rounds + 1):
             started = time.perf_counter()
-            work = [_Work(scenario, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
-            found = pool.map(_train, work, chunksize=1)
+            work = [(scenario, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
+            found = pool.starmap(_train, work, chunksize=1)
             weights = _mean(found, [len(share) for share in dealt.shares])
             seconds.append(time.perf_counter() - started)
     return seconds
 
 
-@dataclass(frozen=True)
-class _Work:
-    scenario: Scenario
-    client: int
-    indices: np.ndarray
-    server_round: int
-    weights: Arrays
-
-
-def _train(work: _Work) -> Arrays:
-    scenario, training = work.scenario, training_of(work.scenario)
+def _train(scenario: Scenario, client: int, indices: np.ndarray, server_round: int, weights: Arrays) -> Arrays:
+    training = training_of(scenario)
     model, pictures = _prepared(scenario)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in work.weights.items()})
-    steps = steps_per_epoch(len(work.indices), training.recipe)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    steps = steps_per_epoch(len(indices), training.recipe)
     trainer = Trainer(
         model,
         training,
         scenario.pipeline,
         schedule=Schedule(training.rounds * training.local_epochs, steps),
         seed=scenario.seed,
-        purpose=("client", work.client),
+        purpose=("client", client),
     )
-    for epoch in range((work.server_round - 1) * training.local_epochs, work.server_round * training.local_epochs):
+    for epoch in range((server_round - 1) * training.local_epochs, server_round * training.local_epochs):
         batches = training_batches(
             pictures,
-            work.indices,
+            indices,
             training.recipe,
             size=scenario.model.image_size,
-            seed=derive(scenario.seed, "client", work.client),
+            seed=derive(scenario.seed, "client", client),
             epoch=epoch,
         )
         trainer.epoch(epoch, batches)

@@ -9,7 +9,6 @@ wall-clock, and of the processor, which other jobs on the machine disturb less.
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from attacks.breaching_adapter import InvertingGradients
 from attacks.gradient_matching import GradientMatching
 from attacks.grey import LEVEL
 from attacks.natural_patches import measured_on
-from benchmarks.folder.output import write_json
-from fedmjp import provenance
+from benchmarks.scripts import Json, Pictures, keep_figures
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
@@ -32,29 +30,24 @@ from fedmjp.errors import DataError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.private import PrivateBatch
-from fedmjp.records import Upload
 from fedmjp.running import run_function
+from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator, torch_generator
-from fedmjp.settings import Picture
-from fedmjp.threat import ThreatModel
-from fedmjp.updates import gradient
 
 MODEL = ModelConfig(name="deit_tiny", image_size=64, patch_size=8)
-THREAT = ThreatModel(labels_known=True)
+SCENARIO = Scenario(model=MODEL, labels_known=True)
 
 
 def main(
-    json: Annotated[Path, typer.Option(help="Where the figures go.")],
+    json: Json,
     n: Annotated[int, typer.Option(min=2, help="Pictures.")] = 10,
     iterations: Annotated[int, typer.Option(min=1, help="Of either attack, per picture.")] = 200,
-    pictures: Annotated[str, typer.Option(help="Folder of CLASS/picture files.")] = "bundled",
+    pictures: Pictures = "bundled",
     seed: Annotated[int, typer.Option(help="Chooses the pictures and draws the starts.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Of torch, for either attack.")] = torch.get_num_threads(),
 ) -> None:
     """Attack the same pictures with both and compare them picture by picture."""
     torch.set_num_threads(threads)
-    environment = provenance.environment()
     model = build_vit(MODEL)
     chosen = choose(pictures, n, seed)
     attacks: dict[str, Attack] = {
@@ -73,10 +66,7 @@ def main(
         typer.echo(f"{len(psnr['ours'])} of {n} pictures")
     figures = compare(psnr, {name: taken / n / iterations for name, taken in seconds.items()})
     figures["grey_psnr"] = round(float(np.mean([score(torch.full_like(p.image, LEVEL), p.image) for p in chosen])), 2)
-    source = "bundled" if pictures == "bundled" else "FOLDER"
     about = {
-        "command": f"python -m benchmarks.performance.gradient_matching --n {n} --iterations {iterations}"
-        f" --seed {seed} --threads {threads} --json {json} --pictures {source}",
         "model": MODEL.model_dump(mode="json"),
         "pictures": [picture.name for picture in chosen],
         "iterations": iterations,
@@ -84,8 +74,7 @@ def main(
         "options": attacks["ours"].options.model_dump(mode="json"),
         "threads": threads,
     }
-    write_json(json, {**about, **figures, **environment})
-    typer.echo(", ".join(f"{name} {value}" for name, value in figures.items()))
+    keep_figures(json, figures, about)
 
 
 def choose(data: str, count: int, seed: int) -> list[LabelledPicture]:
@@ -106,28 +95,12 @@ def measure(
     attack: Attack, model: VitClassifier, pictures: Sequence[LabelledPicture], seed: int
 ) -> tuple[list[float], npt.NDArray[np.float64]]:
     """PSNR of each picture's reconstruction, and the seconds that the attack took: wall-clock, processor."""
-    uploads = [upload_of(model, picture) for picture in pictures]
+    uploads = [SCENARIO.exchange([picture], model=model).upload for picture in pictures]
     started = np.array([time.perf_counter(), time.process_time()])
-    made = attack.reconstruct(uploads, model, THREAT, generator=torch_generator(seed, "attack"))
+    made = attack.reconstruct(uploads, model, SCENARIO.threat, generator=torch_generator(seed, "attack"))
     seconds = np.array([time.perf_counter(), time.process_time()]) - started
     pairs = zip(made, pictures, strict=True)
     return [score(reconstruction.images[0], picture.image) for reconstruction, picture in pairs], seconds
-
-
-def upload_of(model: VitClassifier, picture: LabelledPicture) -> Upload:
-    """The gradient of one undefended picture, with its label."""
-    image = picture.image[None]
-    patches = (model.image_size // model.patch_size) ** 2
-    batch = PrivateBatch(
-        clean=image,
-        shuffled=image,
-        mask=torch.zeros(1, patches, dtype=torch.bool),
-        source=torch.arange(patches)[None],
-        labels=torch.tensor([picture.label]),
-        pictures=(picture.name,),
-        gradient_of=Picture.CLEAN,
-    )
-    return Upload(gradient(model, batch), "gradient", 1, 1, 0, "weights", labels=(picture.label,))
 
 
 def score(made: torch.Tensor, truth: torch.Tensor) -> float:

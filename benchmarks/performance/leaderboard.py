@@ -8,23 +8,24 @@ the machine that the file names.
 
 import itertools
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import typer
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.output import write_json
 from benchmarks.folder.store import Store, Trial
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.leaderboard.reported import reported_in
+from benchmarks.performance.store import filler
 from benchmarks.plan.experiment import Cell, PlannedCell
 from benchmarks.report.publish import FORMATS, publish
+from benchmarks.scripts import Json, keep_figures, timed
 from fedmjp import provenance
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
@@ -37,42 +38,29 @@ ARMS = tuple(itertools.product((Scenario(defences=()), Scenario(defences="mjp"))
 CELLS = MODELS * len(ATTACKS) * len(ARMS)
 METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
 MASK_RATIO = 0.27
-T = TypeVar("T")
 
 
 def main(
-    json: Annotated[Path, typer.Option(help="Where the figures go.")],
+    json: Json,
     trials: Annotated[int, typer.Option(min=2 * CELLS, help=f"Spread over {CELLS} cells.")] = 100_000,
 ) -> None:
     """Fill a store, then time what a user waits for."""
     environment = provenance.environment()
     ledger = synthetic_ledger(trials // CELLS)
-    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         store = Store.at(folder / "trials.sqlite")
         store.put(synthetic_trials(ledger, environment))
-        frame = _timed(seconds, "store", lambda: store.frame(ledger.trials["key"]))
-        board = _timed(
-            seconds,
-            "board",
-            lambda: board_of(ledger, frame, store.environments(), reported=reported_in(["mjp_table5"])),
+        frame, reading = timed(partial(store.frame, ledger.trials["key"]))
+        board, computing = timed(
+            lambda: board_of(ledger, frame, store.environments(), reported=reported_in(["mjp_table5"]))
         )
         store.close()
-        written = _timed(seconds, "files", lambda: publish(board, folder, formats=FORMATS, pictures=None))
+        written, writing = timed(partial(publish, board, folder, formats=FORMATS, pictures=None))
         sizes = {path.name: path.stat().st_size for path in written if path.parent == folder}
-    seconds["all"] = round(sum(seconds.values()), 2)
-    figures = {"trials": len(ledger.trials), "cells": CELLS, "seconds": seconds, "bytes": sizes}
-    command = f"python -m benchmarks.performance.leaderboard --trials {trials} --json {json.name}"
-    write_json(json, {"command": command, **figures, **environment})
-    typer.echo(", ".join(f"{name} {value} s" for name, value in seconds.items()))
-
-
-def _timed(seconds: dict[str, float], name: str, work: Callable[[], T]) -> T:
-    began = time.perf_counter()
-    done = work()
-    seconds[name] = round(time.perf_counter() - began, 2)
-    return done
+    taken = {"store": reading, "board": computing, "files": writing, "all": reading + computing + writing}
+    seconds = {name: round(each, 2) for name, each in taken.items()}
+    keep_figures(json, {"trials": len(ledger.trials), "cells": CELLS, "seconds": seconds, "bytes": sizes}, {})
 
 
 def synthetic_ledger(pictures: int) -> Ledger:
@@ -140,7 +128,14 @@ def synthetic_trials(ledger: Ledger, environment: Mapping[str, Any]) -> list[Tri
     others = generator.uniform(size=(len(levels), len(METRICS) - 2))
     scores = np.column_stack([10 ** (-psnr / 10), psnr, others])
     return [
-        _trial(ledger.cells[row["cell"]].cell, row, dict(zip(METRICS, map(float, values), strict=True)), environment)
+        filler(
+            row["key"],
+            environment,
+            **ledger.cells[row["cell"]].cell.columns,
+            picture=row["picture"],
+            picture_sha256=row["picture_sha256"],
+            scores=dict(zip(METRICS, map(float, values), strict=True)),
+        )
         for row, values in zip(ledger.trials.to_dict("records"), scores, strict=True)
     ]
 
@@ -151,28 +146,6 @@ def _level(cell: Cell) -> float:
     if not cell.defences:
         return 40.0
     return 12.7 if cell.attack == "naive" else 18.0
-
-
-def _trial(cell: Cell, row: Mapping[Any, Any], scores: dict[str, float], environment: Mapping[str, Any]) -> Trial:
-    return Trial(
-        key=row["key"],
-        status="ok",
-        model=cell.model,
-        defence=cell.defence,
-        mask_ratio=cell.mask_ratio,
-        attack=cell.attack,
-        setting=str(cell.setting),
-        protocol=cell.protocol,
-        picture=row["picture"],
-        picture_sha256=row["picture_sha256"],
-        seed=row["seed"],
-        realised_ratio=cell.mask_ratio,
-        weights_sha256="0",
-        attack_seconds=0.1,
-        scores=scores,
-        diagnostics={},
-        environment=environment,
-    )
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ The paper says +2 % per epoch (supplement, section 2; eight V100, masks per batc
 already in memory, so that only the step is timed. Arms take turns, and ratios are taken within a turn.
 """
 
-import time
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
 
-from benchmarks.folder.output import write_json
-from fedmjp import provenance
+from benchmarks.scripts import Json, keep_figures, timed
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.defences.pipeline import read_pipeline
@@ -37,7 +35,7 @@ ARMS: dict[str, tuple[dict[str, Any], list[str], Puzzle]] = {
 
 
 def main(
-    json: Annotated[Path, typer.Option(help="Where the figures go.")],
+    json: Json,
     model: Annotated[str, typer.Option(help="Name.")] = "deit_small",
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
     patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
@@ -57,7 +55,8 @@ def main(
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn in range(turns + 1):
         for name, trainer in trainers.items():
-            seconds[name].append(_timed(trainer, batch, turn))
+            # Its report reads the loss, which waits for the device.
+            seconds[name].append(timed(partial(trainer.epoch, turn, [batch]))[1])
     steady = {name: np.array(taken[1:]) for name, taken in seconds.items()}  # the first allocates
     figures = {
         **{f"{name}_ms_per_step": round(1e3 * float(np.median(taken)), 1) for name, taken in steady.items()},
@@ -68,25 +67,16 @@ def main(
         },
     }
     about = {
-        "command": f"python -m benchmarks.performance.mjp_step --model {model} --image-size {image_size}"
-        f" --patch-size {patch_size} --batch-size {batch_size} --turns {turns} --device {device} --json {json}",
         "threads": torch.get_num_threads(),
         "costs_are": "ratio of a step to one without MJP: median, least and greatest of the turns",
     }
-    write_json(json, {**about, **figures, **provenance.environment()})
-    typer.echo(", ".join(f"{name} {value}" for name, value in figures.items()))
+    keep_figures(json, figures, about)
 
 
 def _noise(pictures: int, size: int) -> Batch:
     generator = torch_generator(0, "pictures")
     labels = torch.randint(1000, (pictures,), generator=generator)
     return Batch(torch.rand(pictures, 3, size, size, generator=generator), labels, tuple(range(pictures)))
-
-
-def _timed(trainer: Trainer, batch: Batch, turn: int) -> float:
-    started = time.perf_counter()
-    trainer.epoch(turn, [batch])  # its report reads the loss, which waits for the device
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

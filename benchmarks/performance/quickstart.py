@@ -8,20 +8,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
 
 import psutil
 import typer
 
-from benchmarks.folder.output import write_json
-from fedmjp import provenance
+from benchmarks.scripts import Json, keep_figures
 from fedmjp.running import run_function
 
 SAMPLE_SECONDS = 0.5
 COMMAND = [sys.executable, "-c", "from fedmjp.cli import main; main()", "quickstart"]
 
 
-def main(json: Annotated[Path, typer.Option(help="Where the figures go.")]) -> None:
+def main(json: Json) -> None:
     """Run quickstart once in a temporary folder and measure it from outside."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "results"
@@ -39,9 +37,7 @@ def main(json: Annotated[Path, typer.Option(help="Where the figures go.")]) -> N
             "peak_disk_gb": round(disk / 1e9, 2),
             "left_on_disk_gb": round(size(output) / 1e9, 3),
         }
-    command = f"python -m benchmarks.performance.quickstart --json {json}"
-    write_json(json, {"command": command, "runs": 1, **figures, **provenance.environment()})
-    typer.echo(", ".join(f"{name} {value}" for name, value in figures.items()))
+    keep_figures(json, figures, {"runs": 1})
 
 
 def proportional_memory(root: int) -> int:

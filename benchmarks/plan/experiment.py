@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -214,6 +214,12 @@ class Cell:
     def defence(self) -> str:
         """The pipeline's label."""
         return self.pipeline.label
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What a trial's row says of it."""
+        names = ("model", "defence", "mask_ratio", "attack", "protocol")
+        return {"setting": str(self.setting), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)

@@ -209,15 +209,9 @@ class Engine:
         return self._row(trial, status="failed", error=error)
 
     def _row(self, trial: PlannedTrial, **outcome: Any) -> Trial:
-        cell = trial.cell
         return Trial(
             key=trial.key,
-            model=cell.model,
-            defence=cell.defence,
-            mask_ratio=cell.mask_ratio,
-            attack=cell.attack,
-            setting=str(cell.setting),
-            protocol=cell.protocol,
+            **trial.cell.columns,
             picture=trial.picture.name,
             picture_sha256=trial.picture.sha256,
             seed=self.experiment.scenario.seed,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -23,23 +23,18 @@ from torch import Tensor
 
 from attacks.mjp.facts import required_tensors
 from attacks.mjp.intersection import MjpIntersection
-from attacks.natural_patches import measured_on
-from benchmarks.folder.study import keep_rows
-from fedmjp import provenance
-from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
+from benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.data.selection import open_source, select
+from fedmjp.exchange import Exchange, private_of, upload_of
+from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Upload
 from fedmjp.running import run_function
+from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
-from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
-from fedmjp.threat import ThreatModel
 
 FOLDER = Path("results/batches")
 BATCHES = 4  # of a client, per epoch
@@ -62,10 +57,17 @@ class Case:
     clients: int = 2
 
     @property
-    def network(self) -> VitClassifier:
-        """Untrained."""
-        masked = self.masks != "none"
-        return build_vit(ModelConfig(name=self.model, unknown_embedding=masked, image_size=self.image_size))
+    def scenario(self) -> Scenario:
+        """Of one upload."""
+        return Scenario.parse(
+            {
+                "model": {"name": self.model, "image_size": self.image_size},
+                "defences": () if self.masks == "none" else f"mjp:mask_ratio={MASK_RATIO}",
+                "batch_size": self.batch,
+                "pictures_per_client": self.batch,
+                "seed": SEED,
+            }
+        )
 
 
 CASES = (
@@ -78,11 +80,10 @@ CASES = (
 )
 
 
-def main(pictures: Annotated[str, typer.Option(help="FOLDER/CLASS/picture.")]) -> None:
+def main(pictures: Pictures) -> None:
     """Run every case and write the table."""
     torch.set_num_threads(1)
-    rows = [row for case in CASES for row in _case(case, pictures)]
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(row for case in CASES for row in _rows(case, pictures))
     keys = ["model", "image_size", "batch", "masks", "company", "epochs"]
     table = frame.groupby(keys, sort=False).agg(
         pictures=("psnr", "size"),
@@ -91,92 +92,72 @@ def main(pictures: Annotated[str, typer.Option(help="FOLDER/CLASS/picture.")]) -
         seconds=("seconds", "mean"),
     )
     about = {
-        "command": "python -m benchmarks.studies.batches --pictures FOLDER",
         "mask_ratio": MASK_RATIO,
         "seed": SEED,
         "psnr": f"of the clean picture, dB, under the best assignment of a batch's pictures; exact from {EXACT:g}",
         "seconds": "per batch that is attacked, one core",
     }
-    keep_rows(FOLDER, frame, {**about, **provenance.environment()})
+    keep_table(FOLDER, frame, about)
     typer.echo(table.round(2).to_string())
 
 
-def _case(case: Case, source: str) -> Iterator[dict[str, Any]]:
-    network = case.network
-    whole = open_source(source, size=case.image_size, classes=1000)
-    count = BATCHES * case.batch
-    chosen = select(whole, case.clients * count, seed=SEED, leave_out=measured_on)
+def _rows(case: Case, source: str) -> Iterator[dict[str, Any]]:
+    scenario, count = case.scenario, BATCHES * case.batch
+    network = build_vit(scenario.network)
+    chosen = unseen(source, case.clients * count, scenario.model, SEED)
+    cell = {name: getattr(case, name) for name in ("model", "image_size", "batch", "masks", "company")}
     for client in range(case.clients):
-        own = [chosen.load(entry) for entry in chosen.entries[client * count : (client + 1) * count]]
-        shown = list(_shown(case, own, network))
-        uploads = [_upload(network, batch) for batch in shown]
+        own = chosen[client * count : (client + 1) * count]
+        made = [_exchange(case, company, network, epoch) for epoch, company in _companies(case, own)]
         for epochs in EPOCHS:
-            kept = list(zip(shown, uploads, strict=True))[: epochs * BATCHES]
-            for row in _attacked(kept, network):
-                yield {**_named(case), "client": client, "epochs": epochs, **row}
+            for row in _attacked(made[: epochs * BATCHES], network, scenario):
+                yield {**cell, "client": client, "epochs": epochs, **row}
 
 
-def _named(case: Case) -> dict[str, Any]:
-    return {
-        "model": case.model,
-        "image_size": case.image_size,
-        "batch": case.batch,
-        "masks": case.masks,
-        "company": case.company,
-    }
-
-
-def _shown(case: Case, pictures: Sequence[LabelledPicture], network: VitClassifier) -> Iterator[PrivateBatch]:
-    """What the client computes its uploads from, in their order."""
+def _companies(case: Case, pictures: Sequence[LabelledPicture]) -> Iterator[tuple[int, list[LabelledPicture]]]:
+    """What the client computes its uploads from, in their order, each with its epoch."""
     dealing = torch_generator(SEED, "company", *(picture.name for picture in pictures))
     order = list(range(len(pictures)))
     for epoch in range(max(EPOCHS)):
         if case.company == "changing":
             order = torch.randperm(len(pictures), generator=dealing).tolist()
         for first in range(0, len(order), case.batch):
-            members = [pictures[place] for place in order[first : first + case.batch]]
-            yield _puzzled(case, members, network, epoch)
+            yield epoch, [pictures[place] for place in order[first : first + case.batch]]
 
 
-def _puzzled(case: Case, members: Sequence[LabelledPicture], network: VitClassifier, epoch: int) -> PrivateBatch:
-    return private_batch(
-        members,
-        grid=network.grid,
-        mask_ratio=0.0 if case.masks == "none" else MASK_RATIO,
-        gradient_of=Picture.CLEAN if case.masks == "none" else Picture.SHUFFLED,
-        seed=SEED,
-        number=epoch,
-        one_mask=case.masks == "batch",
-    )
+def _exchange(case: Case, company: Sequence[LabelledPicture], network: VitClassifier, epoch: int) -> Exchange:
+    """As ``Scenario.exchange`` makes it, with one mask for all pictures if asked for, and no more than is attacked."""
+    private = private_of(case.scenario, company, epoch)
+    if case.masks == "batch":
+        mask, source = (each[:1].expand_as(each) for each in (private.mask, private.source))
+        private = replace(private, mask=mask, source=source, shuffled=rearrange(private.clean, source))
+    (sent,) = entrance_gradients(network, [private], required_tensors(network))
+    return Exchange(private, upload_of(case.scenario, sent, private, server_round=epoch + 1, node=0, weights=""))
 
 
-def _upload(network: VitClassifier, batch: PrivateBatch) -> Upload:
-    gradients = entrance_gradients(network, [batch], required_tensors(network))[0]
-    return Upload(gradients, "gradient", len(batch.pictures), 1, 0, "")
-
-
-def _attacked(kept: Sequence[tuple[PrivateBatch, Upload]], network: VitClassifier) -> Iterator[dict[str, Any]]:
+def _attacked(made: Sequence[Exchange], network: VitClassifier, scenario: Scenario) -> Iterator[dict[str, Any]]:
     """Rows of the pictures of the last epoch's first batches."""
-    first = len(kept) - BATCHES
-    threat = ThreatModel(batch_size=kept[0][1].num_examples)
-    for place in range(first, first + ATTACKED):
-        others = tuple(upload for index, (_, upload) in enumerate(kept) if index != place)
-        batch, upload = kept[place]
+    for place in range(len(made) - BATCHES, len(made) - BATCHES + ATTACKED):
+        others = tuple(each.upload for index, each in enumerate(made) if index != place)
         began = time.thread_time()
-        made = MjpIntersection().reconstruct(
-            [replace(upload, others=others)], network, threat, generator=torch_generator(SEED, "attack")
-        )[0]
+        (found,) = MjpIntersection().reconstruct(
+            [replace(made[place].upload, others=others)],
+            network,
+            scenario.threat,
+            generator=torch_generator(SEED, "attack"),
+        )
         seconds = time.thread_time() - began
-        for name, psnr in zip(batch.pictures, _best(made.images, batch.clean), strict=True):
-            yield {"picture": name, "psnr": psnr, "uploads": made.diagnostics["uploads_linked"], "seconds": seconds}
+        for name, psnr in _best(found.images, made[place].private):
+            yield {"picture": name, "psnr": psnr, "uploads": found.diagnostics["uploads_linked"], "seconds": seconds}
 
 
-def _best(found: Tensor, clean: Tensor) -> list[float]:
+def _best(found: Tensor, private: PrivateBatch) -> Iterator[tuple[str, float]]:
     """PSNR of each clean picture under the assignment of largest sum."""
     psnr = metric("psnr").function
-    scores = torch.stack([psnr(found, each.expand_as(found)) for each in clean])
+    scores = torch.stack([psnr(found, each.expand_as(found)) for each in private.clean])
     rows, columns = linear_sum_assignment(scores.numpy(), maximize=True)
-    return [float(scores[row, column]) for row, column in zip(rows, columns, strict=True)]
+    for row, column in zip(rows, columns, strict=True):
+        yield private.pictures[row], float(scores[row, column])
 
 
 if __name__ == "__main__":

@@ -18,21 +18,14 @@ import pandas as pd
 import torch
 import typer
 
-from attacks.mjp.facts import LinearFacts, linear_facts, required_tensors
+from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.mjp.linking import Statement, Verdict, compare, groups
-from attacks.natural_patches import measured_on
-from benchmarks.folder.study import keep_rows
-from fedmjp import provenance
+from benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.config import Checkpoint, ModelConfig
-from fedmjp.data.batches import private_batch
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.data.selection import open_source, select
 from fedmjp.models.build import build_vit
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Upload
 from fedmjp.running import run_function
-from fedmjp.settings import Picture
-from fedmjp.stacked import entrance_gradients
+from fedmjp.scenario import Scenario
 
 FOLDER = Path("results/linking")
 RATIOS = (0.03, 0.09, 0.27, 0.5, 0.9)
@@ -43,73 +36,65 @@ SEED = 77
 
 @dataclass(frozen=True)
 class Client:
-    """Pictures that one client uploads, several times each.
-
-    Attributes:
-        name: Of the case.
-        model: What it was sent.
-        pictures: Its own; two of one photograph follow each other if ``crops``.
-        crops: Whether they are two crops each.
-    """
+    """Pictures that one client uploads, several times each; two of one photograph follow each other if ``crops``."""
 
     name: str
-    model: VitClassifier
+    model: ModelConfig
     pictures: Sequence[LabelledPicture]
     crops: bool = False
 
-    def facts(self, mask_ratio: float) -> list[list[LinearFacts]]:
-        """Of every picture's uploads."""
-        return [[self._facts(picture, mask_ratio, number) for number in range(UPLOADS)] for picture in self.pictures]
-
-    def _facts(self, picture: LabelledPicture, mask_ratio: float, number: int) -> LinearFacts:
-        grid, version = self.model.grid, Picture.SHUFFLED
-        batch = private_batch(
-            [picture], grid=grid, mask_ratio=mask_ratio, gradient_of=version, seed=SEED, number=number
-        )
-        gradients = entrance_gradients(self.model, [batch], required_tensors(self.model))[0]
-        return linear_facts(Upload(gradients, "gradient", 1, 1, 0, ""), self.model)
-
 
 def main(
-    pictures: Annotated[str, typer.Option(help="FOLDER/CLASS/picture, for DeiT-S.")],
-    small: Annotated[str, typer.Option(help="Pictures of 32 x 32, for the trained model.")],
-    weights: Annotated[Path, typer.Option(help="Of deit_micro, patches of 8, 32 classes, trained with MJP.")],
+    pictures: Pictures,
+    small: Annotated[str, typer.Option(help="Pictures of 32 x 32, for the trained model.", metavar="FOLDER")],
+    weights: Annotated[
+        Path, typer.Option(help="Of deit_micro, patches of 8, 32 classes, trained with MJP.", metavar="FILE")
+    ],
 ) -> None:
     """Compare all pairs and write the table."""
     torch.set_num_threads(1)
     rows = [row for client in _clients(pictures, small, weights) for ratio in RATIOS for row in _measure(client, ratio)]
     table = pd.DataFrame(rows)
     about = {
-        "command": "python -m benchmarks.studies.linking --pictures FOLDER --small FOLDER --weights FILE",
         "mask_ratios": RATIOS,
         "uploads_per_picture": UPLOADS,
         "pictures": PICTURES,
         "seed": SEED,
         "weights": weights.as_posix(),
     }
-    keep_rows(FOLDER, table, {**about, **provenance.environment()})
+    keep_table(FOLDER, table, about)
     typer.echo(table.to_string(index=False))
 
 
 def _clients(pictures: str, small: str, weights: Path) -> Iterator[Client]:
-    deit = build_vit(ModelConfig.parse({"name": "deit_small", "unknown_embedding": True}))
-    trained = {"weights": Checkpoint.of(weights), "localisation": "nonlinear"}
+    deit = ModelConfig(name="deit_small")
     sizes = {"image_size": 32, "patch_size": 8, "classes": 32}
-    micro = build_vit(ModelConfig.parse({"name": "deit_micro", "unknown_embedding": True, **sizes, **trained}))
-    yield Client("DeiT-S, untrained", deit, _chosen(pictures, 224, PICTURES))
-    yield Client("DeiT-S, untrained, two crops", deit, _chosen("bundled", 224, 8), crops=True)
-    yield Client("deit_micro, trained", micro, _chosen(small, 32, PICTURES))
+    trained = {"weights": Checkpoint.of(weights), "localisation": "nonlinear"}
+    micro = ModelConfig.parse({"name": "deit_micro", **sizes, **trained})
+    yield Client("DeiT-S, untrained", deit, _chosen(pictures, PICTURES, deit))
+    yield Client("DeiT-S, untrained, two crops", deit, _chosen("bundled", 8, deit), crops=True)
+    yield Client("deit_micro, trained", micro, _chosen(small, PICTURES, micro))
 
 
-def _chosen(data: str, size: int, count: int) -> list[LabelledPicture]:
-    source = open_source(data, size=size, classes=1000)
-    selection = select(source, count, seed=SEED, leave_out=measured_on)
-    return sorted((selection.load(entry) for entry in selection.entries), key=lambda picture: picture.name)
+def _chosen(data: str, count: int, model: ModelConfig) -> list[LabelledPicture]:
+    return sorted(unseen(data, count, model, SEED), key=lambda picture: picture.name)
 
 
 def _measure(client: Client, mask_ratio: float) -> Iterator[dict[str, Any]]:
     """Rows of the table: pairs of one picture, pairs of two, and all uploads grouped."""
-    facts = client.facts(mask_ratio)
+    scenario = Scenario.parse(
+        {
+            "model": client.model,
+            "defences": f"mjp:mask_ratio={mask_ratio}",
+            "uploads_per_picture": UPLOADS,
+            "seed": SEED,
+        }
+    )
+    model = build_vit(scenario.network)
+    facts = []
+    for picture in client.pictures:
+        first = scenario.exchange([picture], model=model).upload
+        facts.append([linear_facts(upload, model) for upload in (first, *first.others)])
     cell = {"client": client.name, "mask_ratio": mask_ratio}
     same = [pair for uploads in facts for pair in combinations(uploads, 2)]
     yield {**cell, "pairs": "of one picture", **_compared(same)}

@@ -3,17 +3,15 @@
 ``python -m benchmarks.studies.order --pictures FOLDER --n 50 --output results/order``
 
 The hole is known, as an MJP upload tells it. The patches are exact, or what ``oracle_patch_embedding``
-makes of uploads that were degraded: a bound, as no server sees every token's gradient. Uploads that it refuses,
-their mask being in doubt, have no row and are counted in the manifest. Pictures that the prior was measured on are
+makes of uploads that were degraded: a bound, as no server sees every token's gradient. Rows of uploads that it refuses,
+their mask being in doubt, have the reason as ``refusal`` and no figures. Pictures that the prior was measured on are
 left out, and unless asked for those that attacks on MJP were developed on.
 """
 
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -22,14 +20,13 @@ from torch import Tensor
 
 from attacks.patch_embedding import OraclePatchEmbedding
 from attacks.reassembly import reassemble
-from benchmarks.folder.study import keep_rows
-from benchmarks.studies.span_certificates import selection as drawn
-from fedmjp import provenance
-from fedmjp.config import ModelConfig
-from fedmjp.data.batches import private_batch
-from fedmjp.data.selection import Selection, open_source
+from benchmarks.scripts import Pictures, keep_table, timed
+from benchmarks.studies.span import undeveloped
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import open_source
 from fedmjp.defences.base import Client
 from fedmjp.errors import AttackFailedError
+from fedmjp.exchange import private_of
 from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
@@ -39,14 +36,13 @@ from fedmjp.private import PrivateBatch
 from fedmjp.randomness import SeededRandomness
 from fedmjp.records import Upload
 from fedmjp.running import run_function
+from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
-from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
 
 SEED = 0  # of weights, puzzles and search
 MASK_RATIOS = (0.09, 0.27, 0.5, 0.9)
-EXACT = "exact"
 DEGRADED = {
     "oracle, float16": ThreatModel.parse({"defences": "round:precision=float16"}),
     "oracle, noise 0.0001": ThreatModel.parse({"defences": "gaussian:noise=0.0001"}),
@@ -56,26 +52,9 @@ DEGRADED = {
 CAP = 60.0
 
 
-@dataclass(frozen=True)
-class Row:
-    """One picture with one puzzle. ``right`` is the share of masked places that show their own patch again."""
-
-    patches: str
-    mask_ratio: float
-    picture: str
-    masked: int
-    right: float
-    perfect: bool
-    psnr_before: float
-    psnr_after: float
-    ssim_before: float
-    ssim_after: float
-    seconds: float
-
-
 def main(
-    pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")],
-    output: Annotated[Path, typer.Option(help="Folder that the figures go to.")],
+    pictures: Pictures,
+    output: Annotated[Path, typer.Option(help="Folder that the figures go to.", metavar="DIR")],
     n: Annotated[int, typer.Option(help="Number of pictures.")] = 50,
     model: Annotated[str, typer.Option(help="Untrained, for the reconstructions.")] = "deit_small",
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
@@ -83,83 +62,72 @@ def main(
     development: Annotated[bool, typer.Option(help="The pictures that attacks were developed on.")] = False,
 ) -> None:
     """Shuffle, reconstruct, reassemble, score in setting c."""
-    config = ModelConfig(name=model, unknown_embedding=True, image_size=image_size, patch_size=patch_size, seed=SEED)
-    source = open_source(str(pictures), size=image_size, classes=config.classes)
-    selection = drawn(source, n, development=development)
-    network = build_vit(config)
-    rows = [row for ratio in MASK_RATIOS for row in _rows(selection, network, ratio)]
-    frame = pd.DataFrame(asdict(row) for row in rows)
-    kept = frame.groupby(["patches", "mask_ratio"])["picture"].count()
-    refused = {
-        f"{kind} at {ratio:g}": int(kept[EXACT, ratio] - kept.get((kind, ratio), 0))
-        for kind in DEGRADED
+    config = {"name": model, "image_size": image_size, "patch_size": patch_size}
+    scenarios = {
+        ratio: Scenario.parse({"model": config, "defences": f"mjp:mask_ratio={ratio}", "seed": SEED})
         for ratio in MASK_RATIOS
-        if (EXACT, ratio) in kept
     }
+    network = build_vit(scenarios[MASK_RATIOS[0]].network)
+    source = open_source(pictures, size=image_size, classes=network.backbone.num_classes)
+    selection = undeveloped(source, n, development=development)
+    frame = pd.DataFrame(
+        {"mask_ratio": ratio, **row}
+        for ratio, scenario in scenarios.items()
+        for entry in selection.entries
+        for row in _rows(scenario, ratio, selection.load(entry), network)
+    ).convert_dtypes()
+    cells = frame.groupby(["patches", "mask_ratio"], sort=False)
+    refused = cells["refusal"].count()
+    counts = refused[refused > 0].reset_index().to_dict("records")
     about = {
-        "command": "python -m benchmarks.studies.order --pictures FOLDER --output DIR"
-        f" --n {n} --model {model} --image-size {image_size} --patch-size {patch_size}"
-        f"{' --development' if development else ''}",
-        "model": config.model_dump(mode="json"),
+        "model": scenarios[MASK_RATIOS[0]].network.model_dump(mode="json"),
         "seed": SEED,
         "pictures": [entry.name for entry in selection.entries],
         "psnr": f"setting c, dB, each capped at {CAP:g}; seconds are of reassembly alone",
-        "refused": refused,
+        "refused": {f"{each['patches']} at {each['mask_ratio']:g}": each["refusal"] for each in counts},
         "degraded": {name: threat.model_dump(mode="json") for name, threat in DEGRADED.items()},
     }
-    keep_rows(output, frame, {**about, **provenance.environment()})
-    means = frame.drop(columns="picture").groupby(["patches", "mask_ratio"], sort=False).mean()
-    typer.echo(means.round(3).to_string())
-    typer.echo("Refused: " + ", ".join(f"{count} of {cell}" for cell, count in refused.items() if count))
+    keep_table(output, frame, about)
+    typer.echo(cells.mean(numeric_only=True).round(3).assign(refused=refused).to_string())
 
 
-def _rows(selection: Selection, model: VitClassifier, mask_ratio: float) -> list[Row]:
-    rows = []
-    for entry in selection.entries:
-        batch = private_batch(
-            [selection.load(entry)], grid=model.grid, mask_ratio=mask_ratio, gradient_of=Picture.SHUFFLED, seed=SEED
-        )
-        if not batch.mask.any():  # the generator of masks gives empty ones too, at small ratios
-            continue
-        generator = torch_generator(SEED, "reassembly", mask_ratio, entry.name)
-        shown = {EXACT: batch.shuffled, **_reconstructions(batch, model, generator)}
-        rows += [_row(kind, images, batch, mask_ratio, generator) for kind, images in shown.items()]
-    return rows
-
-
-def _reconstructions(batch: PrivateBatch, model: VitClassifier, generator: torch.Generator) -> dict[str, Tensor]:
-    """What an attacker that sees every token's gradient has of the shuffled picture, by kind of upload not refused."""
+def _rows(
+    scenario: Scenario, mask_ratio: float, picture: LabelledPicture, model: VitClassifier
+) -> Iterator[dict[str, Any]]:
+    batch = private_of(scenario, [picture], 0)
+    masked = int(batch.mask.sum())
+    if not masked:  # the generator of masks gives empty ones too, at small ratios
+        return
+    generator = torch_generator(SEED, "reassembly", mask_ratio, picture.name)
     attack = OraclePatchEmbedding()
     clean = entrance_gradients(model, [batch], attack.tensors(model))[0]
-    found = {}
+    cell = {"picture": picture.name, "masked": masked}
+    yield {"patches": "exact", **cell, **_reassembled(batch.shuffled, batch, generator)}
     for kind, threat in DEGRADED.items():
         randomness = SeededRandomness(generator.initial_seed())
         sent = threat.pipeline.protect(clean, Client("gradient"), randomness=randomness)
-        upload = Upload(sent, "gradient", 1, 1, 0, "")
-        with suppress(AttackFailedError):
-            found[kind] = attack.reconstruct([upload], model, threat, generator=generator)[0].images
-    return found
+        try:
+            (made,) = attack.reconstruct([Upload(sent, "gradient", 1, 1, 0, "")], model, threat, generator=generator)
+        except AttackFailedError as error:
+            yield {"patches": kind, **cell, "refusal": str(error)}
+        else:
+            yield {"patches": kind, **cell, **_reassembled(made.images, batch, generator)}
 
 
-def _row(kind: str, images: Tensor, batch: PrivateBatch, mask_ratio: float, generator: torch.Generator) -> Row:
-    patches = batch.mask.shape[1]
-    grid = round(patches**0.5)
+def _reassembled(images: Tensor, batch: PrivateBatch, generator: torch.Generator) -> dict[str, Any]:
+    """How much of it is right again (the share of masked places that show their own patch), and what that gains."""
+    grid = round(batch.mask.shape[1] ** 0.5)
     size = images.shape[-1] // grid
     mask, clean = batch.mask[0], to_patches(batch.clean, size)[0]
-    began = time.perf_counter()
-    source = reassemble(to_patches(images, size)[0], mask, grid, size, generator=generator)
-    seconds = time.perf_counter() - began
+    shown = to_patches(images, size)[0]
+    source, seconds = timed(partial(reassemble, shown, mask, grid, size, generator=generator))
     # Equal patches are equally right.
     right = (clean[batch.source[0][source]] == clean).all(dim=1)[mask].double().mean().item()
-    scores = _scores([images, rearrange(images, source[None])], batch.clean)
-    return Row(kind, mask_ratio, batch.pictures[0], int(mask.sum()), right, right == 1, *scores, seconds)
-
-
-def _scores(images: Sequence[Tensor], clean: Tensor) -> tuple[float, float, float, float]:
-    """PSNR before and after, SSIM before and after."""
-    psnr = [min(CAP, metric("psnr").function(each, clean).item()) for each in images]
-    ssim = [metric("ssim").function(each, clean).item() for each in images]
-    return psnr[0], psnr[1], ssim[0], ssim[1]
+    figures: dict[str, Any] = {"right": right, "perfect": right == 1}
+    for when, shown_then in (("before", images), ("after", rearrange(images, source[None]))):
+        figures[f"psnr_{when}"] = min(CAP, metric("psnr").function(shown_then, batch.clean).item())
+        figures[f"ssim_{when}"] = metric("ssim").function(shown_then, batch.clean).item()
+    return {**figures, "seconds": seconds, "refusal": None}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ server has kept of the client until then, of whatever picture: which of them are
 Writes ``trials.parquet``, ``uploads.svg`` and ``manifest.json``.
 """
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,26 +20,25 @@ import typer
 from matplotlib.figure import Figure
 
 from attacks.mjp.intersection import MjpIntersection
-from benchmarks.folder.study import keep_rows
-from benchmarks.report.drawing import CEILING, CEILING_TICK, DASHED, STYLE
+from benchmarks.leaderboard.entries import RECOGNISABLE
+from benchmarks.report.drawing import CEILING, DASHED, STYLE, leakage_scale
+from benchmarks.scripts import keep_table, timed
 from benchmarks.uploads.rounds import RecordedRounds
-from fedmjp import provenance
 from fedmjp.errors import BadInputError
 from fedmjp.metrics import metric
 from fedmjp.records import Upload
 from fedmjp.running import run_function
 
-RECOGNISABLE = 20.0  # dB
-COMMAND = "python -m benchmarks.studies.recurring_pictures RECORDS"
-
 
 def main(
-    records: Annotated[Path, typer.Argument(help="Folder of recorded rounds.")],
-    output: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("results/recurring"),
+    records: Annotated[Path, typer.Argument(help="Folder of recorded rounds.", metavar="RECORDS")],
+    output: Annotated[Path, typer.Option(help="Folder for the table and the figure.", metavar="FOLDER")] = Path(
+        "results/recurring"
+    ),
 ) -> None:
     """Attack each picture after each of its uploads."""
     table = recovered(RecordedRounds.open(records))
-    keep_rows(output, table, {"command": COMMAND, **provenance.environment()})
+    keep_table(output, table, {})
     with mpl.rc_context(STYLE):
         figure(table).savefig(output / "uploads.svg", metadata={"Date": None})
     typer.echo(summary(table).to_string())
@@ -52,14 +53,10 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def recovered(rounds: RecordedRounds) -> pd.DataFrame:
-    """One row per upload: which it is of its picture, how many were linked, and what was recovered.
-
-    Raises:
-        BadInputError: If uploads are of several pictures.
-    """
+    """One row per upload, all of one picture: which it is of its picture, how many were linked, what was recovered."""
     (scenario,) = rounds.attacked(None, device="cpu")  # of a training run, there is one
     kept: dict[int, list[Upload]] = {}
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     rows = []
     for record in rounds.records(scenario):
         private = record.private()
@@ -70,15 +67,11 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
         upload = record.upload()
         upload = replace(upload, tensors={name: upload.tensors[name] for name in attack.tensors(model)})
         before = kept.setdefault(record.node, [])
-        picture = private.pictures[0]
-        seen[picture] = seen.get(picture, 0) + 1
-        started = pd.Timestamp.now()
-        (made,) = attack.reconstruct(
-            [replace(upload, others=tuple(before))],
-            model,
-            scenario.threat,
-            generator=torch.Generator().manual_seed(0),
-        )
+        (picture,) = private.pictures
+        seen[picture] += 1
+        given = replace(upload, others=tuple(before))
+        generator = torch.Generator().manual_seed(0)
+        (made,), seconds = timed(partial(attack.reconstruct, [given], model, scenario.threat, generator=generator))
         rows.append(
             {
                 "client": record.node,
@@ -89,7 +82,7 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
                 "linked": int(made.diagnostics["uploads_linked"]),
                 "masked_in_all": int(made.diagnostics["masked_in_all"]),
                 "psnr": float(metric("psnr").function(made.images, private.clean)),
-                "seconds": (pd.Timestamp.now() - started).total_seconds(),
+                "seconds": seconds,
             }
         )
         before.append(upload)
@@ -103,12 +96,10 @@ def figure(table: pd.DataFrame) -> Figure:
     for _, own in table.groupby("picture"):
         axes.plot(own["uploads"], own["psnr"].clip(upper=CEILING), marker="o", markersize=4, linewidth=1.2)
     axes.axhline(RECOGNISABLE, **DASHED)
-    ticks = range(10, int(CEILING) + 1, 10)
+    leakage_scale(axes, table["psnr"], "y")
     axes.set(
         xlabel="uploads of the picture, each in another round",
         ylabel="PSNR of the clean picture in dB",
-        yticks=ticks,
-        yticklabels=[CEILING_TICK if tick == CEILING else str(tick) for tick in ticks],
         xticks=sorted(table["uploads"].unique()),
     )
     return drawn

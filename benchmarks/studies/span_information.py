@@ -15,13 +15,9 @@ One row per picture and mask ratio, appended as soon as it is there; rows that t
 again. Of pictures that nothing was developed on.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-import pandas as pd
 import torch
 import typer
 from torch import Tensor
@@ -29,46 +25,17 @@ from torch.func import jacfwd
 
 from attacks.base import on_device
 from attacks.mjp.facts import linear_facts
-from attacks.mjp.span.block import Linear, Norm, gelu
+from attacks.mjp.span.block import Linear, Norm, gelu, linear_of, norm_of
 from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
-from benchmarks.studies.span_certificates import Study, append, read_ratios, selection
-from fedmjp.data.batches import private_batch
-from fedmjp.data.pictures import LabelledPicture
-from fedmjp.data.selection import open_source
+from benchmarks.studies.span import Data, Model, Ratios, Rows, rows_with
+from fedmjp.exchange import Exchange
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.running import run_function
-from fedmjp.settings import Picture
-from fedmjp.updates import gradient
 
 NEXT_QKV = "backbone.blocks.1.attn.qkv.weight"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One upload.
-
-    Attributes:
-        model: Name, and the options that were given.
-        ratio: Wanted mask ratio.
-        picture: Name.
-        masked: Masked patches.
-        median: PSNR in dB that the first block allows a masked patch, median over them; nan without any.
-        worst: Of the patch where it is smallest.
-        median_second: With the second block's equations.
-        worst_second: The same.
-    """
-
-    model: str
-    ratio: float
-    picture: str
-    masked: int
-    median: float
-    worst: float
-    median_second: float
-    worst_second: float
 
 
 @dataclass(frozen=True)
@@ -82,14 +49,8 @@ class SecondBlock:
     @staticmethod
     def of(upload: Upload, model: VitClassifier, tokens: int) -> "SecondBlock":
         """From the upload and the weights."""
-
-        def wide(name: str) -> Tensor:
-            return model.get_parameter(f"backbone.blocks.{name}").detach().double()
-
-        fc2 = Linear(wide("0.mlp.fc2.weight"), wide("0.mlp.fc2.bias"))
-        eps = float(model.backbone.blocks[1].norm1.eps)
-        norm = Norm(wide("1.norm1.weight"), wide("1.norm1.bias"), eps)
-        return SecondBlock(fc2, norm, Span.of(on_device(upload, NEXT_QKV, model), tokens))
+        span = Span.of(on_device(upload, NEXT_QKV, model), tokens)
+        return SecondBlock(linear_of(model, "0.mlp.fc2"), norm_of(model, "1.norm1"), span)
 
     def inputs(self, attended: Tensor, activations: Tensor) -> Tensor:
         """(rows, dim) of z2 and its activations."""
@@ -97,44 +58,30 @@ class SecondBlock:
 
 
 def main(
-    data: Annotated[str, typer.Option(help="A picture source.")],
-    rows: Annotated[Path, typer.Option(help="CSV to append to.")],
+    data: Data,
+    rows: Rows,
     pictures: Annotated[int, typer.Option()] = 20,
-    ratios: Annotated[str, typer.Option(help="Mask ratios, comma-separated.")] = "0.03,0.09,0.27,0.5,0.9",
-    model: Annotated[str, typer.Option(help="KEY=VALUE,... of the model; weights=FILE for trained ones.")] = "",
+    ratios: Ratios = "0.03,0.09,0.27,0.5,0.9",
+    model: Model = "",
 ) -> None:
     """Compute what is not in the file yet, and summarise."""
-    torch.set_num_threads(1)
-    wanted, study = read_ratios(ratios), Study.of(model, seconds=1.0)
-    size, classes = study.network.image_size, study.network.backbone.num_classes
-    chosen = selection(open_source(data, size=size, classes=classes), pictures, development=False)
-    done = set() if not rows.exists() else set(pd.read_csv(rows)[["model", "ratio", "picture"]].itertuples(index=False))
-    for entry in chosen.entries:
-        for ratio in wanted:
-            if (study.model, ratio, entry.name) not in done:
-                append(rows, asdict(row(study, chosen.load(entry), ratio)))
-    table = pd.read_csv(rows).groupby(["model", "ratio"])
-    figures = table[["median", "worst", "median_second", "worst_second"]].median().assign(uploads=table.size())
+    table = rows_with(rows, bounds, model=model, data=data, count=pictures, ratios=ratios)
+    groups = table.groupby(["model", "ratio"])
+    figures = groups[["median", "worst", "median_second", "worst_second"]].median().assign(uploads=groups.size())
     typer.echo(figures.round(1).to_string())
 
 
-def row(study: Study, picture: LabelledPicture, ratio: float) -> Row:
-    """Of one picture under one mask."""
-    model = study.network
-    batch = private_batch([picture], grid=model.grid, mask_ratio=ratio, gradient_of=Picture.SHUFFLED, seed=0)
-    upload = Upload(gradient(model, batch), "gradient", 1, 1, 0, "study")
-    first, second = patch_bounds(upload, batch, model)
+def bounds(exchange: Exchange, model: VitClassifier) -> dict[str, Any]:
+    """PSNR in dB that an upload allows its masked patches: their median and the worst; nan without any."""
+    first, second = patch_bounds(exchange.upload, exchange.private, model)
     worst = [float(each.min()) if len(each) else float("nan") for each in (first, second)]
-    return Row(
-        model=study.model,
-        ratio=ratio,
-        picture=picture.name,
-        masked=len(first),
-        median=float(first.median()),
-        worst=worst[0],
-        median_second=float(second.median()),
-        worst_second=worst[1],
-    )
+    return {
+        "masked": len(first),
+        "median": float(first.median()),
+        "worst": worst[0],
+        "median_second": float(second.median()),
+        "worst_second": worst[1],
+    }
 
 
 def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> tuple[Tensor, Tensor]:
@@ -150,24 +97,17 @@ def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> t
     attention = setup.block.attention(tokens, setup.block.keys_values(torch.cat([setup.class_token, tokens])))
     bounds = []
     for place in setup.hole.tolist():
-        attended = partial(_attended, setup, place, attention[place])
-        own, further = _information(setup, second, attended, truth[place])
+        own, further = _information(setup, second, setup.start[place] + attention[place], truth[place])
         bounds.append([_psnr(own, setup, model), _psnr(own + further, setup, model)])
     first, both = torch.tensor(bounds).unbind(dim=1)
     return first, both
 
 
-def _attended(setup: Equations, place: int, attention: Tensor, coefficients: Tensor) -> Tensor:
-    return setup.start[place] + setup.directions @ coefficients + attention
-
-
-def _information(
-    setup: Equations, second: SecondBlock, attended: Callable[[Tensor], Tensor], truth: Tensor
-) -> tuple[Tensor, Tensor]:
-    """F (unknowns, unknowns) of the first block's equations and of the second's."""
+def _information(setup: Equations, second: SecondBlock, offset: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """F (unknowns, unknowns) of the first block's equations and of the second's; z + o is ``offset`` + Z c."""
 
     def seen(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        after = attended(coefficients)[None]
+        after = (offset + setup.directions @ coefficients)[None]
         inputs = setup.block.norm2(after)
         activations = gelu(setup.block.fc1(inputs))
         return inputs, activations, second.inputs(after, activations)

@@ -1,5 +1,6 @@
 """One MJP upload of a deployed vision transformer, solved exactly where it lets itself be."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,14 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import Attack
 from attacks.mjp import facts as linear
 from attacks.mjp.affine import AffinePatches, of_one_upload
-from attacks.mjp.closed_facts import HANDLED, MJP
 from attacks.mjp.closing import close
+from attacks.mjp.prior import ClosedFacts
 from attacks.mjp.span import block
 from attacks.mjp.span.certificate import Certificate, certify, certify_facts
-from attacks.mjp.span.deadline import Deadline
 from attacks.mjp.span.equations import TENSORS, Equations, equations
 from attacks.mjp.span.naturalness import Naturalness
 from attacks.mjp.span.search import Search
@@ -23,7 +22,6 @@ from attacks.natural_patches import prior_refusal
 from attacks.pictures import picture
 from attacks.reassembly import reassemble
 from fedmjp.config import Config
-from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -37,7 +35,7 @@ class SpanOptions(Config):
     seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="after which the search is given up")
 
 
-class MjpSpan(Attack):
+class MjpSpan(ClosedFacts[VitClassifier]):
     """Every token is an isolated zero of equations that the first block's gradients state.
 
     The linear facts (``attacks.mjp.facts``) leave each patch in an affine space of M dimensions, M being the
@@ -66,12 +64,12 @@ class MjpSpan(Attack):
     )
     exploits = "the first MLP's gradients span its activations, and GELU tells true tokens from their mixtures"
     options_type = SpanOptions
-    stack = 1
     optimises = True
+    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """What the linear facts need, and of a defended model the first block's MLP and attention output."""
-        return [*linear.required_tensors(model), *(TENSORS if model.defended else ())]
+        return [*super().tensors(model), *(TENSORS if model.defended else ())]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs one step on one picture, the block written out in ``block``, and the prior."""
@@ -81,30 +79,10 @@ class MjpSpan(Attack):
             return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
         return linear.refusal(model, threat) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
 
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account what ``mjp_prior`` does, whose answer it gives where noise leaves it no solution."""
-        del threat
-        return HANDLED if model.defended else HANDLED - MJP
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always."""
-        return True
-
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        return [self._one(*each, model, threat) for each in zip(uploads, generators, strict=True)]
-
     def _one(
-        self, upload: Upload, generator: torch.Generator, model: VitClassifier, threat: ThreatModel
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
-        deadline = Deadline(self.options.seconds)
+        began = time.thread_time()
         # Tokens prove themselves in units of the upload's rounding, and the search ends far above that of float64.
         upload = replace(upload, tensors={name: tensor.float() for name, tensor in upload.tensors.items()})
         facts = linear.linear_facts(upload, model, threat)
@@ -113,10 +91,12 @@ class MjpSpan(Attack):
         certificate = certify_facts(upload, facts, model, threat)
         if facts.mask.any():
             setup = equations(upload, facts, model)
-            solved, certificate = solve(setup, affine, patches, model, deadline, generator)
+            solved, certificate = solve(setup, affine, patches, model, began + self.options.seconds, generator)
             if certificate.found and certificate.consistent:
                 patches = _in_order(solved, facts.mask, model, generator)
-        return Reconstruction(picture(patches, model), {**certificate.diagnostics(), "seconds": deadline.spent})
+        return Reconstruction(
+            picture(patches, model), {**certificate.diagnostics(), "seconds": time.thread_time() - began}
+        )
 
 
 def _rank_refusal(model: VitClassifier) -> str | None:
@@ -132,21 +112,18 @@ def solve(
     affine: AffinePatches,
     natural: Tensor,
     model: VitClassifier,
-    deadline: Deadline,
+    deadline: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Certificate]:
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
+    naturalness = Naturalness.of(affine, model)
     start = (natural - affine.known) @ affine.basis.mT
-    search = Search(setup, Naturalness.of(affine, model), deadline, generator)
-    ended = search.go(start[setup.visible])
-    solution = ended.patches
-    naturalness = search.naturalness
-    places = torch.cat([setup.visible, setup.hole[: len(solution.masked)]])
-    coefficients = torch.cat([solution.visible, solution.masked])
+    solution, found = Search(setup, naturalness, start[setup.visible], generator).go(deadline)
+    places, coefficients = solution.all_places(setup), solution.coefficients
     possible = naturalness.excess(coefficients, places) <= IMPOSSIBLE
     patches = natural.clone()
     patches[places[possible]] = naturalness.patches(coefficients, places)[possible]
-    return patches, certify(setup, solution, ended.found, float(model.std.max()))
+    return patches, certify(setup, solution, found, float(model.std.max()))
 
 
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:

@@ -45,12 +45,7 @@ class Norm:
         return self.whiten(rows)[0] * self.gain + self.bias
 
 
-@dataclass(frozen=True)
-class KeysValues:
-    """What tokens attend to: (heads, tokens, dim of a head) each."""
-
-    keys: Tensor
-    values: Tensor
+KeysValues = tuple[Tensor, Tensor]  # what tokens attend to: (heads, tokens, dim of a head) each
 
 
 @dataclass(frozen=True)
@@ -69,15 +64,16 @@ class FirstBlock:
         dim = tokens.shape[-1]
         both = self.norm1(tokens) @ self.qkv.weight[dim:].T + self.qkv.bias[dim:]
         keys, values = both.view(len(tokens), 2, self.heads, -1).permute(1, 2, 0, 3)
-        return KeysValues(keys, values)
+        return keys, values
 
     def attention(self, tokens: Tensor, seen: KeysValues) -> Tensor:
         """Output o of tokens (tokens, dim) that attend to what is ``seen``."""
         dim = tokens.shape[-1]
         asked = self.norm1(tokens) @ self.qkv.weight[:dim].T + self.qkv.bias[:dim]
         queries = asked.view(len(tokens), self.heads, -1).transpose(0, 1)
-        weights = (queries @ seen.keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
-        return self.proj((weights @ seen.values).transpose(0, 1).reshape(len(tokens), -1))
+        keys, values = seen
+        weights = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
+        return self.proj((weights @ values).transpose(0, 1).reshape(len(tokens), -1))
 
 
 def gelu_slope(inputs: Tensor) -> Tensor:
@@ -89,27 +85,27 @@ def gelu_slope(inputs: Tensor) -> Tensor:
 gelu = F.gelu
 
 
+def linear_of(model: VitClassifier, name: str) -> Linear:
+    """A linear layer of the blocks, by a name such as "0.mlp.fc2"."""
+    return Linear(*_wide(model, name))
+
+
+def norm_of(model: VitClassifier, name: str) -> Norm:
+    """A layer normalisation of the blocks, by a name such as "0.norm1"."""
+    return Norm(*_wide(model, name), float(model.backbone.blocks.get_submodule(name).eps))
+
+
+def _wide(model: VitClassifier, name: str) -> tuple[Tensor, Tensor]:
+    """Weight and bias in float64."""
+    layer = model.backbone.blocks.get_submodule(name)
+    return layer.weight.detach().double(), layer.bias.detach().double()
+
+
 def first_block(model: VitClassifier) -> FirstBlock:
     """Read it out of a model to which ``refusal`` has no objection."""
-    block = model.backbone.blocks[0]
-
-    def wide(name: str) -> Tensor:
-        return model.get_parameter(PREFIX + name).detach().double()
-
-    def linear(name: str) -> Linear:
-        return Linear(wide(f"{name}.weight"), wide(f"{name}.bias"))
-
-    def norm(name: str) -> Norm:
-        return Norm(wide(f"{name}.weight"), wide(f"{name}.bias"), float(getattr(block, name).eps))
-
-    return FirstBlock(
-        int(block.attn.num_heads),
-        norm("norm1"),
-        linear("attn.qkv"),
-        linear("attn.proj"),
-        norm("norm2"),
-        linear("mlp.fc1"),
-    )
+    norms = [norm_of(model, f"0.{name}") for name in ("norm1", "norm2")]
+    qkv, proj, fc1 = (linear_of(model, f"0.{name}") for name in ("attn.qkv", "attn.proj", "mlp.fc1"))
+    return FirstBlock(int(model.backbone.blocks[0].attn.num_heads), norms[0], qkv, proj, norms[1], fc1)
 
 
 def refusal(model: VitClassifier) -> str | None:

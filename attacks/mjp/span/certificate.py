@@ -7,8 +7,7 @@ from torch import Tensor
 
 from attacks.base import on_device
 from attacks.mjp.facts import LinearFacts
-from attacks.mjp.span.attended import Known, attended
-from attacks.mjp.span.equations import Equations
+from attacks.mjp.span.equations import Equations, Known, attended
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
@@ -26,22 +25,13 @@ FLOAT32 = 2.0**-24
 
 @dataclass(frozen=True)
 class Certificate:
-    """Of one solution.
+    """Of one solution: residuals are those of patches with the attention among them, in units of rounding's."""
 
-    Attributes:
-        found: Masked patches found, each counted once.
-        masked: Masked patches.
-        median: Median over the patches of the residual with the attention among them, in units of what
-            rounding explains.
-        largest: Largest of these.
-        expected: Error per pixel that the residual stands for, of the patch where it is largest.
-    """
-
-    found: int
-    masked: int
-    median: float
+    found: int  # masked patches found, each counted once
+    masked: int  # masked patches
+    median: float  # of the residuals
     largest: float
-    expected: float
+    expected: float  # error per pixel that the largest residual stands for
 
     @property
     def consistent(self) -> bool:
@@ -67,13 +57,7 @@ class Certificate:
 
 
 def certify_facts(upload: Upload, facts: LinearFacts, model: VitClassifier, threat: ThreatModel) -> Certificate:
-    """Of an upload without a mask, whose linear facts are the whole picture."""
-    expected = facts_error(upload, facts, model, threat).max() * model.std.max()
-    return Certificate(found=0, masked=0, median=0.0, largest=0.0, expected=float(expected))
-
-
-def facts_error(upload: Upload, facts: LinearFacts, model: VitClassifier, threat: ThreatModel) -> Tensor:
-    """(visible,) error per value of the known part of each visible patch.
+    """Of an upload without a mask, whose linear facts are the whole picture.
 
     The least-squares solution X of D^T X = G has the covariance s^2 (D D^T)^-1, s^2 being the variance of
     what no solution explains, and no less than rounding and noise that the server is told of on the entries of G.
@@ -88,20 +72,16 @@ def facts_error(upload: Upload, facts: LinearFacts, model: VitClassifier, threat
     told = threat.rounding**2 * gradient.square().mean() + threat.noise_on(gradient) ** 2
     noise = torch.maximum(variance, told).sqrt()
     inverse = torch.linalg.pinv(triangular)
-    error: Tensor = noise * inverse.mT.norm(dim=0)
-    return error
+    error = (noise * inverse.mT.norm(dim=0)).max() * model.std.max()
+    return Certificate(found=0, masked=0, median=0.0, largest=0.0, expected=float(error))
 
 
 def certify(equations: Equations, solution: Known, found: int, pixel: float) -> Certificate:
-    """Look at a solution with all visible patches.
+    """Look at a solution with all visible patches, of whose masked ones the first ``found`` stand in for no others.
 
-    Args:
-        equations: Of the upload.
-        solution: Coefficients.
-        found: How many of the masked patches were found, not put there to stand in for others.
-        pixel: What 1 in the network's input space is in [0, 1].
+    ``pixel`` is what 1 in the network's input space is in [0, 1].
     """
-    relative, expected = errors(equations, solution)
+    relative, expected = _errors(equations, solution)
     errors_of_masked = expected[len(solution.places) :] * equations.values**0.5
     return Certificate(
         found=_distinct(solution.masked[:found], errors_of_masked[:found]),
@@ -121,18 +101,16 @@ def _distinct(masked: Tensor, error: Tensor) -> int:
     return int((~near.tril(-1).any(dim=1)).sum())
 
 
-def errors(equations: Equations, solution: Known) -> tuple[Tensor, Tensor]:
+def _errors(equations: Equations, solution: Known) -> tuple[Tensor, Tensor]:
     """(patches,) relative residuals, and errors per value.
 
     If r is noise of the same size in all n equations, its variance is |r|^2 / n and the coefficients'
     covariance that times (J^T J)^-1.
     """
-    places = torch.cat([solution.places, equations.hole[: len(solution.masked)]])
-    coefficients = torch.cat([solution.visible, solution.masked])
+    places, coefficients = solution.all_places(equations), solution.coefficients
     point = equations.at(attended(equations, solution)(equations.tokens(coefficients, places)))
     noise = equations.noise(point)
-    matrices, gradients = equations.normal(point)
-    equations.with_level(matrices, gradients, coefficients, places)
+    matrices, _ = equations.normal(point, coefficients, places)
     variance = torch.maximum(point.cost, noise.square()) / equations.count
     # The matrices are formed in float32: what it does not resolve may be negative, and counts as hardly determined.
     strengths = torch.linalg.eigvalsh(matrices)

@@ -16,6 +16,7 @@ G^T g / |g|^2 = sum_t share_t ho_t with share_t = <do_t, g> / |g|^2, which sum t
 tokens stand in for do_t.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -37,6 +38,7 @@ TENSORS = (PROJ_WEIGHT, PROJ_BIAS, FC1_WEIGHT, FC2_WEIGHT)
 # k: at the true tokens of a float32 upload |r| is 8 to 27 times |l.c - 1|.
 LEVEL_WEIGHT = 10.0
 CHUNK = 24  # rows whose Jacobians are held at a time
+Attended = Callable[[Tensor], Tensor]  # z (tokens, dim) to z + o(z)
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,10 @@ class Span:
     turned towards every direction outside by s / S times a standard normal number. What is then left of a
     true a outside of the span has, per outside direction, the variance sum_i (s / S_i)^2 (a . v_i)^2. It is
     the upload itself that tells s: what no sum over so many tokens can explain.
-
-    Attributes:
-        columns: (values, tokens), the v_i, orthonormal.
-        turned: (tokens,), s / S_i.
     """
 
-    columns: Tensor
-    turned: Tensor
+    columns: Tensor  # (values, tokens), the v_i, orthonormal
+    turned: Tensor  # (tokens,), s / S_i
 
     @staticmethod
     def of(gradient: Tensor, tokens: int) -> "Span":
@@ -105,33 +103,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Equations:
-    """Of one upload.
-
-    Attributes:
-        block: The first block's weights.
-        mask: (patches,) bool.
-        start: (patches, dim), s_t.
-        directions: (dim, unknowns), Z.
-        level: (unknowns,), l.
-        class_token: (1, dim), with its position.
-        inputs: Span of the h_t.
-        activations: Span of the a_t.
-        mean_attention: (dim,), sum_t share_t o_t.
-        shares: (1 + patches,), of the class token and the patches; 0 where masked, as it is not known there.
-        values: Per patch.
-    """
+    """Of one upload."""
 
     block: FirstBlock
-    mask: Tensor
-    start: Tensor
-    directions: Tensor
-    level: Tensor
-    class_token: Tensor
-    inputs: Span
-    activations: Span
-    mean_attention: Tensor
-    shares: Tensor
-    values: int
+    mask: Tensor  # (patches,) bool
+    start: Tensor  # (patches, dim), s_t
+    directions: Tensor  # (dim, unknowns), Z
+    level: Tensor  # (unknowns,), l
+    class_token: Tensor  # (1, dim), with its position
+    inputs: Span  # of the h_t
+    activations: Span  # of the a_t
+    mean_attention: Tensor  # (dim,), sum_t share_t o_t
+    shares: Tensor  # (1 + patches,), of the class token and the patches; 0 where masked, as it is not known there
+    values: int  # per patch
 
     @property
     def unknowns(self) -> int:
@@ -188,7 +172,7 @@ class Equations:
         error: Tensor = LEVEL_WEIGHT * (coefficients @ self.level - 1) * self.mask[places]
         return error
 
-    def normal(self, point: Point) -> tuple[Tensor, Tensor]:
+    def normal(self, point: Point, coefficients: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns), o held fixed.
 
         The gradients are exact, as they decide where the iteration ends. The matrices decide only how fast
@@ -202,21 +186,17 @@ class Equations:
             inputs, activations = self._jacobians(point[some])
             gram = _gram_outside(inputs, self.inputs) + _gram_outside(activations, self.activations)
             matrices[some] = gram.double()
-        return matrices, self._gradient(point)
+        level = self.mask[places].to(self.level)[:, None] * LEVEL_WEIGHT
+        matrices += (level.square() * self.level)[:, :, None] * self.level
+        return matrices, self._gradient(point) + level * self.level_error(coefficients, places)[:, None] * self.level
 
     def _gradient(self, point: Point) -> Tensor:
-        """(rows, unknowns), J^T r without J."""
+        """(rows, unknowns), J^T r without J and without the level's."""
         after = point.outside_activations * gelu_slope(point.before_gelu)
         white = after @ self._gained + point.outside_inputs * self.block.norm2.gain
         along = (white * point.whitened).mean(dim=1, keepdim=True)
         gradient: Tensor = ((white - point.whitened * along) / point.deviation) @ self._centred
         return gradient
-
-    def with_level(self, matrices: Tensor, gradients: Tensor, coefficients: Tensor, places: Tensor) -> None:
-        """Add the last equation to what ``normal`` gives, in place."""
-        masked = self.mask[places].to(self.level)[:, None] * LEVEL_WEIGHT
-        gradients += masked * self.level_error(coefficients, places)[:, None] * self.level
-        matrices += (masked.square() * self.level)[:, :, None] * self.level
 
     def _jacobians(self, point: Point) -> tuple[Tensor, Tensor]:
         """(dim, rows, unknowns) of h and (hidden, rows, unknowns) of a, float32."""
@@ -260,6 +240,46 @@ def _gram_outside(jacobian: Tensor, span: Span) -> Tensor:
     )
     by_row = jacobian.transpose(0, 1)
     return by_row.mT @ by_row - inside.mT @ inside
+
+
+@dataclass(frozen=True)
+class Known:
+    """Tokens taken as known besides the class token, by the coefficients (rows, unknowns) of their patches."""
+
+    places: Tensor  # (visible,) places of patches that are not masked
+    visible: Tensor  # their coefficients
+    masked: Tensor  # coefficients of masked patches, in no particular order
+
+    @property
+    def coefficients(self) -> Tensor:
+        """Of the visible patches, then of the masked ones."""
+        return torch.cat([self.visible, self.masked])
+
+    def moved(self, coefficients: Tensor) -> "Known":
+        """The same patches at other coefficients."""
+        return Known(self.places, coefficients[: len(self.places)], coefficients[len(self.places) :])
+
+    def all_places(self, setup: Equations) -> Tensor:
+        """Of its coefficients; of masked patches any place in the hole."""
+        return torch.cat([self.places, setup.hole[: len(self.masked)]])
+
+
+def attended(setup: Equations, known: Known) -> Attended:
+    """The map z -> z + o(z), with o from the keys and values of what is known, and a common correction.
+
+    As long as tokens are missing, o is off by nearly the same vector everywhere. The mean of o with the
+    shares as weights is known exactly, so that the correction follows from the class token and the
+    visible patches, whose shares are known. With every token known there is nothing to correct.
+    """
+    block = setup.block
+    seen = torch.cat([setup.class_token, setup.tokens(known.visible, known.places)])
+    hidden = setup.tokens(known.masked, setup.hole[: len(known.masked)])
+    looked_at = block.keys_values(torch.cat([seen, hidden]))
+    correction = torch.zeros_like(setup.mean_attention)
+    if len(seen) + len(hidden) < 1 + len(setup.mask):
+        shares = torch.cat([setup.shares[:1], setup.shares[1 + known.places]])
+        correction = setup.mean_attention - shares @ block.attention(seen, looked_at) / shares.sum()
+    return lambda tokens: tokens + block.attention(tokens, looked_at) + correction
 
 
 def equations(upload: Upload, facts: LinearFacts, model: VitClassifier) -> Equations:

@@ -6,8 +6,6 @@ then left of a true token is the upload's rounding, while a wrong one stays well
 carries its own proof, before the others are known.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -18,23 +16,10 @@ LEASH = (0.1, 1e-3)  # weight of the distance to where the attention would have 
 STEPS = Steps(5, enough=1e-2)
 
 
-@dataclass(frozen=True)
-class Freed:
-    """Tokens after attention.
-
-    Attributes:
-        attended: (rows, dim), z + o.
-        zeros: The same as zeros of the freed equations.
-    """
-
-    attended: Tensor
-    zeros: Zeros
-
-
-def free(equations: Equations, attended: Tensor) -> Freed:
+def free(equations: Equations, attended: Tensor) -> Zeros:
     """Release tokens from the attention that was assumed: start at z + o (rows, dim), go where the equations lead.
 
-    A weak leash keeps what the coefficients cannot reach near where it was.
+    A weak leash keeps what the coefficients cannot reach near where it was. Gives zeros of the freed equations.
     """
     freed = equations.freed
     reached, _ = torch.linalg.qr(equations.directions)
@@ -45,7 +30,7 @@ def free(equations: Equations, attended: Tensor) -> Freed:
     for weight in LEASH:
         pull = Pull(weight, centre, beyond.T @ beyond)
         zeros = minimise(freed, zeros.coefficients, places, lambda tokens: tokens, STEPS, pull)
-    return Freed(zeros.coefficients @ freed.directions.T, zeros)
+    return zeros
 
 
 def coefficients_of(equations: Equations, freed: Tensor, attention: Tensor) -> Tensor:

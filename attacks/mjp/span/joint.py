@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import vjp
 
 from attacks.linear_systems import NEGLIGIBLE
-from attacks.mjp.span.attended import Known, attended
-from attacks.mjp.span.equations import Equations
+from attacks.mjp.closing import conjugate_gradients
+from attacks.mjp.span.equations import Equations, Known, attended
 from attacks.mjp.span.minimise import HARDER, SOFTER, Pull
 
 TRIALS = 4
@@ -35,14 +35,10 @@ class _Problem:
 
     @property
     def places(self) -> Tensor:
-        return torch.cat([self.known.places, self.equations.hole[: len(self.known.masked)]])
-
-    def at(self, values: Tensor) -> Known:
-        split = len(self.known.places)
-        return Known(self.known.places, values[:split], values[split:])
+        return self.known.all_places(self.equations)
 
     def attended(self, values: Tensor) -> Tensor:
-        return attended(self.equations, self.at(values))(self.equations.tokens(values, self.places))
+        return attended(self.equations, self.known.moved(values))(self.equations.tokens(values, self.places))
 
     def residuals(self, values: Tensor) -> Tensor:
         """(patches, equations)."""
@@ -50,58 +46,44 @@ class _Problem:
         level = self.equations.level_error(values, self.places)[:, None]
         return torch.cat([point.outside_inputs, point.outside_activations, level], dim=1)
 
-    def derivative(self, values: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        """Functions w -> J^T w and v -> J v at these coefficients.
-
-        J v comes from J^T: w -> J^T w is linear, and its transpose is J.
-        """
-        residuals, transposed = _transposed(self.residuals, values)
-        _, forward = _transposed(transposed, torch.zeros_like(residuals))
-        return transposed, forward
-
     def merit(self, values: Tensor, residuals: Tensor) -> Tensor:
         cost = residuals.square().sum(dim=1)
         rows = torch.arange(len(values), device=values.device)
         return (cost if self.pull is None else self.pull.value(cost, values, rows)).sum()
 
-    def linear(self, values: Tensor, residuals: Tensor) -> "_Linear":
-        """The Gauss-Newton system at a point."""
+    def solver(self, values: Tensor, residuals: Tensor) -> Callable[[float], Tensor | None]:
+        """Steps from these values by damping: (J^T J + pull + damping) step = -J^T r.
+
+        None is no step: the system is not positive definite in floating point.
+        """
         point = self.equations.at(self.attended(values))
-        blocks, gradient = self.equations.normal(point)
-        self.equations.with_level(blocks, gradient, values, self.places)
-        transposed, forward = self.derivative(values)
+        blocks, _ = self.equations.normal(point, values, self.places)
+        # J v comes from J^T: w -> J^T w is linear, and its transpose is J.
+        _, transposed = _transposed(self.residuals, values)
+        _, forward = _transposed(transposed, torch.zeros_like(residuals))
         gradient, extra = transposed(residuals), torch.zeros_like(blocks)
         if self.pull is not None:
             rows = torch.arange(len(values), device=values.device)
             self.pull.adapt(extra, gradient, gradient, values, rows)
-        return _Linear(lambda change: transposed(forward(change)), blocks + extra, extra, gradient)
+        blocks = blocks + extra  # nearly the diagonal of the system
+        diagonal = blocks.diagonal(dim1=1, dim2=2)
 
+        def step(damping: float) -> Tensor | None:
+            damped = torch.diag_embed(damping * diagonal + NEGLIGIBLE * diagonal.mean(1, keepdim=True))
+            factors, failures = torch.linalg.cholesky_ex(blocks + damped)
+            if failures.any():
+                return None
 
-@dataclass(frozen=True)
-class _Linear:
-    """(normal + extra) step = -gradient, with normal = J^T J, and ``blocks`` nearly the diagonal of normal + extra."""
+            def times(vector: Tensor) -> Tensor:
+                return transposed(forward(vector)) + ((extra + damped) @ vector[:, :, None])[:, :, 0]
 
-    normal: Callable[[Tensor], Tensor]
-    blocks: Tensor
-    extra: Tensor
-    gradient: Tensor
+            def precondition(vector: Tensor) -> Tensor:
+                solved: Tensor = torch.cholesky_solve(vector[:, :, None], factors)[:, :, 0]
+                return solved
 
-    def step(self, damping: float) -> Tensor | None:
-        """Conjugate gradients on the damped system; None if it is not positive definite in floating point."""
-        diagonal = self.blocks.diagonal(dim1=1, dim2=2)
-        damped = torch.diag_embed(damping * diagonal + NEGLIGIBLE * diagonal.mean(1, keepdim=True))
-        factors, failures = torch.linalg.cholesky_ex(self.blocks + damped)
-        if failures.any():
-            return None
+            return conjugate_gradients(times, -gradient, precondition, steps=CONJUGATE, precise=TOLERANCE)
 
-        def times(vector: Tensor) -> Tensor:
-            return self.normal(vector) + ((self.extra + damped) @ vector[:, :, None])[:, :, 0]
-
-        def precondition(vector: Tensor) -> Tensor:
-            solved: Tensor = torch.cholesky_solve(vector[:, :, None], factors)[:, :, 0]
-            return solved
-
-        return _conjugate_gradients(times, precondition, -self.gradient)
+        return step
 
 
 def _transposed(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -114,19 +96,14 @@ def _transposed(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[T
 def solve_jointly(
     equations: Equations, known: Known, *, steps: int, pull: Pull | None = None, damping: float = 1e-3
 ) -> tuple[Known, Tensor]:
-    """Minimise the sum of |r|^2 over all known patches.
-
-    Returns:
-        The patches, and (visible + masked,) their residuals.
-    """
-    problem = _Problem(equations, known, pull)
-    values = torch.cat([known.visible, known.masked])
+    """Minimise the sum of |r|^2 over all known patches; the patches, and (visible + masked,) their residuals."""
+    problem, values = _Problem(equations, known, pull), known.coefficients
     residuals = problem.residuals(values)
     merit = problem.merit(values, residuals)
     for _ in range(steps):
-        linear, before = problem.linear(values, residuals), merit
+        solver, before = problem.solver(values, residuals), merit
         for _ in range(TRIALS):
-            step = linear.step(damping)
+            step = solver(damping)
             if step is not None:
                 there = problem.residuals(values + step)
                 if problem.merit(values + step, there) < merit:
@@ -136,22 +113,4 @@ def solve_jointly(
             damping *= HARDER
         if merit >= before * (1 - ENOUGH):
             break
-    return problem.at(values), residuals.norm(dim=1)
-
-
-def _conjugate_gradients(
-    times: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Tensor
-) -> Tensor:
-    solution, left = torch.zeros_like(right), right
-    direction = preconditioned = precondition(left)
-    size = first = (left * preconditioned).sum()
-    for _ in range(CONJUGATE):
-        image = times(direction)
-        length = size / (direction * image).sum()
-        solution, left = solution + length * direction, left - length * image
-        preconditioned = precondition(left)
-        before, size = size, (left * preconditioned).sum()
-        if size < TOLERANCE**2 * first:
-            break
-        direction = preconditioned + size / before * direction
-    return solution
+    return known.moved(values), residuals.norm(dim=1)

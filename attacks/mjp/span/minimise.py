@@ -1,15 +1,12 @@
 """Levenberg-Marquardt on the equations of many tokens at once, each a problem of its own."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.attended import Attended
-from attacks.mjp.span.equations import Equations, Point
+from attacks.mjp.span.equations import Attended, Equations, Point
 
 TRIALS = 3  # of larger damping before an iteration is given up
 SOFTER, HARDER = 0.2, 10.0
@@ -18,36 +15,27 @@ DAMPING_RANGE = (1e-10, 1e8)
 
 @dataclass(frozen=True)
 class Zeros:
-    """Where minimisations ended.
+    """Where minimisations ended."""
 
-    Attributes:
-        coefficients: (rows, unknowns).
-        residual: (rows,), |r| there.
-        curvature: (rows, unknowns, unknowns), the Gauss-Newton matrix J^T J at the last step.
-    """
-
-    coefficients: Tensor
-    residual: Tensor
-    curvature: Tensor
+    coefficients: Tensor  # (rows, unknowns)
+    residual: Tensor  # (rows,), |r| there
+    curvature: Tensor  # (rows, unknowns, unknowns), the Gauss-Newton matrix J^T J at the last step
 
     @staticmethod
     def at(coefficients: Tensor) -> "Zeros":
         """Points (rows, unknowns) of which nothing is known yet."""
         rows, size = coefficients.shape
-        return Zeros(
-            coefficients, torch.full_like(coefficients[:, 0], math.inf), coefficients.new_zeros(rows, size, size)
-        )
+        unknown = torch.full_like(coefficients[:, 0], math.inf)
+        return Zeros(coefficients, unknown, coefficients.new_zeros(rows, size, size))
 
     def __len__(self) -> int:
         return len(self.residual)
 
-    def __getitem__(self, rows: Tensor | Sequence[int]) -> "Zeros":
+    def __getitem__(self, rows: Tensor) -> "Zeros":
         """Some of them."""
-        index = torch.as_tensor(rows)
-        index = index if index.dtype == torch.bool else index.long()
-        return Zeros(self.coefficients[index], self.residual[index], self.curvature[index])
+        return Zeros(self.coefficients[rows], self.residual[rows], self.curvature[rows])
 
-    def distinct(self, others: "Zeros", share: float) -> list[int]:
+    def distinct(self, others: "Zeros", share: float) -> Tensor:
         """Indices of those that are none of the others, nor each other's; the ones of least residual come first.
 
         Two are the same if the way between them changes r, to first order, by less than a share of the
@@ -61,40 +49,26 @@ class Zeros:
             change = ((apart @ self.curvature[index]) * apart).sum(dim=1).clamp(min=0).sqrt()
             if bool((change > share * larger).all()):
                 kept.append(index)
-        return kept
+        return torch.tensor(kept, dtype=torch.int64)
 
     def joined(self, other: "Zeros") -> "Zeros":
         """These and others."""
         return Zeros(
-            torch.cat([self.coefficients, other.coefficients]),
-            torch.cat([self.residual, other.residual]),
-            torch.cat([self.curvature, other.curvature]),
+            *(torch.cat([getattr(each, name) for each in (self, other)]) for name in self.__dataclass_fields__)
         )
-
-
-class Merit(Protocol):
-    """What is minimised in place of the plain cost |r|^2."""
-
-    def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        """(rows,) of the cost (rows,) at coefficients (rows, unknowns); ``rows`` says which problems these are."""
-
-    def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
-        """Turn Gauss-Newton matrices and gradients of the cost into those of the merit, in place."""
 
 
 @dataclass(frozen=True)
 class Pull:
     """Cost plus a quadratic pull: weight (c - centre)^T metric (c - centre).
 
-    Attributes:
-        weight: Of the pull.
-        centre: (problems, unknowns).
-        metric: (unknowns, unknowns).
+    ``value`` gives it (rows,) from the cost (rows,) at coefficients (rows, unknowns); ``rows`` says which problems
+    these are. ``adapt`` turns Gauss-Newton matrices and gradients of the cost into its own, in place.
     """
 
     weight: float
-    centre: Tensor
-    metric: Tensor
+    centre: Tensor  # (problems, unknowns)
+    metric: Tensor  # (unknowns, unknowns)
 
     def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
         """Cost and pull."""
@@ -113,16 +87,12 @@ class Deflation:
     """cost (1 / n(c) + 1 / s): lifts the cost on the span of zeros that were found already.
 
     n(c) is the squared length of L^T c outside of the span of the found ones, L L^T their mean curvature.
-
-    Attributes:
-        root: (unknowns, unknowns), L.
-        span: (unknowns, found), orthonormal.
-        scale: s, what n is at typical starts.
+    Its methods are those of ``Pull``.
     """
 
-    root: Tensor
-    span: Tensor
-    scale: float
+    root: Tensor  # (unknowns, unknowns), L
+    span: Tensor  # (unknowns, found), orthonormal
+    scale: float  # s, what n is at typical starts
 
     @staticmethod
     def of(found: Zeros, starts: Tensor) -> "Deflation":
@@ -154,22 +124,16 @@ class Deflation:
         return seen - (seen @ self.span) @ self.span.T
 
 
+Merit = Pull | Deflation  # what is minimised in place of the plain cost |r|^2
+
+
 @dataclass(frozen=True)
 class Steps:
-    """How far to go.
+    """How far to go."""
 
-    Attributes:
-        most: Iterations.
-        damping: At the start.
-        enough: A problem ends when its merit falls by less than this share.
-    """
-
-    most: int
-    damping: float = 1e-3
-    enough: float = 1e-4
-
-
-FEW = Steps(2)
+    most: int  # iterations
+    damping: float = 1e-3  # at the start
+    enough: float = 1e-4  # a problem ends when its merit falls by less than this share
 
 
 def minimise(
@@ -177,7 +141,7 @@ def minimise(
     coefficients: Tensor,
     places: Tensor,
     attended: Attended,
-    steps: Steps = FEW,
+    steps: Steps,
     merit: Merit | None = None,
 ) -> Zeros:
     """Minimise |r|^2, or a merit made of it, from each row of coefficients at its place.
@@ -185,64 +149,41 @@ def minimise(
     z + o(z) is taken anew at every trial, but o counts as constant in the derivative: it changes by
     some hundredths of what z does.
     """
-    return _Run(equations, places, attended, merit, coefficients.clone()).go(steps)
 
+    def evaluate(trial: Tensor, rows: Tensor) -> tuple[Point, Tensor, Tensor]:
+        point = equations.at(attended(equations.tokens(trial, places[rows])))
+        cost = point.cost + equations.level_error(trial, places[rows]).square()
+        return point, cost, cost if merit is None else merit.value(cost, trial, rows)
 
-class _Run:
-    """The state of one call: where each row stands, and its damping."""
-
-    def __init__(
-        self, equations: Equations, places: Tensor, attended: Attended, merit: Merit | None, coefficients: Tensor
-    ) -> None:
-        self.equations, self.places, self.attended, self.merit = equations, places, attended, merit
-        rows = torch.arange(len(coefficients), device=coefficients.device)
-        self.coefficients = coefficients
-        self.point, self.cost, self.value = self._evaluate(coefficients, rows)
-        size = equations.unknowns
-        self.curvature = coefficients.new_zeros(len(rows), size, size)
-
-    def go(self, steps: Steps) -> Zeros:
-        self.damping = torch.full_like(self.cost, steps.damping)
-        active = torch.ones_like(self.cost, dtype=torch.bool)
-        for iteration in range(steps.most):
-            rows = active.nonzero().flatten()
-            if not len(rows):
-                break
-            before = self.value[rows]
-            self._iterate(rows)
-            stalled = self.value[rows] > before * (1 - steps.enough)
-            active[rows] = ~stalled if iteration > 1 else True
-        return Zeros(self.coefficients, self.cost.sqrt(), self.curvature)
-
-    def _evaluate(self, coefficients: Tensor, rows: Tensor) -> tuple[Point, Tensor, Tensor]:
-        places = self.places[rows]
-        point = self.equations.at(self.attended(self.equations.tokens(coefficients, places)))
-        cost = point.cost + self.equations.level_error(coefficients, places).square()
-        return point, cost, cost if self.merit is None else self.merit.value(cost, coefficients, rows)
-
-    def _iterate(self, rows: Tensor) -> None:
-        here = self.coefficients[rows]
-        matrices, gradients = self.equations.normal(self.point[rows])
-        self.equations.with_level(matrices, gradients, here, self.places[rows])
-        self.curvature[rows] = matrices
-        if self.merit is not None:
-            self.merit.adapt(matrices, gradients, self.cost[rows], here, rows)
+    coefficients = coefficients.clone()
+    rows = torch.arange(len(coefficients), device=coefficients.device)
+    point, cost, value = evaluate(coefficients, rows)
+    damping = torch.full_like(cost, steps.damping)
+    curvature = coefficients.new_zeros(len(rows), equations.unknowns, equations.unknowns)
+    for iteration in range(steps.most):
+        if not len(rows):
+            break
+        here, before = coefficients[rows], value[rows]
+        matrices, gradients = equations.normal(point[rows], here, places[rows])
+        curvature[rows] = matrices
+        if merit is not None:
+            merit.adapt(matrices, gradients, cost[rows], here, rows)
         diagonal = matrices.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
         todo = torch.arange(len(rows), device=rows.device)
         for _ in range(TRIALS):
-            damped = self.damping[rows[todo], None] * diagonal[todo] + 1e-13 * diagonal[todo].mean(1, keepdim=True)
-            step = torch.linalg.solve(matrices[todo] + torch.diag_embed(damped), gradients[todo])
-            todo = todo[~self._accept(rows[todo], here[todo] - step)]
+            damped = damping[rows[todo], None] * diagonal[todo] + 1e-13 * diagonal[todo].mean(1, keepdim=True)
+            trial = here[todo] - torch.linalg.solve(matrices[todo] + torch.diag_embed(damped), gradients[todo])
+            tried = rows[todo]
+            there, trial_cost, trial_value = evaluate(trial, tried)
+            better = trial_value < value[tried]
+            moved = tried[better]
+            coefficients[moved], cost[moved], value[moved] = trial[better], trial_cost[better], trial_value[better]
+            point.replace(moved, there, better)
+            damping[tried] *= torch.where(better, SOFTER, HARDER)
+            damping.clamp_(*DAMPING_RANGE)
+            todo = todo[~better]
             if not len(todo):
                 break
-
-    def _accept(self, rows: Tensor, trial: Tensor) -> Tensor:
-        """Move the rows whose merit falls; say which these are, and adapt the damping."""
-        point, cost, value = self._evaluate(trial, rows)
-        better = value < self.value[rows]
-        moved = rows[better]
-        self.coefficients[moved], self.cost[moved], self.value[moved] = trial[better], cost[better], value[better]
-        self.point.replace(moved, point, better)
-        self.damping[rows] *= torch.where(better, SOFTER, HARDER)
-        self.damping.clamp_(*DAMPING_RANGE)
-        return better
+        stalled = value[rows] > before * (1 - steps.enough)
+        rows = rows if iteration <= 1 else rows[~stalled]
+    return Zeros(coefficients, cost.sqrt(), curvature)

@@ -12,23 +12,14 @@ from fedmjp.models.classifier import VitClassifier
 
 @dataclass(frozen=True)
 class Naturalness:
-    """Mahalanobis distance to the mean natural patch, as a function of a patch's coefficients.
+    """Mahalanobis distance to the mean natural patch, as a function of a patch's coefficients."""
 
-    Attributes:
-        affine: Which patches are possible.
-        mean: (values,) of natural patches.
-        precision: (values, unknowns), inverse covariance times the open directions.
-        metric: (unknowns, unknowns), precision of the coefficients.
-        black: (values,), the least that a pixel can be.
-        white: (values,), the most.
-    """
-
-    affine: AffinePatches
-    mean: Tensor
-    precision: Tensor
-    metric: Tensor
-    black: Tensor
-    white: Tensor
+    affine: AffinePatches  # which patches are possible
+    mean: Tensor  # (values,) of natural patches
+    precision: Tensor  # (values, unknowns), inverse covariance times the open directions
+    metric: Tensor  # (unknowns, unknowns), precision of the coefficients
+    black: Tensor  # (values,), the least that a pixel can be
+    white: Tensor  # (values,), the most
 
     @staticmethod
     def of(affine: AffinePatches, model: VitClassifier) -> "Naturalness":

@@ -1,20 +1,20 @@
 """The masked patches: zeros are collected from many starts until every one is found."""
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.attended import Attended, Known, attended
-from attacks.mjp.span.deadline import Deadline
-from attacks.mjp.span.equations import Equations
+from attacks.mjp.span.equations import Attended, Equations, Known, attended
 from attacks.mjp.span.free import coefficients_of, free
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Deflation, Steps, Zeros, minimise
 from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.starts import Kind, starts
-from attacks.mjp.span.visible import SMALL, Visible, judged, known, restarted, solve_visible
+from attacks.mjp.span.visible import SMALL, judged, known, restarted, solve_visible
 
+Kind = Literal["anywhere", "outside", "mixed"]
 STARTS = 48  # per round
 FAR = Steps(14, damping=1e-2)
 PLAUSIBLE = 3.0  # times the median residual of the visible: more is no zero
@@ -29,122 +29,99 @@ NEAR = Steps(10, damping=1e-4)
 SAMPLE = 24  # visible patches that choose among stand-ins
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What is known of the picture.
-
-    Attributes:
-        visible: The patches that are not masked.
-        masked: Those that are, as far as found, in no particular order.
-        proofs: The same as zeros of the freed equations, without any assumption on the attention.
-    """
-
-    visible: Visible
-    masked: Zeros
-    proofs: Zeros
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Where a search ended.
-
-    Attributes:
-        patches: All visible ones, and as many masked ones as there are, unless none was found.
-        found: How many of the masked ones were found; the last ones stand in for the others.
-    """
-
-    patches: Known
-    found: int
-
-
 class Search:
-    """One attempt on one upload.
+    """One attempt on one upload, from the coefficients (visible, unknowns) of a natural picture.
 
-    Args:
-        equations: Of the upload.
-        naturalness: Of patches.
-        deadline: For all that is done.
-        generator: Source of randomness.
+    ``visible`` and ``masked`` are what is known of the picture, masked patches in no particular order. ``proofs`` are
+    the same as zeros of the freed equations, without any assumption on the attention.
     """
 
     def __init__(
-        self, equations: Equations, naturalness: Naturalness, deadline: Deadline, generator: torch.Generator
+        self, equations: Equations, naturalness: Naturalness, start: Tensor, generator: torch.Generator
     ) -> None:
-        self.equations, self.naturalness = equations, naturalness
-        self.deadline, self.generator = deadline, generator
+        self.equations, self.naturalness, self.generator = equations, naturalness, generator
+        self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
+        self.visible = solve_visible(equations, naturalness, start, generator)
 
-    def go(self, start: Tensor) -> Solution:
-        """From the coefficients (visible, unknowns) of a natural picture."""
-        equations, size = self.equations, self.equations.unknowns
-        nothing, unproven = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
-        visible = solve_visible(equations, self.naturalness, start, self.generator)
-        now = Progress(visible, nothing, unproven)
-        dry = pending = 0
-        leveled = bool(equations.level.any())  # starts are scaled by the level, which noise may blur away
-        while leveled and len(now.masked) < size and dry < DRY and not self.deadline.passed:
-            before = len(now.masked)
-            now = self._round(now, dry)
-            new = len(now.masked) - before
+    def go(self, deadline: float) -> tuple[Known, int]:
+        """All visible patches, and as many masked ones as there are, unless none was found; and how many were.
+
+        The last ones stand in for those that were not. The deadline is one of ``time.thread_time``: counted is the
+        work of this thread alone, so that another job on the machine changes no result.
+        """
+        size, dry, pending = self.equations.unknowns, 0, 0
+        leveled = bool(self.equations.level.any())  # starts are scaled by the level, which noise may blur away
+        while leveled and len(self.masked) < size and dry < DRY and time.thread_time() <= deadline:
+            new = self._round(CYCLE[dry % len(CYCLE)])
             dry, pending = (0 if new else dry + 1), pending + new
-            if pending and (dry or pending >= size // 4 or len(now.masked) == size):
-                now, pending = self._refresh(now), 0
-        return self._finish(now)
+            if pending and (dry or pending >= size // 4 or len(self.masked) == size):
+                self._refresh()
+                pending = 0
+        return self._finished(), len(self.masked)
 
-    def _round(self, now: Progress, dry: int) -> Progress:
-        """Add masked patches that one set of starts leads to."""
-        equations, found = self.equations, now.masked
-        kind = CYCLE[dry % len(CYCLE)]
-        begun = starts(kind or "anywhere", STARTS, equations.level, found.coefficients, self.generator)
+    def _round(self, kind: Kind | None) -> int:
+        """Add masked patches that one set of starts leads to; how many."""
+        equations, found = self.equations, self.masked
+        begun = _starts(kind or "anywhere", STARTS, equations.level, found.coefficients, self.generator)
         deflation = Deflation.of(found, begun) if kind is None and len(found) else None
-        with_attention = attended(equations, known(equations, now.visible, found.coefficients))
+        with_attention = attended(equations, known(equations, self.visible, found.coefficients))
         slots = equations.hole[:1].expand(len(begun))
         ended = minimise(equations, begun, slots, with_attention, FAR, deflation)
         if deflation is not None:
             ended = minimise(equations, ended.coefficients, slots, with_attention, FAR)
-        ended = ended[ended.residual < PLAUSIBLE * max(now.visible.median, SMALL)]
-        ended = ended[torch.tensor(ended.distinct(found, SAME), dtype=torch.int64)]
-        return self._prove(ended, with_attention, now) if len(ended) else now
+        ended = ended[ended.residual < PLAUSIBLE * max(self.visible.median, SMALL)]
+        ended = ended[ended.distinct(found, SAME)]
+        return self._prove(ended, with_attention) if len(ended) else 0
 
-    def _prove(self, ended: Zeros, with_attention: Attended, now: Progress) -> Progress:
-        """Add those that stand on their own, differ from those known, and are possible patches."""
+    def _prove(self, ended: Zeros, with_attention: Attended) -> int:
+        """Add those that stand on their own, differ from those known, and are possible patches; how many."""
         equations = self.equations
         slots = equations.hole[:1].expand(len(ended))
         tokens = equations.tokens(ended.coefficients, slots)
         after = with_attention(tokens)
         freed = free(equations, after)
-        coefficients = coefficients_of(equations, freed.attended, after - tokens)
-        stands = freed.zeros.residual < PROVEN * equations.noise(equations.at(freed.attended))
+        released = freed.coefficients @ equations.freed.directions.T
+        coefficients = coefficients_of(equations, released, after - tokens)
+        stands = freed.residual < PROVEN * equations.noise(equations.at(released))
         stands &= self.naturalness.excess(coefficients, slots) < FOREIGN
         rows = stands.nonzero().flatten()
-        new = rows[torch.tensor(freed.zeros[rows].distinct(now.proofs, APART), dtype=torch.int64)][
-            : equations.unknowns - len(now.masked)
-        ]
-        masked = Zeros(coefficients[new], freed.zeros.residual[new], ended.curvature[new])
-        return Progress(now.visible, now.masked.joined(masked), now.proofs.joined(freed.zeros[new]))
+        new = rows[freed[rows].distinct(self.proofs, APART)][: equations.unknowns - len(self.masked)]
+        self.masked = self.masked.joined(Zeros(coefficients[new], freed.residual[new], ended.curvature[new]))
+        self.proofs = self.proofs.joined(freed[new])
+        return len(new)
 
-    def _finish(self, now: Progress) -> Solution:
+    def _refresh(self) -> None:
+        """Everything known solved together, then outliers again."""
+        equations, visible = self.equations, self.visible
+        seen = known(equations, visible, self.masked.coefficients)
+        solved, residual = solve_jointly(equations, seen, steps=REFRESH)
+        coefficients, residuals = visible.coefficients.clone(), visible.residual.clone()
+        coefficients[visible.good] = solved.visible
+        residuals[visible.good] = residual[: len(solved.visible)]
+        visible = judged(equations, self.naturalness, coefficients, residuals, attended(equations, solved))
+        self.masked = Zeros(solved.masked, residual[len(solved.visible) :], self.masked.curvature)
+        self.visible = restarted(equations, self.naturalness, visible, solved.masked, self.generator)
+
+    def _finished(self) -> Known:
         """All visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
-        equations, found = self.equations, now.masked.coefficients
-        masked = torch.cat([found, self._stand_ins(now)]) if len(found) else found
-        seen = Known(equations.visible, now.visible.coefficients, masked)
+        equations, found = self.equations, self.masked.coefficients
+        masked = torch.cat([found, self._stand_ins()]) if len(found) else found
+        seen = Known(equations.visible, self.visible.coefficients, masked)
         seen, _ = solve_jointly(equations, seen, steps=FINISH)
-        places = torch.cat([seen.places, equations.hole[: len(masked)]])
-        values = torch.cat([seen.visible, seen.masked])
-        values = minimise(equations, values, places, attended(equations, seen), NEAR).coefficients
-        split = len(seen.places)
-        seen, _ = solve_jointly(equations, Known(seen.places, values[:split], values[split:]), steps=FINISH)
-        return Solution(seen, len(found))
+        there = attended(equations, seen)
+        moved = minimise(equations, seen.coefficients, seen.all_places(equations), there, NEAR)
+        return solve_jointly(equations, seen.moved(moved.coefficients), steps=FINISH)[0]
 
-    def _stand_ins(self, now: Progress) -> Tensor:
+    def _stand_ins(self) -> Tensor:
         """(missing, unknowns): the masked patch found that explains best what the visible ones attend to.
 
         What is not found in many rounds is nearly equal to something that is.
         """
-        equations, found = self.equations, now.masked.coefficients
+        equations, found = self.equations, self.masked.coefficients
         missing = equations.unknowns - len(found)
-        visible = Known(equations.visible, now.visible.coefficients, found)
+        visible = Known(equations.visible, self.visible.coefficients, found)
         places = equations.visible[:: max(len(equations.visible) // SAMPLE, 1)]
-        tokens = equations.tokens(now.visible.coefficients[:: max(len(equations.visible) // SAMPLE, 1)], places)
+        tokens = equations.tokens(self.visible.coefficients[:: max(len(equations.visible) // SAMPLE, 1)], places)
 
         def cost(copied: Tensor) -> float:
             seen = replace(visible, masked=torch.cat([found, copied.expand(missing, -1)]))
@@ -153,16 +130,34 @@ class Search:
         costs = [cost(each[None]) for each in found] if missing else [0.0]
         return found[costs.index(min(costs))].expand(missing, -1)
 
-    def _refresh(self, now: Progress) -> Progress:
-        """Everything known solved together, then outliers again."""
-        equations = self.equations
-        seen = known(equations, now.visible, now.masked.coefficients)
-        solved, residual = solve_jointly(equations, seen, steps=REFRESH)
-        coefficients, residuals = now.visible.coefficients.clone(), now.visible.residual.clone()
-        coefficients[now.visible.good] = solved.visible
-        residuals[now.visible.good] = residual[: len(solved.visible)]
-        visible = judged(equations, self.naturalness, coefficients, residuals, attended(equations, solved))
-        masked = Zeros(solved.masked, residual[len(solved.visible) :], now.masked.curvature)
-        return Progress(
-            restarted(equations, self.naturalness, visible, masked.coefficients, self.generator), masked, now.proofs
-        )
+
+def _starts(kind: Kind, count: int, level: Tensor, found: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw start points, all with level.c = 1, as every masked patch has it.
+
+    "anywhere" is isotropic. "outside" is isotropic in the Euclidean complement of the patches found, where the
+    missing ones have parts that no combination of the found ones has. "mixed" lies on and beyond the line between
+    such a point and a found patch.
+    """
+    drawn = _normal(3 * count, len(level), generator).to(level)
+    if kind == "anywhere" or not len(found) or len(found) >= len(level):
+        return _short(drawn, count, level, generator)
+    complement = torch.linalg.qr(found.T, mode="complete")[0][:, len(found) :]
+    outside = _short((drawn @ complement) @ complement.T, count, level, generator)
+    if kind == "outside":
+        return outside
+    anchors = found[torch.randint(len(found), (count,), generator=generator).to(found.device)]
+    along = torch.rand(count, 1, generator=generator, dtype=torch.float64).to(level) * 2.5 - 0.75
+    scattered = _short(_normal(3 * count, len(level), generator).to(level), count, level, generator)
+    return anchors + along * (outside - anchors) + 0.3 * (scattered - outside)
+
+
+def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+
+def _short(drawn: Tensor, count: int, level: Tensor, generator: torch.Generator) -> Tensor:
+    """Scale to level.c = 1; directions that this makes long, being nearly orthogonal to the level, are left out."""
+    scaled = drawn / (drawn @ level)[:, None]
+    shortest = scaled.norm(dim=1).argsort()[: 2 * len(drawn) // 3]
+    chosen: Tensor = scaled[shortest[torch.randperm(len(shortest), generator=generator)[:count].to(shortest.device)]]
+    return chosen

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.attended import Attended, Known, attended
-from attacks.mjp.span.equations import Equations
+from attacks.mjp.span.equations import Attended, Equations, Known, attended
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Pull, Steps, minimise
 from attacks.mjp.span.naturalness import Naturalness
@@ -25,17 +24,11 @@ OTHERS, DRAWN = 12, 8  # solved patches from anywhere, and natural ones, that an
 
 @dataclass(frozen=True)
 class Visible:
-    """Where the visible patches stand, in the order of ``Equations.visible``.
+    """Where the visible patches stand, in the order of ``Equations.visible``."""
 
-    Attributes:
-        coefficients: (visible, unknowns).
-        residual: (visible,).
-        good: (visible,) bool, which are no outliers.
-    """
-
-    coefficients: Tensor
-    residual: Tensor
-    good: Tensor
+    coefficients: Tensor  # (visible, unknowns)
+    residual: Tensor  # (visible,)
+    good: Tensor  # (visible,) bool, which are no outliers
 
     @property
     def median(self) -> float:
@@ -59,14 +52,7 @@ def known(equations: Equations, visible: Visible, masked: Tensor) -> Known:
 
 
 def solve_visible(equations: Equations, naturalness: Naturalness, start: Tensor, generator: torch.Generator) -> Visible:
-    """Solve for the visible patches without any masked one.
-
-    Args:
-        equations: Of the upload.
-        naturalness: For the pull, and for where outliers start again.
-        start: (visible, unknowns).
-        generator: For the restarts.
-    """
+    """Solve for the visible patches from ``start`` (visible, unknowns), without any masked one."""
     now = Known(equations.visible, start, start[:0])
     for weight in PULLS:
         pull = Pull(weight, start, naturalness.metric) if weight else None
