@@ -29,12 +29,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
+from omegaconf import OmegaConf
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from attacks.base import Attack
 from attacks.breaching_case import PREFIX, Case, case_of
-from attacks.breaching_options import BreachingOptions, OptimisationOptions
-from attacks.breaching_watch import CarriedError, Messages, Watch, listening
+from attacks.breaching_watch import CarriedError, Watch, listening
 from attacks.labels import labels_of
 from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
@@ -42,10 +43,42 @@ from fedmjp.errors import AttackFailedError, ConfigError
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
+from fedmjp.seeds import scoped_randomness
 from fedmjp.threat import ThreatModel
 
 ATTACK_TYPES = ("optimization", "joint-optimization")
-COUNTS = ("optim.max_iterations", "restarts.num_trials")
+COUNTS = {"iterations": "optim.max_iterations", "restarts": "restarts.num_trials"}  # our names, breaching's keys
+
+
+class BreachingOptions(Config):
+    """Keys of breaching's own configuration, dotted, with values in Hydra's grammar."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def overrides(self) -> dict[str, Any]:
+        """All of them as keys of breaching's configuration.
+
+        Raises:
+            ConfigError: If a key is given under both of its names.
+        """
+        found = dict(self.model_extra or {})
+        for name, key in COUNTS.items():
+            value = getattr(self, name) if name in type(self).model_fields else None
+            if value is not None and key in found:
+                raise ConfigError(f"{name} and {key} are the same option, give one of them")
+            if value is not None:
+                found[key] = value
+        return found
+
+
+class OptimisationOptions(BreachingOptions):
+    """How long to optimise, and keys of breaching's own configuration."""
+
+    iterations: int | None = Field(None, ge=1, description="of a trial; breaching's own number without it")
+    restarts: int | None = Field(None, ge=1, description="trials from new noise, of which the best is kept")
+    seconds: float | None = Field(
+        None, gt=0, description="per upload; after that, and one iteration at least, the best so far is the result"
+    )
 
 
 class BreachingAttack(Attack):
@@ -53,9 +86,11 @@ class BreachingAttack(Attack):
 
     Class attributes:
         config_name: The file in breaching's ``config/attack``.
+        limitation: What a reader must know of its scores on any model; empty if nothing.
     """
 
     config_name: ClassVar[str]
+    limitation: ClassVar[str] = ""
     options_type: ClassVar[type[Config]] = OptimisationOptions
     stack = 1
     optimises = True
@@ -80,11 +115,10 @@ class BreachingAttack(Attack):
         return None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Naive on MJP uploads."""
+        """Its own limitation, and that it is naive on MJP uploads."""
         del threat
-        if model.defended:
-            return "naive: runs the network without a mask and does not use the unknown embedding's gradient"
-        return None
+        naive = "naive: runs the network without a mask and does not use the unknown embedding's gradient"
+        return "; ".join(filter(None, [self.limitation, naive if model.defended else ""])) or None
 
     @functools.cached_property
     def config(self) -> Any:
@@ -116,38 +150,30 @@ class BreachingAttack(Attack):
         return Reconstruction(images, {**diagnostics, "seconds": time.monotonic() - start})
 
     def _run(self, case: Case, seed: int) -> tuple[Tensor, dict[str, float]]:
+        prepare, loss = _breaching().attacks.prepare_attack, nn.CrossEntropyLoss()
+        watch = None
         with listening("breaching") as messages, torch.enable_grad():
             try:
-                attacker = _breaching().attacks.prepare_attack(
-                    case.network, nn.CrossEntropyLoss(), self.config, case.setup
-                )
-                watch = self._watched(attacker)
-                with _seeded(seed, case.setup["device"]):
+                attacker = prepare(case.network, loss, self.config, case.setup)
+                if self.optimises:
+                    watch = Watch(attacker, messages, seconds=self.options.seconds, on_progress=self.on_progress)
+                with scoped_randomness(seed):
                     made, stats = attacker.reconstruct([case.payload], [case.shared], server_secrets={})
             except CarriedError as carried:
                 raise carried.args[0] from None
             except Exception as error:
                 text = " ".join(str(error).split())
                 raise AttackFailedError(f"{self.name}: breaching raised {type(error).__name__}: {text}") from error
-        return made["data"].detach(), self._diagnostics(watch, stats, messages)
-
-    def _watched(self, attacker: Any) -> Watch | None:
-        return Watch(attacker, seconds=self.options.seconds, on_progress=self.on_progress)
-
-    def _diagnostics(self, watch: Watch | None, stats: Mapping[str, Any], messages: Messages) -> dict[str, float]:
         if watch is None:
-            return {}
+            return made["data"].detach(), {}
         if not math.isfinite(stats["opt_value"]):
             raise AttackFailedError(f"{self.name}: no trial came to a result; breaching says: {' '.join(messages)}")
-        loss = min(watch.curves[watch.chosen])
-        return {"loss": loss, "iterations": float(watch.iterations), "trials": float(len(watch.curves))}
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)  # noqa: TID251 (breaching takes no generator; state is restored)
-        yield
+        diagnostics = {
+            "loss": min(watch.curves[watch.chosen]),
+            "iterations": float(sum(map(len, watch.curves))),
+            "trials": float(len(watch.curves)),
+        }
+        return made["data"].detach(), diagnostics
 
 
 @functools.cache
@@ -181,12 +207,8 @@ def configuration(name: str, overrides: Mapping[str, Any], own: Sequence[str] = 
     if "optim" in known and config.attack_type not in ATTACK_TYPES:
         raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
     for key in overrides:
-        _check_kind(key, before=_value(default, key), after=_value(config, key))
+        _check_kind(key, before=OmegaConf.select(default, key), after=OmegaConf.select(config, key))
     return config
-
-
-def _value(config: Any, key: str) -> Any:
-    return functools.reduce(lambda node, part: node[part], key.split("."), config)
 
 
 def _check_kind(key: str, *, before: Any, after: Any) -> None:
@@ -196,7 +218,7 @@ def _check_kind(key: str, *, before: Any, after: Any) -> None:
     if isinstance(before, int | float) and not isinstance(before, bool):
         if not isinstance(after, int | float) or not math.isfinite(after):
             raise ConfigError(f"{key} = {after!r}: must be a finite number")
-        if key in COUNTS and after < 1:
+        if key in COUNTS.values() and after < 1:
             raise ConfigError(f"{key} = {after!r}: must be at least 1")
 
 
@@ -273,12 +295,7 @@ class SeeThroughGradients(BreachingAttack):
     name = "breaching_seethroughgradients"
     paper = "Yin et al., See through Gradients, CVPR 2021; breaching 0.1.2"
     summary = "Langevin Adam on the Euclidean gradient distance, total variation and norm"
-
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Its strongest prior has nothing to act on."""
-        mine = "its batch-norm prior has nothing to act on in this model; breaching has no group consistency"
-        general = super().caveat(model, threat)
-        return f"{mine}; {general}" if general else mine
+    limitation = "its batch-norm prior has nothing to act on in this model; breaching has no group consistency"
 
 
 class Tag(BreachingAttack):
@@ -325,12 +342,7 @@ class ClsAttack(BreachingAttack):
     name = "breaching_clsattack"
     paper = "Wen et al., Fishing for User Data, ICML 2022, the optimisation only; breaching 0.1.2"
     summary = "Inverting Gradients from a random pattern, soft sign, colour total variation"
-
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """The paper's attack is by another server."""
-        mine = "the optimisation alone: the paper's server changes the weights to single out a picture"
-        general = super().caveat(model, threat)
-        return f"{mine}; {general}" if general else mine
+    limitation = "the optimisation alone: the paper's server changes the weights to single out a picture"
 
 
 class AprilAnalytic(BreachingAttack):
@@ -360,7 +372,3 @@ class AprilAnalytic(BreachingAttack):
         if threat.update != "gradient" or threat.batch_size != 1:
             return f"needs the gradient of one picture, not a {threat.update} of {threat.batch_size}"
         return super().requirement(model, threat)
-
-    def _watched(self, attacker: Any) -> Watch | None:
-        del attacker  # a closed form
-        return None

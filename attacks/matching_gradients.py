@@ -9,7 +9,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 
+Network = TypeVar("Network", bound=nn.Module)
 TOKEN_PARAMETERS = (names.POSITION_EMBEDDING, names.CLASS_TOKEN, names.UNKNOWN_EMBEDDING)
 
 
@@ -69,9 +70,9 @@ class Comparison(Protocol):
         """
 
 
-def twice_differentiable(model: VitClassifier) -> VitClassifier:
-    """A frozen copy of the model whose attention has a second derivative: fused attention has none."""
-    twin = copy.deepcopy(model).requires_grad_(requires_grad=False)
+def twice_differentiable(network: Network) -> Network:
+    """A frozen copy whose attention has a second derivative: timm's fused attention has none."""
+    twin = copy.deepcopy(network).requires_grad_(requires_grad=False)
     for module in twin.modules():
         if hasattr(module, "fused_attn"):
             setattr(module, "fused_attn", False)  # noqa: B010 (no type checker knows it)
