@@ -5,12 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacks.base import NoOptions, on_device
-from attacks.closed_form import ClosedForm, System, rounding_of, stacked
+from attacks.base import on_device
+from attacks.closed_form import ClosedForm, Oracle, System, rounding_of, stacked
 from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from attacks.pictures import picture
-from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
@@ -18,9 +16,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
-_PAPER = "Lu et al., APRIL, CVPR 2022"
 _REQUIRES = "an *_april model (first block without first norm and residuals); one picture per update"
-_EXPLOITS = "the position embedding's gradient shows the gradient at every token, which the first attention read"
 
 
 class AprilMinNorm(ClosedForm):
@@ -44,19 +40,15 @@ class AprilMinNorm(ClosedForm):
     """
 
     name = "april_min_norm"
-    paper = _PAPER
+    paper = "Lu et al., APRIL, CVPR 2022"
     summary = "APRIL's closed form as published: minimum-norm solutions, equal to breaching's april_analytic"
     requires = _REQUIRES
-    exploits = _EXPLOITS
-
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Position-embedding (and unknown-embedding) gradient, first qkv weight gradient."""
-        return [*required_tensors(model), names.FIRST_QKV_WEIGHT]
+    exploits = "the position embedding's gradient shows the gradient at every token, which the first attention read"
+    right_side = names.FIRST_QKV_WEIGHT
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture and one gradient of a single picture, besides what every closed form needs."""
-        general = super().requirement(model, threat)
-        if general:
+        if general := super().requirement(model, threat):
             return general
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"
@@ -80,10 +72,8 @@ class AprilMinNorm(ClosedForm):
         embedding = _weight(model, names.PATCH_WEIGHT).flatten(1)
         embedded = torch.stack([_embedded(system, each, model) for system, each in zip(systems, tokens, strict=True)])
         patches = minimum_norm(embedding.T[None], embedded.flatten(0, 1).T[None])[0].T
-        return [
-            _reconstruction(system, each, model, {})
-            for system, each in zip(systems, patches.reshape(len(systems), -1, patches.shape[1]), strict=True)
-        ]
+        of_each = patches.reshape(len(systems), -1, patches.shape[1])
+        return [system.answered(each, model) for system, each in zip(systems, of_each, strict=True)]
 
 
 class April(AprilMinNorm):
@@ -122,38 +112,21 @@ class April(AprilMinNorm):
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
-        estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, names.FIRST_QKV_WEIGHT, threat))
-        back = _regression(patch.covariance @ embedding.T, embedded.covariance)
+        estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, self.right_side, threat))
+        back = patch.covariance @ embedding.T @ torch.linalg.pinv(embedded.covariance, hermitian=True)
         found = []
         for system, values, noise in zip(systems, estimate.values, estimate.noise, strict=True):
             patches = patch.mean + (values[: len(system.seen.mask)] - embedded.mean) @ back.T
-            found.append(_reconstruction(system, patches, model, {"relative_noise": float(noise)}))
+            found.append(system.answered(patches, model, relative_noise=float(noise)))
         return found
 
 
-class OracleApril(April):
+class OracleApril(Oracle[VitClassifier], April):
     """Bound: ``april`` if a server saw every token's gradient, masked or not. None does."""
 
     name = "oracle_april"
     summary = "bound: april given the gradient at every token, which no upload holds"
     requires = f"direct mode, which adds the tokens' gradients to the upload; {_REQUIRES}"
-    exploits = "more than any server sees"
-    role = "bound"
-    options_type = NoOptions
-
-    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the gradient of a single picture, besides what the attack itself needs."""
-        if threat.update != "gradient" or threat.batch_size != 1:
-            return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
-        return super().requirement(model, threat)
-
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """All tokens' gradients, position-embedding gradient (for the mask), first qkv weight gradient."""
-        del model
-        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.FIRST_QKV_WEIGHT]
-
-    def _seen(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> TokenGradients:
-        return oracle_token_gradients(upload, model, threat)
 
 
 def _weight(model: VitClassifier, name: str) -> Tensor:
@@ -184,17 +157,3 @@ def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System
         known = torch.cat([known, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
     right = system.right - system.seen.prefix.T @ prefix - rows.T @ known
     return System(system.seen, rows, right)
-
-
-def _regression(cross: Tensor, covariance: Tensor) -> Tensor:
-    """``cross @ covariance^+``: the best linear guess of a patch from its embedding."""
-    back: Tensor = cross @ torch.linalg.pinv(covariance, hermitian=True)
-    return back
-
-
-def _reconstruction(
-    system: System, patches: Tensor, model: VitClassifier, diagnostics: dict[str, float]
-) -> Reconstruction:
-    return Reconstruction(
-        images=picture(patches, model), diagnostics={"masked_patches": float(system.seen.mask.sum()), **diagnostics}
-    )

@@ -9,10 +9,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, Model
-from attacks.token_gradients import ReadingOptions, TokenGradients, positions_refusal, token_gradients
+from attacks.base import Attack, Model, picture
+from attacks.token_gradients import (
+    ReadingOptions,
+    TokenGradients,
+    oracle_token_gradients,
+    positions_refusal,
+    required_tensors,
+    token_gradients,
+)
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
+from fedmjp.models import names
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -31,11 +40,25 @@ class System:
     rows: Tensor
     right: Tensor
 
+    def answered(self, patches: Tensor, model: Entrance, *, pictures: int = 1, **diagnostics: float) -> Reconstruction:
+        """The patches (patches, values) as the answer for every picture of the upload."""
+        images = picture(patches, model).expand(pictures, -1, -1, -1).contiguous()
+        return Reconstruction(images, {"masked_patches": float(self.seen.mask.sum()), **diagnostics})
+
 
 class ClosedForm(Attack[Model]):
-    """An attack that solves a linear system in the gradients at the tokens."""
+    """An attack that solves a linear system in the gradients at the tokens.
+
+    Class attributes:
+        right_side: The parameter whose gradient makes the right-hand side.
+    """
 
     options_type: ClassVar[type[Config]] = ReadingOptions
+    right_side: ClassVar[str]
+
+    def tensors(self, model: Model) -> Sequence[str]:
+        """Position-embedding (and unknown-embedding) gradient, and that of the right-hand side."""
+        return [*required_tensors(model), self.right_side]
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
         """Needs the gradients at the tokens."""
@@ -48,12 +71,7 @@ class ClosedForm(Attack[Model]):
         return frozenset({"scaled"})
 
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Model,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del generators  # nothing is drawn
         systems = [self._system(upload, model, threat) for upload in uploads]
@@ -78,6 +96,28 @@ class ClosedForm(Attack[Model]):
         self, systems: Sequence[System], uploads: Sequence[Upload], model: Model, threat: ThreatModel
     ) -> list[Reconstruction]:
         """Solve systems of one size."""
+
+
+class Oracle(ClosedForm[Model]):
+    """What makes a bound of a closed form: every token's gradient, masked or not, which no server sees."""
+
+    exploits = "more than any server sees"
+    role = "bound"
+    options_type = Config
+
+    def tensors(self, model: Model) -> Sequence[str]:
+        """All tokens' gradients, position-embedding gradient (for the mask), that of the right-hand side."""
+        del model
+        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, self.right_side]
+
+    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
+        """Needs the gradient of a single picture, besides what the attack itself needs."""
+        if threat.update != "gradient" or threat.batch_size != 1:
+            return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
+        return super().requirement(model, threat)
+
+    def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
+        return oracle_token_gradients(upload, model, threat)
 
 
 def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import difflib
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,9 @@ from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
 from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
-from attacks.matching_loss import Job, Loss
+from attacks.matching_loss import Job, Loss, PatchPrior
 from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
-from attacks.matching_priors import PatchPrior
-from attacks.matching_search import Budget, Found, search
+from attacks.matching_search import Found, search
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
@@ -166,8 +166,14 @@ class GradientMatching(Attack):
             if self.options.seconds is not None:
                 left = self.options.seconds * len(uploads) - (time.monotonic() - started)
                 left /= len(chunks) - number
-            loss = Loss(self.options, model, comparison, chunk, prior)
-            result = self._search(chunk, loss, left, (number, len(chunks)))
+            result = search(
+                torch.stack([job.start for job in chunk]),
+                Loss(self.options, model, comparison, chunk, prior),
+                iterations=self.options.iterations,
+                seconds=left,
+                step_size=self.options.step_size,
+                on_step=partial(self._report, number, len(chunks)),
+            )
             found.extend((result, place) for place in range(len(chunk)))
         seconds = time.monotonic() - started
         per_upload = self.options.restarts
@@ -209,20 +215,9 @@ class GradientMatching(Attack):
             return SimulatedSteps(model, used, steps=threat.local_steps, learning_rate=threat.local_learning_rate)
         return PerCandidateGradients(model, used)
 
-    def _search(self, chunk: Sequence[Job], loss: Loss, seconds: float | None, part: tuple[int, int]) -> Found:
-        number, parts = part
+    def _report(self, number: int, chunks: int, done: int, lowest: Tensor) -> None:
         iterations = self.options.iterations
-
-        def report(done: int, lowest: Tensor) -> None:
-            self.on_progress(number * iterations + done, parts * iterations, float(lowest.mean()))
-
-        return search(
-            torch.stack([job.start for job in chunk]),
-            loss,
-            budget=Budget(iterations, seconds),
-            step_size=self.options.step_size,
-            on_step=report,
-        )
+        self.on_progress(number * iterations + done, chunks * iterations, float(lowest.mean()))
 
     def _best(self, restarts: Sequence[tuple[Found, int]], seconds: float) -> Reconstruction:
         """The best of an upload's searches, each given as a result and the place in it."""

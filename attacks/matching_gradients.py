@@ -2,14 +2,15 @@
 
 Gradient matching needs nothing of a candidate's update but, for every tensor, its inner product with the
 uploaded one and its own squared norm, both differentiable in the pictures. Two ways to get them:
-``PerCandidateGradients`` for one gradient, ``SimulatedSteps`` for a weight delta of several steps.
+``PerCandidateGradients`` for one gradient, ``SimulatedSteps`` for a weight delta of several steps. Targets are
+given by name, (candidates, *parameter shape), as mean gradients.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -56,18 +57,6 @@ class Agreement:
     products: Tensor
     squares: Tensor
     positions: Tensor
-
-
-class Comparison(Protocol):
-    """Compares the updates of candidates with targets."""
-
-    def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
-        """Compare.
-
-        Args:
-            candidates: What is tried.
-            targets: Name to (candidates, *parameter shape), as a mean gradient.
-        """
 
 
 def twice_differentiable(network: Network) -> Network:
@@ -243,6 +232,9 @@ class SimulatedSteps:
             total = {name: total[name] + gradients[name] for name in total}
             weights = {name: weight - self._learning_rate * gradients[name] for name, weight in weights.items()}
         return {name: total[name] / self._steps for name in total}
+
+
+Comparison = PerCandidateGradients | SimulatedSteps
 
 
 def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor, mask: Tensor | None) -> Tensor:

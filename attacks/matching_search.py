@@ -10,24 +10,6 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Budget:
-    """When to stop: after so many iterations, or so many seconds where that comes first.
-
-    At least one iteration is always made.
-    """
-
-    iterations: int
-    seconds: float | None = None
-
-    def used(self, iterations: int, seconds: float) -> float:
-        """Share of the budget that is used up, from 0; at 1 or above it is time to stop."""
-        share = iterations / self.iterations
-        if self.seconds is None:
-            return share
-        return max(share, seconds / self.seconds) if self.seconds > 0 else 1
-
-
-@dataclass(frozen=True)
 class Found:
     """What a search ends with.
 
@@ -46,7 +28,8 @@ def search(
     start: Tensor,
     loss: Callable[[Tensor], Tensor],
     *,
-    budget: Budget,
+    iterations: int,
+    seconds: float | None = None,
     step_size: float,
     on_step: Callable[[int, Tensor], None],
 ) -> Found:
@@ -59,7 +42,8 @@ def search(
     Args:
         start: (candidates, batch, 3, size, size) in [0, 1].
         loss: Candidates to (candidates,); each loss depends on its own candidate only.
-        budget: When to stop.
+        iterations: When to stop: after so many, or so many ``seconds`` where that comes first; one is always made.
+        seconds: None for any.
         step_size: First step, in units of the pixels' range.
         on_step: Called after every iteration with their number and the lowest losses so far.
 
@@ -81,11 +65,13 @@ def search(
         best[better] = images[better]
         done += 1
         on_step(done, lowest)
-        used = budget.used(done, time.monotonic() - started)
+        used = done / iterations
+        if seconds is not None:
+            used = max(used, (time.monotonic() - started) / seconds) if seconds > 0 else 1
         if used >= 1 or not bool(alive.any()):
             break
         optimiser.param_groups[0]["lr"] = step_size * (1 + math.cos(math.pi * used)) / 2
-        images.grad = torch.where(_like(finite, slopes), slopes, 0).sign()
+        images.grad = torch.where(finite.view(-1, *[1] * (slopes.ndim - 1)), slopes, 0).sign()
         optimiser.step()
         images.clamp_(0, 1)
     return Found(best, lowest, done)  # infinite only where no finite loss ever came
@@ -97,8 +83,3 @@ def _evaluate(images: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor,
         values = loss(leaf)
         (slopes,) = torch.autograd.grad(values.sum(), leaf)
     return values.detach(), slopes
-
-
-def _like(flags: Tensor, images: Tensor) -> Tensor:
-    """(candidates,) in a shape that broadcasts over the pictures."""
-    return flags.view(-1, *[1] * (images.ndim - 1))

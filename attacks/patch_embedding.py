@@ -5,19 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacks.base import NoOptions, on_device
-from attacks.closed_form import ClosedForm, System, rounding_of, stacked
-from attacks.linear_systems import Estimate, least_squares, posterior_mean
+from attacks.base import on_device
+from attacks.closed_form import ClosedForm, Oracle, System, rounding_of, stacked
+from attacks.linear_systems import least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from attacks.pictures import picture
-from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
+from attacks.token_gradients import TokenGradients
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
-
-_EXPLOITS = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
 
 
 class PatchEmbedding(ClosedForm[Entrance]):
@@ -45,12 +42,9 @@ class PatchEmbedding(ClosedForm[Entrance]):
     paper = "direct consequence of a linear patch embedding with learned positions; used in fedmjp"
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
     requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
-    exploits = _EXPLOITS
+    exploits = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
     needs_network = False
-
-    def tensors(self, model: Entrance) -> Sequence[str]:
-        """Position-embedding (and unknown-embedding) gradient, patch-embedding weight gradient."""
-        return [*required_tensors(model), names.PATCH_WEIGHT]
+    right_side = names.PATCH_WEIGHT
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Needs a model of a size that it can solve, besides what every closed form needs."""
@@ -89,7 +83,7 @@ class PatchEmbedding(ClosedForm[Entrance]):
         for system, values, upload in zip(systems, solved, uploads, strict=True):
             visible = len(system.seen.patches)
             patches = system.seen.spread(values[:visible], values[visible:])
-            found.append(_reconstruction(system, patches, model, upload.num_examples, {}))
+            found.append(_answered(system, patches, model, upload.num_examples))
         return found
 
 
@@ -123,19 +117,18 @@ class PatchEmbeddingWiener(PatchEmbedding):
         self, systems: Sequence[System], uploads: Sequence[Upload], model: Entrance, threat: ThreatModel
     ) -> list[Reconstruction]:
         prior = NaturalPatches.for_model(model).normalised(model)
-        estimate: Estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT, threat))
-        return [
-            _reconstruction(
-                system, values[: len(system.seen.mask)], model, upload.num_examples, {"relative_noise": float(noise)}
-            )
-            for system, values, noise, upload in zip(systems, estimate.values, estimate.noise, uploads, strict=True)
-        ]
+        estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, self.right_side, threat))
+        found = []
+        for system, values, noise, upload in zip(systems, estimate.values, estimate.noise, uploads, strict=True):
+            patches = values[: len(system.seen.mask)]
+            found.append(_answered(system, patches, model, upload.num_examples, relative_noise=float(noise)))
+        return found
 
     def _rows(self, seen: TokenGradients) -> Tensor:
         return seen.in_place()
 
 
-class OraclePatchEmbedding(PatchEmbeddingWiener):
+class OraclePatchEmbedding(Oracle[Entrance], PatchEmbeddingWiener):
     """Bound: ``patch_embedding_wiener`` if a server saw every token's gradient, masked or not. None does.
 
     Without positions, equal patches are equal tokens with equal gradients: the equations are then
@@ -145,38 +138,12 @@ class OraclePatchEmbedding(PatchEmbeddingWiener):
     name = "oracle_patch_embedding"
     summary = "bound: patch_embedding_wiener given the gradient at every token, which no upload holds"
     requires = "direct mode, which adds the tokens' gradients to the upload; an image size that the prior knows"
-    exploits = "more than any server sees"
-    role = "bound"
-    options_type = NoOptions
-
-    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Needs the gradient of a single picture, besides what the attack itself needs."""
-        if threat.update != "gradient" or threat.batch_size != 1:
-            return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
-        return super().requirement(model, threat)
-
-    def tensors(self, model: Entrance) -> Sequence[str]:
-        """All tokens' gradients, position-embedding gradient (for the mask), patch-embedding weight gradient."""
-        del model
-        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
-
-    def _seen(self, upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
-        return oracle_token_gradients(upload, model, threat)
 
 
 def _dimensions(model: Entrance) -> int:
     return len(model.get_parameter(names.PATCH_WEIGHT))
 
 
-def _reconstruction(
-    system: System, patches: Tensor, model: Entrance, pictures: int, diagnostics: dict[str, float]
-) -> Reconstruction:
-    unknowns = pictures * len(system.seen.mask)
-    return Reconstruction(
-        images=picture(patches, model).expand(pictures, -1, -1, -1).contiguous(),
-        diagnostics={
-            "masked_patches": float(system.seen.mask.sum()),
-            "equations_per_unknown": system.rows.shape[1] / unknowns,
-            **diagnostics,
-        },
-    )
+def _answered(system: System, patches: Tensor, model: Entrance, pictures: int, **diagnostics: float) -> Reconstruction:
+    equations = system.rows.shape[1] / (pictures * len(system.seen.mask))
+    return system.answered(patches, model, pictures=pictures, equations_per_unknown=equations, **diagnostics)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attacks.base import picture
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.closed_facts import ClosedFacts
 from attacks.mjp.closing import close
 from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.natural_pictures import NaturalPictures
-from attacks.pictures import picture
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload
