@@ -1,9 +1,12 @@
 """Search for pictures whose update agrees with the one that was uploaded."""
 
 import difflib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
 from attacks.matching_loss import Job, Loss, PatchPrior
 from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
-from attacks.matching_search import Found, search
+from attacks.matching_search import search
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
@@ -114,8 +117,7 @@ class GradientMatching(Attack):
                 return f"the model has no tensor {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
         if not self._used(model, threat):
             return "there is nothing to match: without a mask, no gradient reaches the unknown embedding"
-        alien = unmatchable(model, self._matched(model))
-        if alien:
+        if alien := unmatchable(model, self._matched(model)):
             return f"tensors of this kind cannot be matched: {', '.join(alien)}"
         if self.options.patch_prior and prior_refusal(model):
             return prior_refusal(model)
@@ -160,7 +162,7 @@ class GradientMatching(Attack):
         chunks = [jobs[first : first + at_once] for first in range(0, len(jobs), at_once)]
         comparison = self._comparison(model, threat)
         prior = PatchPrior(model) if self.options.patch_prior else None
-        found: list[tuple[Found, int]] = []
+        found: list[tuple[Tensor, float, int]] = []  # of each job: pictures, loss, iterations
         for number, chunk in enumerate(chunks):
             left = None
             if self.options.seconds is not None:
@@ -174,13 +176,9 @@ class GradientMatching(Attack):
                 step_size=self.options.step_size,
                 on_step=partial(self._report, number, len(chunks)),
             )
-            found.extend((result, place) for place in range(len(chunk)))
-        seconds = time.monotonic() - started
-        per_upload = self.options.restarts
-        return [
-            self._best(found[first : first + per_upload], seconds / len(uploads))
-            for first in range(0, len(found), per_upload)
-        ]
+            found += zip(result.images, result.losses.tolist(), repeat(result.iterations))
+        seconds, restarts = (time.monotonic() - started) / len(uploads), self.options.restarts
+        return [self._best(found[first : first + restarts], seconds) for first in range(0, len(found), restarts)]
 
     def _jobs(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator) -> list[Job]:
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self._used(model, threat)}
@@ -219,17 +217,11 @@ class GradientMatching(Attack):
         iterations = self.options.iterations
         self.on_progress(number * iterations + done, chunks * iterations, float(lowest.mean()))
 
-    def _best(self, restarts: Sequence[tuple[Found, int]], seconds: float) -> Reconstruction:
-        """The best of an upload's searches, each given as a result and the place in it."""
-        losses = [float(found.losses[place]) for found, place in restarts]
-        finite = [loss for loss in losses if loss < float("inf")]
-        if not finite:
+    def _best(self, searches: Sequence[tuple[Tensor, float, int]], seconds: float) -> Reconstruction:
+        """What the best of an upload's searches came to."""
+        images, loss, iterations = min(searches, key=itemgetter(1))
+        if loss == math.inf:
             raise AttackFailedError(f"{self.name}: every search diverged; take a smaller step_size")
-        found, place = restarts[losses.index(min(finite))]
-        diagnostics = {
-            "loss": min(finite),
-            "iterations": float(found.iterations),
-            "seconds": seconds,
-            "restarts": float(len(finite)),
-        }
-        return Reconstruction(found.images[place].cpu(), diagnostics)
+        ended = sum(each < math.inf for _, each, _ in searches)
+        found = {"loss": loss, "iterations": iterations, "seconds": seconds, "restarts": ended}
+        return Reconstruction(images.cpu(), found)
