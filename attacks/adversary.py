@@ -16,10 +16,7 @@ from fedmjp.threat import ThreatModel
 class Adversary:
     """Holds the model that the server had sent and its threat model; has no access to anything else.
 
-    Attributes:
-        model: With the weights that the uploads were computed with.
-        threat: What the server knows.
-        seed: Attacks that draw random numbers derive them from this and their name.
+    What an attack draws comes from ``seed`` and its name.
     """
 
     model: VitClassifier
@@ -35,19 +32,17 @@ class Adversary:
         then: Stage | None = None,
         on_progress: Callable[[int, int, float], None],
     ) -> list[Reconstruction]:
-        """One reconstruction per upload.
+        """Run the attack of a name, and the stage that its pictures pass ``then``.
 
         Args:
             attack: Name.
             uploads: All computed with the weights of ``model``.
             options: Of the attack.
-            then: The stage that its pictures pass afterwards.
+            then: None for no stage.
             on_progress: Called with (steps done, steps in total, loss) while an attack optimises.
 
         Raises:
-            UnknownNameError: If there is no such attack.
-            ConfigError: If it has no such option.
-            AttackNotApplicableError: If the attack refuses the model, threat model or an upload.
+            BadInputError: If there is no such attack or option, or the attack refuses what it is given.
         """
         made = ATTACKS.get(attack)(options)
         made.on_progress = on_progress

@@ -1,7 +1,4 @@
-"""The contract of an attack: uploads and the server's own knowledge in, pictures out.
-
-An attack sees what the server sees. There is no parameter through which private data could come.
-"""
+"""The contract of an attack: uploads and the server's own knowledge in, pictures out; no way in for private data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -47,15 +44,8 @@ class Attack(ABC, Generic[Model]):
     - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
       users' own models too (``fedmjp.models.adopt``).
 
-    Args:
-        options: Values for ``options_type``, as given by ``--set key=value``.
-
-    Attributes:
-        options: Validated.
-        on_progress: Called with (steps done, steps in total, loss) while an optimisation runs.
-
-    Raises:
-        ConfigError: On an unknown option or a value out of range.
+    An attack is made with values for ``options_type``; ``ConfigError`` says which are wrong. ``on_progress``
+    is called with (steps done, steps in total, loss) while it optimises.
     """
 
     name: ClassVar[str]
@@ -81,10 +71,8 @@ class Attack(ABC, Generic[Model]):
         """Reconstruct the pictures behind a stack of independent uploads.
 
         Args:
-            uploads: Uploads that were all computed with ``model``'s weights, their others with any. They
-                are not changed.
-            model: The model that the server had sent; its device is where the work is done. It is
-                not changed.
+            uploads: All computed with ``model``'s weights, their others with any. They are not changed.
+            model: That the server had sent; its device is where the work is done. It is not changed.
             threat: What the attacker knows beyond that.
             generator: Its initial seed is the source of randomness. Every upload gets a generator of
                 its own from that and its content, so that a result never depends on its neighbours.
@@ -146,12 +134,8 @@ class Attack(ABC, Generic[Model]):
     ) -> bool:
         """Say whether it takes all that these defences do into account: only then its failure speaks for them.
 
-        Args:
-            pipeline: All of a scenario's defences, those before an update included.
-            model: The network that clients train under them.
-            threat: What the server sees of the scenario.
-            besides: Marks that need not be handled: by what follows the attack, or by what its pictures are held
-                against.
+        ``pipeline`` holds all of a scenario's defences, those before an update included. Marks ``besides`` need not be
+        handled: for what follows the attack, or for what its pictures are held against.
         """
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
         return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None

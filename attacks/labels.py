@@ -31,7 +31,7 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
         ``num_examples`` labels, sorted.
 
     Raises:
-        AttackNotApplicableError: If labels are needed and the upload has no gradient of the head's bias.
+        AttackNotApplicableError: If the upload has neither labels nor a gradient of the head's bias.
 
     References:
         Zhao et al., "iDLG: Improved Deep Leakage from Gradients", 2020 (one picture); Yin et al., "See
@@ -56,12 +56,9 @@ def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: Threa
 
 def _count(bias_gradient: Tensor, pictures: int) -> tuple[int, ...]:
     remainder = bias_gradient.clone()
-    found: list[int] = []
     negative = (remainder < -CERTAIN / pictures).nonzero().flatten()
-    certain = negative[remainder[negative].argsort()][:pictures].tolist()
-    for label in certain:
-        found.append(label)
-        remainder[label] += 1 / pictures
+    found: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
+    remainder[found] += 1 / pictures
     while len(found) < pictures:
         label = int(torch.argmin(remainder))
         found.append(label)

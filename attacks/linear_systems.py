@@ -16,12 +16,7 @@ NEGLIGIBLE = 1e-6
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A normal distribution of a vector.
-
-    Attributes:
-        mean: (values,) float64.
-        covariance: (values, values) float64, symmetric, positive semidefinite.
-    """
+    """A normal distribution of a vector: mean (values,) and covariance (values, values), float64."""
 
     mean: Tensor
     covariance: Tensor
@@ -29,12 +24,9 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A posterior mean and what it was computed with.
+    """Posterior means (stack, unknowns, values), and the noise that was estimated (stack,).
 
-    Attributes:
-        values: (stack, unknowns, values).
-        noise: (stack,) standard deviation of the noise on the right-hand side, relative to its root
-            mean square, as estimated from what no solution can explain.
+    The noise is the standard deviation on the right-hand side, relative to its root mean square.
     """
 
     values: Tensor
@@ -52,9 +44,8 @@ def least_squares(rows: Tensor, right: Tensor) -> Tensor:
     dependent = diagonal.amin(dim=-1) <= NEGLIGIBLE * diagonal.amax(dim=-1)
     solution = torch.empty(*rows.shape[:2], right.shape[-1], dtype=rows.dtype, device=rows.device)
     unique = ~dependent
-    solution[unique] = torch.linalg.solve_triangular(
-        triangular[unique], orthogonal[unique].mT @ right[unique], upper=True
-    )
+    projected = orthogonal[unique].mT @ right[unique]
+    solution[unique] = torch.linalg.solve_triangular(triangular[unique], projected, upper=True)
     if dependent.any():
         solution[dependent] = minimum_norm(rows[dependent], right[dependent], cut_off=NEGLIGIBLE)
     return solution
@@ -81,11 +72,7 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     meets. Nothing is left where there are no more equations than unknowns; then, and as a lower bound
     always, the noise is the rounding of the upload's number format.
 
-    Args:
-        rows: (stack, unknowns, equations).
-        right: (stack, equations, values).
-        prior: Of each unknown; (values,) and (values, values).
-        rounding: Relative rounding error of the upload's number format.
+    ``rounding`` is that format's relative error.
     """
     variances, directions = torch.linalg.eigh(prior.covariance)
     variances = variances.clamp(min=0)

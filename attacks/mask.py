@@ -55,10 +55,7 @@ def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
 def read_mask(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
     """Read which patches were masked; of several pictures, in all of them.
 
-    Args:
-        upload: With the position embedding's gradient.
-        model: That the server had sent. Without an unknown embedding nothing is masked.
-        threat: Under which the upload was made; ``mask_refusal`` must be None.
+    ``mask_refusal`` must be None. Without an unknown embedding nothing is masked.
 
     Returns:
         (patches,) bool on the model's device, True where masked.

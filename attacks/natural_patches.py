@@ -28,11 +28,9 @@ ROUNDING_VARIANCE = 1 / (12 * 255**2)
 
 @dataclass(frozen=True)
 class NaturalPatches:
-    """The prior of a patch, patches being taken as independent of each other.
+    """The prior of a patch, independent of others: mean (values,) and covariance (values, values), float64.
 
-    Attributes:
-        mean: (3 * patch_size ** 2,) float64, in [0, 1], in the order of ``fedmjp.patches``.
-        covariance: (3 * patch_size ** 2, 3 * patch_size ** 2) float64, of the same.
+    Values are pixels in [0, 1], in the order of ``fedmjp.patches``.
     """
 
     mean: Tensor
@@ -40,13 +38,8 @@ class NaturalPatches:
 
     @staticmethod
     def for_model(model: Entrance) -> "NaturalPatches":
-        """The prior for the model's image and patch size, on the model's device.
-
-        Raises:
-            AttackNotApplicableError: If the table has none.
-        """
-        refusal = prior_refusal(model)
-        if refusal:
+        """The prior for the model's sizes, on its device; AttackNotApplicableError if the table has none."""
+        if refusal := prior_refusal(model):
             raise AttackNotApplicableError(refusal)
         mean, covariance = patch_statistics(model.image_size, model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
@@ -60,8 +53,7 @@ class NaturalPatches:
 
 def prior_refusal(model: Entrance) -> str | None:
     """Why the table has no prior for the model's patches; None if it has one."""
-    refusal = size_refusal(model.image_size)
-    if refusal:
+    if refusal := size_refusal(model.image_size):
         return refusal
     largest = _table()[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
     if model.patch_size > largest:
@@ -78,12 +70,9 @@ def size_refusal(image_size: int) -> str | None:
 
 
 def measured_on(picture: str, sha256: str = "") -> bool:
-    """Whether a picture is one that the table was measured on.
+    """Whether a picture is one that the table was measured on, by its file's name, whatever folder and ending.
 
-    Args:
-        picture: Its name in its source; only the file's name without its ending counts.
-        sha256: Of its float32 pixels as the model sees them, which tells a renamed one at the image
-            sizes of the table.
+    ``sha256``, of its float32 pixels as the model sees them, tells a renamed one at the image sizes of the table.
     """
     names, digests = _measured_pictures()
     return Path(picture).stem in names or sha256[:DIGITS] in digests
@@ -124,7 +113,7 @@ def patch_covariance(autocovariance: Tensor, patch_size: int) -> Tensor:
     pixels = torch.arange(patch_size)
     lag = pixels[None] - pixels[:, None] + autocovariance.shape[-1] // 2
     pairs = autocovariance[:, :, lag][:, :, :, :, lag]  # (c, d, row, row', column, column')
-    covariance = pairs.permute(0, 2, 4, 1, 3, 5).reshape(3 * patch_size**2, 3 * patch_size**2)
+    covariance = pairs.permute(0, 2, 4, 1, 3, 5).reshape(3 * patch_size**2, -1)
     variances, directions = torch.linalg.eigh((covariance + covariance.T) / 2)
     lifted: Tensor = (directions * variances.clamp(min=ROUNDING_VARIANCE)) @ directions.T
     return lifted

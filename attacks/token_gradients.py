@@ -27,9 +27,8 @@ from fedmjp.threat import ThreatModel
 class Reading(StrEnum):
     """How an attacker that does not know MJP takes the unknown embedding's gradient d_unk.
 
-    The masked tokens' own gradients are not in the upload, only their sum d_unk is. Each reading
-    makes another wrong system of it; what a solver of minimum norm then answers is given in brackets,
-    with M masked patches and u the value that one token with gradient d_unk would get.
+    It is the sum of the M masked tokens' own gradients, which are not in the upload. Each reading makes another wrong
+    system of it. In brackets: what a solver of minimum norm then answers, where a token of gradient d_unk gets u.
     """
 
     # Every masked row is d_unk / M: one token, shown at every masked place [u].
@@ -54,12 +53,10 @@ class TokenGradients:
 
     Attributes:
         prefix: (prefix tokens, dim) float64, the class token's.
-        patches: (visible patches, dim) float64, those of the patches that kept their position.
-        mask: (patches,) bool, True where no row is known: the masked patches.
-        without_position: (patches,) bool, True where the token carries the unknown embedding: the
-            masked patches, whether their row is known or not.
-        unknown: (0 or 1, dim) float64, the sum over the masked patches; empty if none is masked or
-            the reading does not use it.
+        patches: (visible patches, dim) float64, of the patches whose row is known.
+        mask: (patches,) bool, True where no row is known.
+        without_position: (patches,) bool, True where the token carries the unknown embedding.
+        unknown: (0 or 1, dim) float64, the sum over the masked patches, where there are any and the reading uses it.
         reading: How masked patches are taken.
     """
 
@@ -71,14 +68,9 @@ class TokenGradients:
     reading: Reading
 
     def spread(self, visible: Tensor, unknown: Tensor) -> Tensor:
-        """Minimum-norm value per patch: its own where visible, what the reading says where masked.
+        """Minimum-norm value (patches, values): its own where visible, what the reading says where masked.
 
-        Args:
-            visible: (visible patches, values).
-            unknown: (0 or 1, values), the value of one token with the unknown embedding's gradient.
-
-        Returns:
-            (patches, values).
+        ``unknown``, (0 or 1, values), is the value of one token with the unknown embedding's gradient.
         """
         everywhere = visible.new_zeros(len(self.mask), visible.shape[1])
         everywhere[~self.mask] = visible
@@ -88,12 +80,9 @@ class TokenGradients:
         return everywhere
 
     def in_place(self) -> Tensor:
-        """One row per patch as the reading has it, in place, and the separate token's last if there is one.
+        """One row (dim,) per patch as the reading has it, in place, and the separate token's last if there is one.
 
         With a prior every place counts, known or not, so that the system is written out in full.
-
-        Returns:
-            (patches or patches + 1, dim).
         """
         rows = self.patches.new_zeros(len(self.mask), self.patches.shape[1])
         rows[~self.mask] = self.patches
@@ -105,10 +94,9 @@ class TokenGradients:
 
 
 def positions_refusal(model: Entrance) -> str | None:
-    """The requirement of a position embedding."""
-    if not model.has_positions:
-        return "the model has no position embedding, so that no upload shows the gradients at the tokens"
-    return None
+    """Say that a model lacks a position embedding; None if it has one."""
+    reason = "the model has no position embedding, so that no upload shows the gradients at the tokens"
+    return None if model.has_positions else reason
 
 
 def required_tensors(model: Entrance) -> list[str]:
@@ -145,13 +133,7 @@ def _mask_if_told(upload: Upload, model: Entrance, threat: ThreatModel) -> Tenso
 
 
 def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
-    """Every token's gradient, masked or not, as no server sees it: for bounds.
-
-    The mask itself is read from the position embedding's gradient, as in any MJP upload.
-
-    Raises:
-        AttackFailedError: If it cannot be read.
-    """
+    """Every token's gradient, masked or not, as no server sees it: for bounds. The mask is read as in any upload."""
     rows = on_device(upload, names.ORACLE_TOKEN_GRADIENTS, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
     without_position = read_mask(upload, model, threat)
