@@ -1,7 +1,6 @@
 """Attacks of the breaching library, run by its own attacker classes and Hydra configurations.
 
-This is the only file that imports breaching. Every image configuration of breaching 0.1.2 that an
-honest-but-curious server can run is an attack here. Left out are:
+Every image configuration of breaching 0.1.2 that an honest-but-curious server can run is an attack here. Left out are:
 
 - ``multiscale_ghiasi``: its attacker calls its own optimiser with one argument too many;
 - ``analytic`` and ``rgap``: they invert chains of linear or convolutional layers, no transformers;
@@ -84,9 +83,8 @@ class OptimisationOptions(BreachingOptions):
 class BreachingAttack(Attack):
     """One of breaching's configurations.
 
-    Class attributes:
-        config_name: The file in breaching's ``config/attack``.
-        limitation: What a reader must know of its scores on any model; empty if nothing.
+    ``config_name`` is the file in breaching's ``config/attack``; ``limitation`` what a reader must know of its scores
+    on any model, empty if nothing.
     """
 
     config_name: ClassVar[str]

@@ -20,11 +20,8 @@ PREFIX = "backbone."
 class Case:
     """An upload and the model that it was computed with, in breaching's terms.
 
-    Attributes:
-        network: Takes normalised pictures; a copy.
-        payload: What breaching's server sends.
-        shared: What breaching's user sends.
-        setup: Device and precision.
+    ``network`` is a copy that takes normalised pictures, ``payload`` what breaching's server sends, ``shared`` what its
+    user sends, ``setup`` device and precision.
     """
 
     network: nn.Module
@@ -43,14 +40,8 @@ def case_of(
 ) -> Case:
     """Put an upload into breaching's terms.
 
-    A delta keeps its sign: breaching's user, too, sends weights after minus weights before.
-
-    Args:
-        upload: Of gradients or of weight changes.
-        model: The model that the server had sent; it is copied.
-        threat: Learning rate and steps behind a weight change.
-        labels: None where breaching finds them itself.
-        container: breaching's own for a network.
+    A delta keeps its sign: breaching's user, too, sends weights after minus weights before. ``labels`` are None where
+    breaching finds them itself; ``container`` is its own for a network.
     """
     device = model.mean.device
     backbone = twice_differentiable(model.backbone).eval().requires_grad_()

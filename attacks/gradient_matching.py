@@ -3,7 +3,8 @@
 import difflib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
@@ -19,7 +20,6 @@ from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
 from attacks.matching_loss import Job, Loss, PatchPrior
 from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
-from attacks.matching_search import search
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
@@ -40,7 +40,7 @@ class GradientMatching(Attack):
     """Minimise the distance between a candidate's gradients and the uploaded ones.
 
     The loss is ``distance(gradients) + position_weight * distance(position-embedding gradients)`` plus
-    the weighted priors, minimised by Adam on the sign of its gradient (see ``attacks.matching_search``).
+    the weighted priors, minimised by Adam on the sign of its gradient within the box [0, 1] (``search``).
 
     Why the position embedding has a term of its own, and why the mean is taken away: row t of its
     gradient is the gradient at token t. In a model near its initial weights all rows are nearly the same
@@ -61,9 +61,9 @@ class GradientMatching(Attack):
 
     References:
         Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?",
-        NeurIPS 2020 (cosine, total variation, signed Adam); Lu et al., "APRIL", CVPR 2022 (optimisation
-        variant: the term of the position embedding, uncentred and with the class token's row);
-        Hatamizadeh et al., "GradViT", CVPR 2022 (seams between patches).
+        NeurIPS 2020 (cosine, total variation, signed Adam, box; there the step size falls in three jumps);
+        Lu et al., "APRIL", CVPR 2022 (optimisation variant: the term of the position embedding, uncentred and
+        with the class token's row); Hatamizadeh et al., "GradViT", CVPR 2022 (seams between patches).
     """
 
     name = "gradient_matching"
@@ -225,3 +225,75 @@ class GradientMatching(Attack):
         ended = sum(each < math.inf for _, each, _ in searches)
         found = {"loss": loss, "iterations": iterations, "seconds": seconds, "restarts": ended}
         return Reconstruction(images.cpu(), found)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search ends with: like the start, the iterate of each candidate with the lowest loss.
+
+    Attributes:
+        losses: (candidates,) of these iterates; infinite for a candidate that diverged.
+        iterations: Evaluations of the loss per candidate.
+    """
+
+    images: Tensor
+    losses: Tensor
+    iterations: int
+
+
+def search(
+    start: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    iterations: int,
+    seconds: float | None = None,
+    step_size: float,
+    on_step: Callable[[int, Tensor], None],
+) -> Found:
+    """Minimise by Adam on the sign of the gradient, within the box [0, 1].
+
+    The step size falls to zero along half a cosine over the budget, which is used up after so many iterations, or
+    so many seconds where that comes first; one iteration is always made. The start is the first iterate, so
+    the result is never worse than it. A candidate with a loss or gradient that is not finite has diverged
+    and is out.
+
+    Args:
+        start: (candidates, batch, 3, size, size) in [0, 1].
+        loss: Candidates to (candidates,); each loss depends on its own candidate only.
+        iterations: Evaluations of the loss, at most.
+        seconds: None for any.
+        step_size: First step, in units of the pixels' range.
+        on_step: Called after every iteration with their number and the lowest losses so far.
+    """
+    images = start.clone()
+    optimiser = torch.optim.Adam([images], lr=step_size)
+    best, lowest = images.clone(), torch.full((len(images),), math.inf, device=images.device)
+    alive = torch.ones_like(lowest, dtype=torch.bool)
+    started, done = time.monotonic(), 0
+    while True:
+        values, slopes = _evaluate(images, loss)
+        finite = torch.isfinite(values) & torch.isfinite(slopes.flatten(1)).all(dim=1)
+        alive &= finite
+        better = alive & (values < lowest)
+        lowest = torch.where(better, values, lowest)
+        best[better] = images[better]
+        done += 1
+        on_step(done, lowest)
+        used = done / iterations
+        if seconds is not None:
+            used = max(used, (time.monotonic() - started) / seconds) if seconds > 0 else 1
+        if used >= 1 or not bool(alive.any()):
+            break
+        optimiser.param_groups[0]["lr"] = step_size * (1 + math.cos(math.pi * used)) / 2
+        images.grad = torch.where(finite.view(-1, *[1] * (slopes.ndim - 1)), slopes, 0).sign()
+        optimiser.step()
+        images.clamp_(0, 1)
+    return Found(best, lowest, done)  # infinite only where no finite loss ever came
+
+
+def _evaluate(images: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    leaf = images.detach().requires_grad_()
+    with torch.enable_grad():
+        values = loss(leaf)
+        (slopes,) = torch.autograd.grad(values.sum(), leaf)
+    return values.detach(), slopes

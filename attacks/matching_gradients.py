@@ -47,9 +47,8 @@ class Agreement:
     Attributes:
         scale: (candidates,), constants that the updates were multiplied with, to be neither too small nor
             too large to be squared.
-        products: (candidates, tensors), inner products of their tensors with the targets, in the order of
-            the matched names.
-        squares: (candidates, tensors), squared norms of their tensors.
+        products: (candidates, matched tensors), inner products of their tensors with the targets.
+        squares: (candidates, matched tensors), squared norms of their tensors.
         positions: (candidates, tokens, dim), gradients of the position embedding.
     """
 
@@ -86,9 +85,7 @@ class PerCandidateGradients:
     The weight gradient of a candidate is B^T A over its own rows, so no pass per candidate is needed,
     and the weights' gradients need no graph: what the search differentiates is A and B.
 
-    Args:
-        model: It is copied, not changed.
-        matched: Names of the parameters whose gradients are compared.
+    ``matched`` names the parameters whose gradients are compared. The model is copied, not changed.
 
     References:
         Goodfellow, "Efficient per-example gradient computations", 2015 (B^T A).
@@ -192,13 +189,8 @@ class _WeightTerms(torch.autograd.Function):
 class SimulatedSteps:
     """The weight deltas of candidates, by taking the local steps and differentiating through them.
 
-    Candidate after candidate: each has weights of its own from the second step on.
-
-    Args:
-        model: It is copied, not changed.
-        matched: Names of the parameters whose changes are compared.
-        steps: Steps of plain SGD on the whole batch.
-        learning_rate: Of these steps.
+    Candidate after candidate: each has weights of its own from the second step on. The steps are of plain SGD on the
+    whole batch. ``matched`` names the parameters whose changes are compared. The model is copied, not changed.
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str], *, steps: int, learning_rate: float) -> None:
@@ -238,7 +230,7 @@ Comparison = PerCandidateGradients | SimulatedSteps
 
 
 def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor, mask: Tensor | None) -> Tensor:
-    """What the model answers with some or all of its parameters replaced, which need not be parameters.
+    """What the model answers with some or all of its parameters replaced.
 
     The position embedding must be among them, with a mask the unknown embedding too; both may differ
     from picture to picture.

@@ -1,4 +1,7 @@
-"""The loss of gradient matching: distances of gradients, and penalties on unnatural pictures."""
+"""The loss of gradient matching: distances of gradients, and penalties on unnatural pictures.
+
+Candidates are pictures (candidates, batch, 3, size, size) in [0, 1].
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +22,7 @@ PATCH_VARIANCE = 1e-4
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, down plus across.
-
-    Args:
-        images: (candidates, batch, 3, size, size) in [0, 1].
-
-    Returns:
-        (candidates,).
-    """
+    """Mean absolute difference of neighbouring pixels, down plus across, (candidates,)."""
     down = images.diff(dim=-2).abs().flatten(1).mean(dim=1)
     across = images.diff(dim=-1).abs().flatten(1).mean(dim=1)
     return down + across
@@ -35,14 +31,7 @@ def total_variation(images: Tensor) -> Tensor:
 def patch_seams(images: Tensor, patch_size: int) -> Tensor:
     """Mean squared jump from the last pixels of a patch to the first of the next, down plus across.
 
-    A transformer sees patches one by one, so nothing else makes neighbours fit.
-
-    Args:
-        images: (candidates, batch, 3, size, size) in [0, 1], of more than one patch per side.
-        patch_size: Pixels per side of a patch.
-
-    Returns:
-        (candidates,).
+    A transformer sees patches one by one, so nothing else makes neighbours fit. There is more than one patch per side.
 
     References:
         Hatamizadeh et al., "GradViT: Gradient Inversion of Vision Transformers", CVPR 2022
@@ -59,12 +48,6 @@ class PatchPrior:
     """Mean squared Mahalanobis distance of the patches from natural ones, per pixel and channel.
 
     About 1 for a natural picture.
-
-    Args:
-        model: Gives image and patch size.
-
-    Raises:
-        AttackNotApplicableError: If there are no statistics for the model's sizes.
     """
 
     def __init__(self, model: VitClassifier) -> None:
@@ -75,7 +58,7 @@ class PatchPrior:
         self._patch_size = model.patch_size
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(candidates, batch, 3, size, size) in [0, 1] to (candidates,)."""
+        """Of candidates, (candidates,)."""
         patches = to_patches(images.flatten(0, 1), self._patch_size)
         whitened = (patches - self._mean) @ self._whiten
         distances: Tensor = whitened.square().view(len(images), -1).mean(dim=1)
@@ -105,15 +88,7 @@ class Job:
 
 
 class Loss:
-    """The loss of the candidates of some jobs, one value per candidate.
-
-    Args:
-        options: Objective and weights.
-        model: Gives sizes.
-        comparison: Computes the candidates' gradients.
-        jobs: One per candidate.
-        prior: The patch prior, where it has a weight.
-    """
+    """The loss of the candidates of some jobs, one each. The model gives sizes; ``prior`` is None without a weight."""
 
     def __init__(
         self,
@@ -140,7 +115,7 @@ class Loss:
         self._positions = self._informative(positions)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(candidates, batch, 3, size, size) to (candidates,)."""
+        """Of candidates, (candidates,)."""
         agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask), self._targets)
         return self._distances(agreement) + self._penalties(images)
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from attacks import gradient_matching as subject
 from attacks import matching_loss
-from attacks.gradient_matching import GradientMatching
+from attacks.gradient_matching import GradientMatching, search
 from attacks.grey import LEVEL
 from attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
 from attacks.matching_loss import Loss, PatchPrior, patch_seams, total_variation
-from attacks.matching_search import search
 from attacks.natural_patches import NaturalPatches
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import open_source
