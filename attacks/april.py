@@ -1,19 +1,20 @@
 """The closed form of APRIL, on the architecture that it needs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attacks.base import on_device
-from attacks.closed_form import ClosedForm, Oracle, System, rounding_of, stacked
+from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
 _REQUIRES = "an *_april model (first block without first norm and residuals); one picture per update"
@@ -62,18 +63,16 @@ class AprilMinNorm(ClosedForm):
         seen = self._seen(upload, model, threat)
         # Query, key and value weights are stacked, so that one product is the sum of the three.
         right = _weight(model, names.FIRST_QKV_WEIGHT).T @ on_device(upload, names.FIRST_QKV_WEIGHT, model)
-        return System(seen, torch.cat([seen.prefix, seen.patches, seen.unknown]), right)
+        rows = torch.cat([seen.prefix, seen.patches, seen.unknown])
+        return System(seen, rows, right, {"masked_patches": float(seen.mask.sum())})
 
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
-    ) -> list[Reconstruction]:
-        del uploads, threat
+    def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
+        del rounding
         tokens = minimum_norm(*stacked(systems))
         embedding = _weight(model, names.PATCH_WEIGHT).flatten(1)
         embedded = torch.stack([_embedded(system, each, model) for system, each in zip(systems, tokens, strict=True)])
         patches = minimum_norm(embedding.T[None], embedded.flatten(0, 1).T[None])[0].T
-        of_each = patches.reshape(len(systems), -1, patches.shape[1])
-        return [system.answered(each, model) for system, each in zip(systems, of_each, strict=True)]
+        return [(each, {}) for each in patches.reshape(len(systems), -1, patches.shape[1])]
 
 
 class April(AprilMinNorm):
@@ -105,19 +104,16 @@ class April(AprilMinNorm):
         """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
         return super().handles(model, threat) | {"noisy", "rounded"}
 
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
-    ) -> list[Reconstruction]:
+    def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         patch = NaturalPatches.for_model(model).normalised(model)
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
-        estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, self.right_side, threat))
+        estimate = posterior_mean(rows, right, embedded, rounding)
         back = patch.covariance @ embedding.T @ torch.linalg.pinv(embedded.covariance, hermitian=True)
         found = []
-        for system, values, noise in zip(systems, estimate.values, estimate.noise, strict=True):
-            patches = patch.mean + (values[: len(system.seen.mask)] - embedded.mean) @ back.T
-            found.append(system.answered(patches, model, relative_noise=float(noise)))
+        for values, noise in zip(estimate.values[:, : model.grid**2], estimate.noise, strict=True):
+            found.append((patch.mean + (values - embedded.mean) @ back.T, {"relative_noise": float(noise)}))
         return found
 
 
@@ -143,8 +139,7 @@ def _positions(system: System, model: VitClassifier) -> Tensor:
 
 def _embedded(system: System, tokens: Tensor, model: VitClassifier) -> Tensor:
     """(patches, dim): tokens without position embedding and bias, in place."""
-    prefix, visible = len(system.seen.prefix), len(system.seen.patches)
-    everywhere = system.seen.spread(tokens[prefix : prefix + visible], tokens[prefix + visible :])
+    everywhere = system.seen.spread(tokens[len(system.seen.prefix) :])
     return everywhere - _positions(system, model) - _weight(model, names.PATCH_BIAS)
 
 
@@ -156,4 +151,4 @@ def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System
     if len(rows) > len(known):  # the separate token carries the unknown embedding
         known = torch.cat([known, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
     right = system.right - system.seen.prefix.T @ prefix - rows.T @ known
-    return System(system.seen, rows, right)
+    return replace(system, rows=rows, right=right)

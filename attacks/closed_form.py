@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,9 +21,10 @@ from attacks.token_gradients import (
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
+
+Solution = tuple[Tensor, dict[str, float]]  # normalised patches (patches, values), and diagnostics
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,13 @@ class System:
         seen: What the upload shows of the tokens.
         rows: (unknown tokens, dim).
         right: (dim, values).
+        diagnostics: What can be said of it before it is solved.
     """
 
     seen: TokenGradients
     rows: Tensor
     right: Tensor
-
-    def answered(self, patches: Tensor, model: Entrance, *, pictures: int = 1, **diagnostics: float) -> Reconstruction:
-        """The patches (patches, values) as the answer for every picture of the upload."""
-        images = picture(patches, model).expand(pictures, -1, -1, -1).contiguous()
-        return Reconstruction(images, {"masked_patches": float(self.seen.mask.sum()), **diagnostics})
+    diagnostics: Mapping[str, float]
 
 
 class ClosedForm(Attack[Model]):
@@ -80,8 +78,12 @@ class ClosedForm(Attack[Model]):
             groups[len(system.rows)].append(index)
         found: dict[int, Reconstruction] = {}
         for group in groups.values():
-            made = self._solve([systems[index] for index in group], [uploads[index] for index in group], model, threat)
-            found |= dict(zip(group, made, strict=True))
+            formats = (torch.finfo(uploads[index].tensors[self.right_side].dtype) for index in group)
+            rounding = max(threat.rounding, *(each.eps / 2 for each in formats))
+            solved = self._solve([systems[index] for index in group], model, rounding)
+            for index, (patches, diagnostics) in zip(group, solved, strict=True):
+                images = picture(patches, model).expand(uploads[index].num_examples, -1, -1, -1).contiguous()
+                found[index] = Reconstruction(images, {**systems[index].diagnostics, **diagnostics})
         return [found[index] for index in range(len(uploads))]
 
     def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
@@ -92,10 +94,8 @@ class ClosedForm(Attack[Model]):
         """The system of one upload."""
 
     @abstractmethod
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: Model, threat: ThreatModel
-    ) -> list[Reconstruction]:
-        """Solve systems of one size."""
+    def _solve(self, systems: Sequence[System], model: Model, rounding: float) -> list[Solution]:
+        """Solve systems of one size, whose right-hand sides were rounded with this relative error."""
 
 
 class Oracle(ClosedForm[Model]):
@@ -123,8 +123,3 @@ class Oracle(ClosedForm[Model]):
 def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:
     """Rows (stack, unknown tokens, dim) and right-hand sides (stack, dim, values)."""
     return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
-
-
-def rounding_of(uploads: Sequence[Upload], name: str, threat: ThreatModel) -> float:
-    """Relative rounding error of a tensor: of the number format that it arrived in, or was rounded to before."""
-    return max(threat.rounding, *(torch.finfo(upload.tensors[name].dtype).eps / 2 for upload in uploads))

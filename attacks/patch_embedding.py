@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from attacks.base import on_device
-from attacks.closed_form import ClosedForm, Oracle, System, rounding_of, stacked
+from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.token_gradients import TokenGradients
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
 
@@ -69,22 +69,17 @@ class PatchEmbedding(ClosedForm[Entrance]):
     def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
         seen = self._seen(upload, model, threat)
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
-        return System(seen, self._rows(seen), right)
+        equations = len(right) / (upload.num_examples * len(seen.mask))
+        diagnostics = {"masked_patches": float(seen.mask.sum()), "equations_per_unknown": equations}
+        return System(seen, self._rows(seen), right, diagnostics)
 
     def _rows(self, seen: TokenGradients) -> Tensor:
         return torch.cat([seen.patches, seen.unknown])
 
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: Entrance, threat: ThreatModel
-    ) -> list[Reconstruction]:
-        del threat
+    def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
+        del model, rounding
         solved = least_squares(*stacked(systems))
-        found = []
-        for system, values, upload in zip(systems, solved, uploads, strict=True):
-            visible = len(system.seen.patches)
-            patches = system.seen.spread(values[:visible], values[visible:])
-            found.append(_answered(system, patches, model, upload.num_examples))
-        return found
+        return [(system.seen.spread(values), {}) for system, values in zip(systems, solved, strict=True)]
 
 
 class PatchEmbeddingWiener(PatchEmbedding):
@@ -113,16 +108,11 @@ class PatchEmbeddingWiener(PatchEmbedding):
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)
 
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: Entrance, threat: ThreatModel
-    ) -> list[Reconstruction]:
+    def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         prior = NaturalPatches.for_model(model).normalised(model)
-        estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, self.right_side, threat))
-        found = []
-        for system, values, noise, upload in zip(systems, estimate.values, estimate.noise, uploads, strict=True):
-            patches = values[: len(system.seen.mask)]
-            found.append(_answered(system, patches, model, upload.num_examples, relative_noise=float(noise)))
-        return found
+        estimate = posterior_mean(*stacked(systems), prior, rounding)
+        patches = estimate.values[:, : model.grid**2]
+        return [(each, {"relative_noise": float(noise)}) for each, noise in zip(patches, estimate.noise, strict=True)]
 
     def _rows(self, seen: TokenGradients) -> Tensor:
         return seen.in_place()
@@ -142,8 +132,3 @@ class OraclePatchEmbedding(Oracle[Entrance], PatchEmbeddingWiener):
 
 def _dimensions(model: Entrance) -> int:
     return len(model.get_parameter(names.PATCH_WEIGHT))
-
-
-def _answered(system: System, patches: Tensor, model: Entrance, pictures: int, **diagnostics: float) -> Reconstruction:
-    equations = system.rows.shape[1] / (pictures * len(system.seen.mask))
-    return system.answered(patches, model, pictures=pictures, equations_per_unknown=equations, **diagnostics)

@@ -158,9 +158,9 @@ class _Puzzle:
         return arranged
 
     def _surroundings(self, source: Places, free: Places) -> tuple[Floats, list[tuple[Places, Floats]]]:
-        """(places, pieces) misfit of the free places with certain neighbours; per side, which free place each has there.
+        """(places, pieces) misfit of the free places with certain neighbours, and what each has on its four sides.
 
-        The number of free places stands for none. With them comes the misfit [its piece, own piece].
+        Per side, that is the free place there, or the number of them for none, and the misfit [its piece, own piece].
         """
         rows, columns = np.divmod(free, self.grid)
         numbers = np.full(self.grid**2, len(free))

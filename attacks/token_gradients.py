@@ -67,11 +67,13 @@ class TokenGradients:
     unknown: Tensor
     reading: Reading
 
-    def spread(self, visible: Tensor, unknown: Tensor) -> Tensor:
+    def spread(self, values: Tensor) -> Tensor:
         """Minimum-norm value (patches, values): its own where visible, what the reading says where masked.
 
-        ``unknown``, (0 or 1, values), is the value of one token with the unknown embedding's gradient.
+        ``values`` are those of the visible patches, then that of one token with the unknown embedding's gradient if
+        there is one.
         """
+        visible, unknown = values[: len(self.patches)], values[len(self.patches) :]
         everywhere = visible.new_zeros(len(self.mask), visible.shape[1])
         everywhere[~self.mask] = visible
         if len(unknown) and self.reading is not Reading.SEPARATE:
