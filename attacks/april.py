@@ -68,10 +68,12 @@ class AprilMinNorm(ClosedForm):
 
     def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         del rounding
-        tokens = minimum_norm(*stacked(systems))
-        embedding = _weight(model, names.PATCH_WEIGHT).flatten(1)
-        embedded = torch.stack([_embedded(system, each, model) for system, each in zip(systems, tokens, strict=True)])
-        patches = minimum_norm(embedding.T[None], embedded.flatten(0, 1).T[None])[0].T
+        embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
+        embedded = []
+        for system, tokens in zip(systems, minimum_norm(*stacked(systems)), strict=True):
+            in_place = system.seen.spread(tokens[len(system.seen.prefix) :])
+            embedded.append(in_place - _positions(system, model) - bias)
+        patches = minimum_norm(embedding.T[None], torch.cat(embedded).T[None])[0].T
         return [(each, {}) for each in patches.reshape(len(systems), -1, patches.shape[1])]
 
 
@@ -90,11 +92,7 @@ class April(AprilMinNorm):
     name = "april"
     summary = "APRIL's closed form at full strength: noise from the upload, prior of natural patches"
     requires = f"{_REQUIRES}; an image size that the prior knows"
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always."""
-        return True
+    uses_natural_patches = True
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture, one gradient of a single picture, and a prior."""
@@ -135,12 +133,6 @@ def _positions(system: System, model: VitClassifier) -> Tensor:
     if not model.defended:
         return own
     return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), own)
-
-
-def _embedded(system: System, tokens: Tensor, model: VitClassifier) -> Tensor:
-    """(patches, dim): tokens without position embedding and bias, in place."""
-    everywhere = system.seen.spread(tokens[len(system.seen.prefix) :])
-    return everywhere - _positions(system, model) - _weight(model, names.PATCH_BIAS)
 
 
 def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System:

@@ -42,7 +42,9 @@ class Attack(ABC, Generic[Model]):
     - ``reads_others``: whether it reads an upload's ``others``, which all others are not given;
     - ``takes_sums``: whether it can be given an upload that is a sum over several clients;
     - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
-      users' own models too (``fedmjp.models.adopt``).
+      users' own models too (``fedmjp.models.adopt``);
+    - ``uses_natural_patches``: whether it uses the prior of ``attacks.natural_patches``, whose pictures must
+      not be attacked.
 
     An attack is made with values for ``options_type``; ``ConfigError`` says which are wrong. ``on_progress``
     is called with (steps done, steps in total, loss) while it optimises.
@@ -60,6 +62,7 @@ class Attack(ABC, Generic[Model]):
     reads_others: ClassVar[bool] = False
     takes_sums: ClassVar[bool] = False
     needs_network: ClassVar[bool] = True
+    uses_natural_patches: bool = False
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
@@ -139,11 +142,6 @@ class Attack(ABC, Generic[Model]):
         """
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
         return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Whether it uses the prior of ``attacks.natural_patches``, whose pictures must not be attacked."""
-        return False
 
     @abstractmethod
     def _reconstruct(

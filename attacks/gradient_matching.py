@@ -78,12 +78,14 @@ class GradientMatching(Attack):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self._first: Attack | None = None
+        self.uses_natural_patches = self.options.patch_prior > 0
         if self.options.start == self.name:
             raise ConfigError(f"start = {self.name!r}: must be another attack")
         if self.options.start != NOISE:
             self._first = ATTACKS.get(self.options.start)()
             if self._first.role == "bound":
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
+            self.uses_natural_patches |= self._first.uses_natural_patches
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
         """Takes masks into account where it reads them off the upload of one picture and runs the network with them.
@@ -91,11 +93,6 @@ class GradientMatching(Attack):
         The picture that it finds is shuffled. Its distance takes noise and rounding for gradients of the picture.
         """
         return frozenset({"masked"}) if self._reads_mask(model, threat) else frozenset()
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """With the patch prior, or a start that uses it."""
-        return self.options.patch_prior > 0 or (self._first is not None and self._first.uses_natural_patches)
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """What is matched, what mask and labels are read from, and what the start reads."""

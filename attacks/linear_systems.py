@@ -82,20 +82,13 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     orthogonal, triangular = torch.linalg.qr(rows.mT)
     left, singular, unknowns = torch.linalg.svd(triangular, full_matrices=False)
     inside = orthogonal.mT @ rotated
-    noise = _noise_variance(rotated, orthogonal @ inside, rank=singular.shape[-1], rounding=rounding)
+    # The smallest normal number keeps an exact system from dividing zero by zero.
+    noise = (rounding**2 * rotated.square().mean(dim=1)).clamp(min=torch.finfo(rotated.dtype).tiny)
+    if (freedom := rotated.shape[1] - singular.shape[-1]) > 0:
+        noise = torch.maximum((rotated - orthogonal @ inside).square().sum(dim=1) / freedom, noise)
     seen = left.mT @ inside
     signal = singular[:, :, None]
     gain = signal * variances / (signal.square() * variances + noise[:, None])
     values = prior.mean + (unknowns.mT @ (gain * seen)) @ directions.mT
     relative = (noise.mean(dim=1) / rotated.square().mean(dim=(1, 2))).sqrt()
     return Estimate(values, relative)
-
-
-def _noise_variance(rotated: Tensor, explained: Tensor, *, rank: int, rounding: float) -> Tensor:
-    """(stack, values): variance per equation, from the part of the right-hand side outside the span."""
-    freedom = rotated.shape[1] - rank
-    # The smallest normal number keeps an exact system from dividing zero by zero.
-    floor = (rounding**2 * rotated.square().mean(dim=1)).clamp(min=torch.finfo(rotated.dtype).tiny)
-    if freedom <= 0:
-        return floor
-    return torch.maximum((rotated - explained).square().sum(dim=1) / freedom, floor)

@@ -124,11 +124,13 @@ class PerCandidateGradients:
         """Scale, gradients of the token parameters, and (A, B) of each layer, all per candidate."""
         images = candidates.images.flatten(0, 1)
         mask = None if candidates.mask is None else candidates.mask.flatten(0, 1)
-        leaves = {
-            name: _repeated(self._model.get_parameter(name), len(images)).requires_grad_()
-            for name in TOKEN_PARAMETERS
-            if name != names.UNKNOWN_EMBEDDING or mask is not None
-        }
+        leaves = {}  # (pictures, tokens, dim), so that every picture's gradient is its own
+        for name in TOKEN_PARAMETERS:
+            if name == names.UNKNOWN_EMBEDDING and mask is None:
+                continue
+            parameter = self._model.get_parameter(name).detach()
+            repeated = parameter.view(1, -1, parameter.shape[-1]).expand(len(images), -1, -1)
+            leaves[name] = repeated.requires_grad_()
         logits = _logits(self._model, leaves, images, mask)
         count, batch = candidates.labels.shape
         losses = F.cross_entropy(logits, candidates.labels.flatten(), reduction="none").view(count, batch)
@@ -141,13 +143,10 @@ class PerCandidateGradients:
             name: gradient.view(count, batch, *gradient.shape[1:]).sum(dim=1)
             for name, gradient in zip(leaves, gradients, strict=False)
         }
-        layers = {
-            owner: (
-                _rows(inputs, self._layers[owner], count),
-                _rows(gradient, self._layers[owner], count, is_output=True),
-            )
-            for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True)
-        }
+        layers = {}
+        for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True):
+            layer = self._layers[owner]
+            layers[owner] = _rows(inputs, layer, count), _rows(gradient, layer, count, is_output=True)
         return scale, tokens, layers
 
     def _remember(self, owner: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -250,11 +249,6 @@ def _slopes_at(logits: Tensor, labels: Tensor) -> Tensor:
     slopes = (logits.softmax(dim=1) - F.one_hot(labels.flatten(), logits.shape[1])).view(len(labels), -1)
     norms: Tensor = slopes.norm(dim=1)
     return norms.clamp(min=torch.finfo(logits.dtype).tiny)
-
-
-def _repeated(parameter: Tensor, count: int) -> Tensor:
-    """A token parameter as (count, tokens, dim), so that every picture's gradient is its own."""
-    return parameter.detach().view(1, -1, parameter.shape[-1]).expand(count, -1, -1)
 
 
 def _compare(made: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ it: the engine refuses. ``python -m benchmarks.studies.measure_prior`` makes the
 """
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,15 +25,8 @@ PROVENANCE = TABLE.with_suffix(".json")
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
 
 
-@dataclass(frozen=True)
-class NaturalPatches:
-    """The prior of a patch, independent of others: mean (values,) and covariance (values, values), float64.
-
-    Values are pixels in [0, 1], in the order of ``fedmjp.patches``.
-    """
-
-    mean: Tensor
-    covariance: Tensor
+class NaturalPatches(Gaussian):
+    """The prior of a patch, independent of others: of its pixels in [0, 1], in the order of ``fedmjp.patches``."""
 
     @staticmethod
     def for_model(model: Entrance) -> "NaturalPatches":

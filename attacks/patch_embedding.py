@@ -95,11 +95,7 @@ class PatchEmbeddingWiener(PatchEmbedding):
     name = "patch_embedding_wiener"
     summary = "patch_embedding with noise estimated from the upload and a prior of natural patches"
     requires = "gradients or deltas of patch and position embedding; an image size that the prior knows"
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always."""
-        return True
+    uses_natural_patches = True
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""

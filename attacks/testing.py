@@ -114,9 +114,10 @@ def _exchanges(scenario: Scenario) -> list[Exchange]:
     return [scenario.exchange([selection.load(entry) for entry in batch], model=model) for batch in batches]
 
 
-def _anew(upload: Upload) -> Upload:
-    tensors = copy.deepcopy(dict(upload.tensors))
-    return replace(upload, tensors=tensors, others=tuple(map(_anew, upload.others)))
+def _anew(upload: Upload, kept: Sequence[str] | None = None) -> Upload:
+    """With tensors of its own: all, or some."""
+    tensors = {name: upload.tensors[name].clone() for name in (upload.tensors if kept is None else kept)}
+    return replace(upload, tensors=tensors, others=tuple(_anew(other, kept) for other in upload.others))
 
 
 def _require(condition: bool, message: str) -> None:
@@ -186,12 +187,12 @@ def reads_what_it_declares(trial: Trial) -> None:
     if not declared:
         return
     try:
-        whole, reduced = (trial.run([each], model)[0].images for each in (upload, _with_tensors(upload, declared)))
+        whole, reduced = (trial.run([each], model)[0].images for each in (upload, _anew(upload, declared)))
     except KeyError as error:
         raise ConformanceError(f"reads the tensor {error}, which it does not declare") from error
     _require(torch.equal(whole, reduced), "reads tensors that it does not declare")
     if len(declared) > 1:
-        _expect_refusal(trial, _with_tensors(upload, declared[1:]), model, f"an upload without {declared[0]}")
+        _expect_refusal(trial, _anew(upload, declared[1:]), model, f"an upload without {declared[0]}")
 
 
 def refuses_what_it_cannot_attack(trial: Trial) -> None:
@@ -284,11 +285,6 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     adapts_to_what_it_claims,
     leaks_on_its_control,
 )
-
-
-def _with_tensors(upload: Upload, kept: Sequence[str]) -> Upload:
-    others = tuple(_with_tensors(other, kept) for other in upload.others)
-    return replace(upload, tensors={name: upload.tensors[name] for name in kept}, others=others)
 
 
 def _expect_refusal(trial: Trial, upload: Upload, model: VitClassifier, what: str) -> None:

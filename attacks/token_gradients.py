@@ -118,20 +118,18 @@ def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, readin
     """
     rows = on_device(upload, names.POSITION_EMBEDDING, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
-    mask = _mask_if_told(upload, model, threat) if model.defended else (patches == 0).all(dim=1)
+    mask = (patches == 0).all(dim=1)
     if mask.all() and not model.defended:
         raise AttackNotApplicableError("the position-embedding gradient is zero for every patch: nothing to solve for")
+    if model.defended:
+        mask = torch.zeros_like(mask)
+        if mask_refusal(model, threat) is None:
+            with suppress(AttackFailedError):
+                mask = read_mask(upload, model, threat)
     unknown = rows.new_empty(0, rows.shape[1])
     if model.defended and mask.any() and reading is not Reading.ZEROS:
         unknown = on_device(upload, names.UNKNOWN_EMBEDDING, model)[None]
     return TokenGradients(prefix, patches[~mask], mask, mask, unknown, reading)
-
-
-def _mask_if_told(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
-    if mask_refusal(model, threat) is None:
-        with suppress(AttackFailedError):
-            return read_mask(upload, model, threat)
-    return torch.zeros(model.grid**2, dtype=torch.bool, device=model.mean.device)
 
 
 def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:

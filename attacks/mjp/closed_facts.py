@@ -23,6 +23,7 @@ class ClosedFacts(Attack[Entrance]):
     )
     stack = 1
     needs_network = False
+    uses_natural_patches = True
 
     def tensors(self, model: Entrance) -> Sequence[str]:
         """Gradients of patch, position and, of a defended model, unknown embedding."""
@@ -36,8 +37,3 @@ class ClosedFacts(Attack[Entrance]):
         """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise."""
         del threat
         return HANDLED if model.defended else HANDLED - MJP
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """For what stays open."""
-        return True

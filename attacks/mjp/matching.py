@@ -71,6 +71,7 @@ class MjpMatching(Attack):
     options_type = MjpMatchingOptions
     stack = 1
     optimises = True
+    uses_natural_patches = True  # both starts do
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Of a defended model every parameter's gradient; of another what the facts need."""
@@ -90,11 +91,6 @@ class MjpMatching(Attack):
         """Takes into account what MJP does. Its distance takes noise and rounding for gradients of the picture."""
         del threat
         return MJP if model.defended else frozenset()
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always: both starts do."""
-        return self._first().uses_natural_patches
 
     def _first(self) -> Attack:
         return ATTACKS.get(self.options.start)()

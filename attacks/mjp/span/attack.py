@@ -67,6 +67,7 @@ class MjpSpan(Attack):
     options_type = SpanOptions
     stack = 1
     optimises = True
+    uses_natural_patches = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """What the linear facts need, and of a defended model the first block's MLP and attention output."""
@@ -84,11 +85,6 @@ class MjpSpan(Attack):
         """Takes into account what ``mjp_prior`` does, whose answer it gives where noise leaves it no solution."""
         del threat
         return HANDLED if model.defended else HANDLED - MJP
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always."""
-        return True
 
     def _reconstruct(
         self,
