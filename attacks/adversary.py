@@ -32,14 +32,9 @@ class Adversary:
         then: Stage | None = None,
         on_progress: Callable[[int, int, float], None],
     ) -> list[Reconstruction]:
-        """Run the attack of a name, and the stage that its pictures pass ``then``.
+        """Run an attack on uploads that were computed with the model's weights; its pictures may pass a stage ``then``.
 
-        Args:
-            attack: Name.
-            uploads: All computed with the weights of ``model``.
-            options: Of the attack.
-            then: None for no stage.
-            on_progress: Called with (steps done, steps in total, loss) while an attack optimises.
+        ``on_progress`` is called with (steps done, steps in total, loss) while the attack optimises.
 
         Raises:
             BadInputError: If there is no such attack or option, or the attack refuses what it is given.
@@ -50,4 +45,7 @@ class Adversary:
         found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
         if then is None:
             return found
-        return reassembled(found, uploads, self.model, self.threat, generator=torch_generator(self.seed, "stage", then))
+        return [  # a generator for each: a result does not depend on its neighbours
+            reassembled(each, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
+            for each, upload in zip(found, uploads, strict=True)
+        ]

@@ -30,10 +30,10 @@ from typing import Any, ClassVar
 import torch
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field
-from torch import Tensor, nn
+from torch import nn
 
 from attacks.base import Attack
-from attacks.breaching_case import PREFIX, Case, case_of
+from attacks.breaching_case import PREFIX, case_of
 from attacks.breaching_watch import CarriedError, Watch, listening
 from attacks.labels import labels_of
 from attacks.token_gradients import positions_refusal
@@ -135,21 +135,12 @@ class BreachingAttack(Attack):
         return [self._reconstruct_one(upload, model, threat, each.initial_seed()) for upload, each in pairs]
 
     def _reconstruct_one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, seed: int) -> Reconstruction:
-        joint = self.config.attack_type == "joint-optimization"
-        breaching_finds_labels = joint or "label_strategy" in self._overrides
+        breaching_finds_labels = self.config.attack_type == "joint-optimization" or "label_strategy" in self._overrides
         labels = None if breaching_finds_labels else labels_of(upload, model, threat)
         container = _breaching().cases.models.model_preparation.VisionContainer
         case = case_of(upload, model, threat, labels=labels, container=container)
-        start = time.monotonic()
-        found, diagnostics = self._run(case, seed)
-        if not bool(torch.isfinite(found).all()):
-            raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
-        images = model.denormalise(found).to("cpu", torch.float32)
-        return Reconstruction(images, {**diagnostics, "seconds": time.monotonic() - start})
-
-    def _run(self, case: Case, seed: int) -> tuple[Tensor, dict[str, float]]:
         prepare, loss = _breaching().attacks.prepare_attack, nn.CrossEntropyLoss()
-        watch = None
+        start, watch = time.monotonic(), None
         with listening("breaching") as messages, torch.enable_grad():
             try:
                 attacker = prepare(case.network, loss, self.config, case.setup)
@@ -162,16 +153,13 @@ class BreachingAttack(Attack):
             except Exception as error:
                 text = " ".join(str(error).split())
                 raise AttackFailedError(f"{self.name}: breaching raised {type(error).__name__}: {text}") from error
-        if watch is None:
-            return made["data"].detach(), {}
-        if not math.isfinite(stats["opt_value"]):
+        if watch and not math.isfinite(stats["opt_value"]):
             raise AttackFailedError(f"{self.name}: no trial came to a result; breaching says: {' '.join(messages)}")
-        diagnostics = {
-            "loss": min(watch.curves[watch.chosen]),
-            "iterations": float(sum(map(len, watch.curves))),
-            "trials": float(len(watch.curves)),
-        }
-        return made["data"].detach(), diagnostics
+        found = made["data"].detach()
+        if not bool(torch.isfinite(found).all()):
+            raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
+        diagnostics = {**(watch.diagnostics if watch else {}), "seconds": time.monotonic() - start}
+        return Reconstruction(model.denormalise(found).to("cpu", torch.float32), diagnostics)
 
 
 @functools.cache

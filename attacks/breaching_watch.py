@@ -53,10 +53,6 @@ class Watch:
         messages: What breaching says meanwhile.
         seconds: Time for all trials together, from now on; None for any.
         on_progress: Called with (iterations done, iterations in total, loss).
-
-    Attributes:
-        curves: Losses of each trial that was begun.
-        chosen: Index of the trial that breaching chose.
     """
 
     def __init__(
@@ -67,8 +63,8 @@ class Watch:
         seconds: float | None,
         on_progress: Callable[[int, int, float], None],
     ) -> None:
-        self.curves: list[_Curve] = []
-        self.chosen = 0
+        self._curves: list[_Curve] = []  # of each trial that was begun
+        self._chosen = 0
         self._attacker, self._messages, self._on_progress = attacker, messages, on_progress
         self._iterations = int(attacker.cfg.optim.max_iterations)
         self._total = self._iterations * int(attacker.cfg.restarts.num_trials)
@@ -80,8 +76,14 @@ class Watch:
             setattr(attacker, name, getattr(self, name))
         attacker.objective.register_forward_pre_hook(self._before_objective)
 
+    @property
+    def diagnostics(self) -> dict[str, float]:
+        """The least loss of the trial that breaching chose, and how many iterations and trials were made."""
+        loss, iterations = min(self._curves[self._chosen]), sum(map(len, self._curves))
+        return {"loss": loss, "iterations": iterations, "trials": len(self._curves)}
+
     def _tell(self, loss: float) -> None:
-        done = (len(self.curves) - 1) * self._iterations + len(self.curves[-1])
+        done = (len(self._curves) - 1) * self._iterations + len(self._curves[-1])
         try:
             self._on_progress(done, self._total, loss)
         except BaseException as error:
@@ -98,10 +100,10 @@ class Watch:
             raise CarriedError(KeyboardInterrupt())
 
     def _run_trial(self, models: Any, shared: Any, labels: Any, stats: Any, trial: int, *rest: Any) -> Any:
-        if self.curves:
+        if self._curves:
             self._stop_if_late()
-        self.curves.append(_Curve(self._tell))
-        stats[f"Trial_{trial}_Val"] = self.curves[-1]
+        self._curves.append(_Curve(self._tell))
+        stats[f"Trial_{trial}_Val"] = self._curves[-1]
         found = self._theirs["_run_trial"](models, shared, labels, stats, trial, *rest)
         self._pass_interrupts_on()
         if isinstance(found, tuple):
@@ -110,18 +112,18 @@ class Watch:
         return found
 
     def _score_trial(self, *args: Any) -> Any:
-        score = self._theirs["_score_trial"](*args) if self.curves[-1] else float("inf")
+        score = self._theirs["_score_trial"](*args) if self._curves[-1] else float("inf")
         return score.detach() if isinstance(score, Tensor) else score
 
     def _select_optimal_reconstruction(self, candidates: Any, *others: Any) -> Any:
         self._pass_interrupts_on()
         *labels, scores, stats = others
         scores = scores[: len(candidates)]
-        self.chosen = int(scores.argmin())
+        self._chosen = int(scores.argmin())
         return self._theirs["_select_optimal_reconstruction"](candidates, *labels, scores, stats)
 
     def _before_objective(self, objective: Any, args: tuple[Any, ...]) -> None:
-        if self.curves[-1]:
+        if self._curves[-1]:
             self._stop_if_late()
         if objective.local_hyperparams is None:
             return

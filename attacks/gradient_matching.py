@@ -268,7 +268,11 @@ def search(
     alive = torch.ones_like(lowest, dtype=torch.bool)
     started, done = time.monotonic(), 0
     while True:
-        values, slopes = _evaluate(images, loss)
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            values = loss(leaf)
+            (slopes,) = torch.autograd.grad(values.sum(), leaf)
+        values = values.detach()
         finite = torch.isfinite(values) & torch.isfinite(slopes.flatten(1)).all(dim=1)
         alive &= finite
         better = alive & (values < lowest)
@@ -286,11 +290,3 @@ def search(
         optimiser.step()
         images.clamp_(0, 1)
     return Found(best, lowest, done)  # infinite only where no finite loss ever came
-
-
-def _evaluate(images: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    leaf = images.detach().requires_grad_()
-    with torch.enable_grad():
-        values = loss(leaf)
-        (slopes,) = torch.autograd.grad(values.sum(), leaf)
-    return values.detach(), slopes

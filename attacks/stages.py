@@ -1,6 +1,5 @@
 """What may follow an attack: work on its pictures with what the upload tells besides."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -36,24 +35,15 @@ def stage_caveat(model: VitClassifier) -> str | None:
 
 
 def reassembled(
-    made: Sequence[Reconstruction],
-    uploads: Sequence[Upload],
-    model: VitClassifier,
-    threat: ThreatModel,
-    *,
-    generator: torch.Generator,
-) -> list[Reconstruction]:
-    """Put the masked patches of what an attack made of uploads, one picture each, into the order in which they fit.
+    made: Reconstruction, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+) -> Reconstruction:
+    """Put the masked patches of what an attack made of an upload of one picture into the order in which they fit.
 
     Raises:
-        AttackFailedError: If an upload leaves in doubt which patches were masked.
+        AttackFailedError: If the upload leaves in doubt which patches were masked.
     """
-    found = []
-    for each, upload in zip(made, uploads, strict=True):
-        patches, hole = to_patches(each.images, model.patch_size)[0], read_mask(upload, model, threat)
-        own = torch.Generator().manual_seed(generator.initial_seed())  # a result does not depend on its neighbours
-        source = reassemble(patches, hole, model.grid, model.patch_size, generator=own)
-        moved = float((source != torch.arange(len(source))).sum())
-        images = from_patches(patches[None, source], model.image_size, model.patch_size)
-        found.append(Reconstruction(images, {**each.diagnostics, "moved_patches": moved}))
-    return found
+    patches, hole = to_patches(made.images, model.patch_size)[0], read_mask(upload, model, threat)
+    source = reassemble(patches, hole, model.grid, model.patch_size, generator=generator)
+    moved = float((source != torch.arange(len(source))).sum())
+    images = from_patches(patches[None, source], model.image_size, model.patch_size)
+    return Reconstruction(images, {**made.diagnostics, "moved_patches": moved})
