@@ -28,12 +28,9 @@ class AprilMinNorm(ClosedForm):
     the patch embedding (dim x 3 * patch ** 2) is inverted with minimum norm, so where it has fewer
     rows than columns (DeiT-S: 384 x 768) only the part of a patch in its row space comes back.
 
-    This is the published attack and gives what breaching gives. ``april`` is the stronger one.
-
-    A delta of one SGD step scales both sides alike. After several steps W has changed and the
-    equation does not hold: refused.
-
-    On an MJP upload it is naive in the same way as ``patch_embedding``.
+    This is the published attack and gives what breaching gives. ``april`` is the stronger one. A delta of one
+    SGD step scales both sides alike; after several, W has changed. On an MJP upload it is naive in the same way
+    as ``patch_embedding``.
 
     References:
         Lu et al., "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", CVPR 2022,

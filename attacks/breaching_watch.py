@@ -48,11 +48,9 @@ class Watch:
       those that are tried at the moment. Its feature regulariser gets to see the copies of the network
       that this objective makes.
 
-    Args:
-        attacker: Made by breaching's ``prepare_attack``; it is changed.
-        messages: What breaching says meanwhile.
-        seconds: Time for all trials together, from now on; None for any.
-        on_progress: Called with (iterations done, iterations in total, loss).
+    The attacker, made by breaching's ``prepare_attack``, is changed. ``messages`` are what breaching says meanwhile;
+    ``seconds`` are for all trials together, from now on; ``on_progress`` is called with (iterations done, in total,
+    loss).
     """
 
     def __init__(

@@ -52,9 +52,9 @@ class GradientMatching(Attack):
     through. Of a batch, candidate i is given label i of the sorted labels; a reconstruction is
     unordered in any case.
 
-    On an MJP upload of one picture the mask is read (``attacks.mask``), and the candidate is run with
-    it. The picture that is searched is then the shuffled one. Masks of a batch cannot be told apart, and
-    some defences hide the mask for good: candidates are then run without.
+    On an MJP upload of one picture the mask is read, and the candidate is run with it. The picture that is
+    searched is then the shuffled one. Masks of a batch cannot be told apart, and some defences hide the mask
+    for good: candidates are then run without.
 
     With ``seconds``, a result depends on the machine's speed and on its neighbours in the stack. Without,
     it does so only through rounding, which the sign of a gradient near zero can make visible.
@@ -249,17 +249,16 @@ def search(
 ) -> Found:
     """Minimise by Adam on the sign of the gradient, within the box [0, 1].
 
-    The step size falls to zero along half a cosine over the budget, which is used up after so many iterations, or
-    so many seconds where that comes first; one iteration is always made. The start is the first iterate, so
-    the result is never worse than it. A candidate with a loss or gradient that is not finite has diverged
-    and is out.
+    The budget is used up after so many iterations, or seconds where that comes first; one iteration is always made.
+    The step size falls to zero along half a cosine over it. The start is the first iterate, so the result is never
+    worse than it. A candidate with a loss or gradient that is not finite has diverged and is out.
 
     Args:
         start: (candidates, batch, 3, size, size) in [0, 1].
         loss: Candidates to (candidates,); each loss depends on its own candidate only.
-        iterations: Evaluations of the loss, at most.
+        iterations: Evaluations of the loss.
         seconds: None for any.
-        step_size: First step, in units of the pixels' range.
+        step_size: The first, in units of the pixels' range.
         on_step: Called after every iteration with their number and the lowest losses so far.
     """
     images = start.clone()

@@ -1,7 +1,7 @@
 """Solvers for ``rows^T X = right``: exact, of minimum norm, and Bayesian with a Gaussian prior.
 
-All take stacks of systems: ``rows`` (stack, unknowns, equations), ``right`` (stack, equations,
-values), float64; they return (stack, unknowns, values).
+All take stacks of systems: ``rows`` (stack, unknowns, equations), ``right`` (stack, equations, values), float64; they
+return (stack, unknowns, values).
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Relative to the largest: token gradients of natural pictures stay ten times above it, differences
-# between equal tokens are float32 rounding.
+# Of the largest: token gradients of natural pictures stay ten times above it, float32 rounding does not.
 NEGLIGIBLE = 1e-6
 
 
@@ -36,8 +35,8 @@ class Estimate:
 def least_squares(rows: Tensor, right: Tensor) -> Tensor:
     """Least squares by QR, for at most as many unknowns as equations.
 
-    Systems whose rows are dependent up to the rounding of a float32 upload have no unique solution
-    and are solved with minimum norm. Rows that are equal then share their value.
+    Systems whose rows are dependent up to the rounding of a float32 upload are solved with minimum norm: rows that
+    are equal share their value.
     """
     orthogonal, triangular = torch.linalg.qr(rows.mT)
     diagonal = triangular.diagonal(dim1=-2, dim2=-1).abs()
@@ -52,10 +51,10 @@ def least_squares(rows: Tensor, right: Tensor) -> Tensor:
 
 
 def minimum_norm(rows: Tensor, right: Tensor, *, cut_off: float | None = None) -> Tensor:
-    """Minimum-norm least squares by singular values.
+    """Minimum-norm least squares, on the CPU, where alone LAPACK's gelsd exists.
 
-    Those below ``cut_off`` times the largest count as zero, or below float64 rounding if none is
-    given, as breaching solves it. LAPACK's gelsd exists on the CPU alone, so that is where it runs.
+    Singular values below ``cut_off`` times the largest count as zero; without one, below float64 rounding, as in
+    breaching.
     """
     solution: Tensor = torch.linalg.lstsq(rows.mT.cpu(), right.cpu(), rcond=cut_off, driver="gelsd").solution
     return solution.to(rows.device)

@@ -75,8 +75,7 @@ class Job:
         mask: (batch, patches) bool; None for no mask.
         norm: (), of all matched gradients, float64.
         targets: Name to gradient over that norm, float32.
-        positions: (tokens, dim) gradient of the position embedding over that norm, float32; zeros where
-            it is not used.
+        positions: (tokens, dim) gradient of the position embedding over that norm, float32; zeros if unused.
     """
 
     start: Tensor

@@ -1,9 +1,9 @@
 """What patches of natural pictures look like: a Gaussian prior for attacks.
 
-Its covariance depends only on the distance between two pixels and on their channels, as in any
-collection of pictures without a preferred place. A table of it, measured on 300 ImageNet pictures,
-ships with fedmjp; ``natural_patches.json`` names the pictures. None of them may be attacked with
-it: the engine refuses. ``python -m benchmarks.studies.measure_prior`` makes the table.
+Its covariance depends only on the distance between two pixels and on their channels, as in any collection of pictures
+without a preferred place. A table of it, measured on the 300 ImageNet pictures that ``natural_patches.json`` names,
+ships with fedmjp. None of them may be attacked with it: the engine refuses. ``python -m
+benchmarks.studies.measure_prior`` makes the table.
 """
 
 import json
@@ -85,22 +85,19 @@ def _table() -> dict[str, Tensor]:
 @lru_cache(maxsize=4)
 def patch_statistics(image_size: int, patch_size: int) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the pixels of a patch, in [0, 1], for sizes that the table knows."""
-    mean = _table()[f"{image_size}.mean"].double().repeat_interleave(patch_size**2)
-    covariance = patch_covariance(_table()[f"{image_size}.autocovariance"].double(), patch_size)
-    return mean, covariance
+    mean, autocovariance = (_table()[f"{image_size}.{name}"].double() for name in ("mean", "autocovariance"))
+    return mean.repeat_interleave(patch_size**2), patch_covariance(autocovariance, patch_size)
 
 
 def patch_covariance(autocovariance: Tensor, patch_size: int) -> Tensor:
-    """Covariance of the pixels of a patch from that of two pixels at a distance.
+    """Covariance (values, values) of the pixels of a patch from that of two pixels at a distance.
+
+    What sampling left below the variance of 8-bit rounding is lifted to it, which also makes it positive definite.
 
     Args:
         autocovariance: (3, 3, 2 L + 1, 2 L + 1) float64; entry [c, d, L + y, L + x] is the covariance
             of channel c at a place and channel d at y rows below and x columns right of it.
         patch_size: At most L + 1.
-
-    Returns:
-        (3 * patch_size ** 2, 3 * patch_size ** 2). What sampling left below the variance of 8-bit
-        rounding is lifted to it, which also makes it positive definite.
     """
     pixels = torch.arange(patch_size)
     lag = pixels[None] - pixels[:, None] + autocovariance.shape[-1] // 2

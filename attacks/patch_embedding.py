@@ -30,9 +30,6 @@ class PatchEmbedding(ClosedForm[Entrance]):
     Of several pictures only sum_i D_i and sum_i D_i^T X_i are seen: more unknowns than equations.
     The solution is then a mixture of the pictures, given once per picture.
 
-    Without positions, equal patches are equal tokens with equal gradients, and the solution is not
-    unique. The one of minimum norm gives each of them their mean, which is right.
-
     On an MJP upload it is naive: it solves the wrong system that the option ``reading`` makes of the
     upload. The true rows of the masked tokens are not in it, only their sum is, and the error
     spreads over all patches.
@@ -51,7 +48,7 @@ class PatchEmbedding(ClosedForm[Entrance]):
         return super().requirement(model, threat) or self._size_refusal(model)
 
     def _size_refusal(self, model: Entrance) -> str | None:
-        patches, dim = model.grid**2, _dimensions(model)
+        patches, dim = model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))
         if patches > dim:
             return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
         return None
@@ -60,9 +57,9 @@ class PatchEmbedding(ClosedForm[Entrance]):
         """Batches are underdetermined."""
         if threat.batch_size == 1:
             return None
-        patches = model.grid**2
+        dim = len(model.get_parameter(names.PATCH_WEIGHT))
         return (
-            f"{self.name}: {threat.batch_size} pictures of {patches} patches share {_dimensions(model)} "
+            f"{self.name}: {threat.batch_size} pictures of {model.grid**2} patches share {dim} "
             "equations per pixel: underdetermined; what it gives is a mixture, repeated for every picture"
         )
 
@@ -117,14 +114,9 @@ class PatchEmbeddingWiener(PatchEmbedding):
 class OraclePatchEmbedding(Oracle[Entrance], PatchEmbeddingWiener):
     """Bound: ``patch_embedding_wiener`` if a server saw every token's gradient, masked or not. None does.
 
-    Without positions, equal patches are equal tokens with equal gradients: the equations are then
-    dependent, and what tells them apart is nothing. The prior gives them the same values, which is right.
+    Equal patches without positions are equal tokens with equal gradients; the prior gives them equal values.
     """
 
     name = "oracle_patch_embedding"
     summary = "bound: patch_embedding_wiener given the gradient at every token, which no upload holds"
     requires = "direct mode, which adds the tokens' gradients to the upload; an image size that the prior knows"
-
-
-def _dimensions(model: Entrance) -> int:
-    return len(model.get_parameter(names.PATCH_WEIGHT))

@@ -53,8 +53,7 @@ def reassemble(patches: Tensor, hole: Tensor, grid: int, patch_size: int, *, gen
         generator: On the CPU.
 
     Returns:
-        (grid * grid,) int64; place i of the reassembled picture shows ``patches[source[i]]``. The
-        identity outside of the hole.
+        ``source``, (grid * grid,) int64: place i shows ``patches[source[i]]``, its own outside of the hole.
     """
     places = hole.cpu().nonzero().flatten().numpy()
     source = np.arange(grid * grid)
@@ -140,9 +139,6 @@ class _Puzzle:
         size = max(2, round(len(hole) * random.uniform(_SMALLEST_PART, _LARGEST_PART)))
         return np.sort(hole[np.argsort(nearness)[:size]])
 
-    def _framed(self, values: Places, outside: int) -> Places:
-        return np.pad(values.reshape(self.grid, self.grid), 1, constant_values=outside)
-
     def _anneal(self, source: Places, free: Places, steps: int) -> Places:
         """Arrange the pieces at the free places anew."""
         certain, sides = self._surroundings(source, free)
@@ -165,12 +161,14 @@ class _Puzzle:
         rows, columns = np.divmod(free, self.grid)
         numbers = np.full(self.grid**2, len(free))
         numbers[free] = np.arange(len(free))
-        numbers, pieces = self._framed(numbers, len(free)), self._framed(source, -1)
+        square = (self.grid, self.grid)
+        numbers = np.pad(numbers.reshape(square), 1, constant_values=len(free))
+        pieces = np.pad(source.reshape(square), 1, constant_values=-1)
         own = source[free]
         certain = np.zeros((len(free), len(free)))
         sides = []
-        of_sides = (0, -1, self.across), (0, 1, self.across.T), (-1, 0, self.down), (1, 0, self.down.T)
-        for down, across, misfit in of_sides:
+        neighbours = (0, -1, self.across), (0, 1, self.across.T), (-1, 0, self.down), (1, 0, self.down.T)
+        for down, across, misfit in neighbours:
             there = rows + 1 + down, columns + 1 + across
             fixed = (numbers[there] == len(free)) & (pieces[there] >= 0)
             certain[fixed] += misfit[pieces[there][fixed]][:, own]

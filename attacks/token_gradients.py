@@ -1,9 +1,7 @@
-"""What the position-embedding gradient says about each token, and about MJP's mask.
+"""What the position-embedding gradient says about each token.
 
-The position embedding is added to the tokens, so row i of its gradient is the gradient of the loss
-with respect to token i. With MJP, masked tokens use the shared unknown embedding instead: their own
-rows are exactly zero, which gives the mask away, and the unknown embedding's gradient is the sum of
-theirs.
+The position embedding is added to the tokens, so row i of its gradient is the gradient of the loss at token i. With
+MJP, masked tokens use the shared unknown embedding instead, whose gradient is the sum of theirs.
 """
 
 from contextlib import suppress
@@ -107,11 +105,9 @@ def required_tensors(model: Entrance) -> list[str]:
 
 
 def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, reading: Reading) -> TokenGradients:
-    """Read token gradients and mask out of an upload.
+    """Read token gradients and mask out of an upload; of several pictures, their sums and what is masked in all.
 
-    With several pictures behind it, each row is the sum over the pictures, and a patch counts as
-    masked where it is masked in all of them. Where nobody can tell which patches were masked, none
-    counts as masked. Attackers who know MJP come elsewhere.
+    Where nobody can tell which patches were masked, none counts as masked. Attackers who know MJP come elsewhere.
 
     Raises:
         AttackNotApplicableError: If an undefended model's upload has no gradient at any patch.
