@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import torch
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field
-from torch import nn
+from torch import Generator, nn
 
 from attacks.base import Attack
 from attacks.breaching_case import PREFIX, case_of
@@ -120,16 +120,27 @@ class BreachingAttack(Attack):
 
     @functools.cached_property
     def config(self) -> Any:
-        """What breaching is configured with: its own file and the overrides."""
-        return configuration(self.config_name, self._overrides, own=list(self.options_type.model_fields))
+        """What breaching is configured with: its own file and the overrides, as Hydra composes them.
+
+        Raises:
+            ConfigError: On a key that the file does not have, or a value that Hydra cannot read or breaching use.
+        """
+        default = _compose(self.config_name, [])
+        known = list(_keys(default))
+        for key in self._overrides:
+            if key not in known:
+                near = difflib.get_close_matches(key, [*self.options_type.model_fields, *known], n=1)
+                raise ConfigError(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        values = {key: each if isinstance(each, str) else json.dumps(each) for key, each in self._overrides.items()}
+        config = _compose(self.config_name, [f"{key}={value}" for key, value in values.items()])
+        if self.optimises and config.attack_type not in ATTACK_TYPES:
+            raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
+        for key in self._overrides:
+            _check_kind(key, before=OmegaConf.select(default, key), after=OmegaConf.select(config, key))
+        return config
 
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
     ) -> list[Reconstruction]:
         pairs = zip(uploads, generators, strict=True)
         return [self._reconstruct_one(upload, model, threat, each.initial_seed()) for upload, each in pairs]
@@ -171,32 +182,6 @@ def _breaching() -> Any:
     return breaching
 
 
-def configuration(name: str, overrides: Mapping[str, Any], own: Sequence[str] = ()) -> Any:
-    """One of breaching's attack configurations with overrides, as Hydra composes it.
-
-    Args:
-        name: The file in breaching's ``config/attack``.
-        overrides: Dotted key to value. Text is left to Hydra's grammar.
-        own: Further names to suggest when a key is unknown.
-
-    Raises:
-        ConfigError: On a key that the configuration does not have, or a value that Hydra cannot read.
-    """
-    default = _compose(name, [])
-    known = _keys(default)
-    for key in overrides:
-        if key not in known:
-            near = difflib.get_close_matches(key, [*own, *known], n=1)
-            raise ConfigError(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
-    values = (value if isinstance(value, str) else json.dumps(value) for value in overrides.values())
-    config = _compose(name, [f"{key}={value}" for key, value in zip(overrides, values, strict=True)])
-    if "optim" in known and config.attack_type not in ATTACK_TYPES:
-        raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
-    for key in overrides:
-        _check_kind(key, before=OmegaConf.select(default, key), after=OmegaConf.select(config, key))
-    return config
-
-
 def _check_kind(key: str, *, before: Any, after: Any) -> None:
     """What breaching has as a group of keys or a number has to stay one: it would fail from deep inside."""
     if hasattr(before, "items") and after is not None and not hasattr(after, "items"):
@@ -208,14 +193,12 @@ def _check_kind(key: str, *, before: Any, after: Any) -> None:
             raise ConfigError(f"{key} = {after!r}: must be at least 1")
 
 
-def _keys(node: Any, prefix: str = "") -> list[str]:
+def _keys(node: Any, prefix: str = "") -> Iterator[str]:
     """Dotted names of all nodes below one of a configuration."""
-    keys = []
     for key, value in node.items():
-        keys.append(f"{prefix}{key}")
+        yield f"{prefix}{key}"
         if hasattr(value, "items"):
-            keys.extend(_keys(value, f"{prefix}{key}."))
-    return keys
+            yield from _keys(value, f"{prefix}{key}.")
 
 
 def _compose(name: str, overrides: list[str]) -> Any:
@@ -226,8 +209,7 @@ def _compose(name: str, overrides: list[str]) -> Any:
         try:
             return breaching.get_attack_config(name, overrides)
         except HydraException as error:
-            lines = str(error).splitlines()
-            raise ConfigError(f"{' '.join(overrides)}: {lines[0]}") from None
+            raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager

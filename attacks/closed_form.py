@@ -15,7 +15,6 @@ from attacks.token_gradients import (
     TokenGradients,
     oracle_token_gradients,
     positions_refusal,
-    required_tensors,
     token_gradients,
 )
 from fedmjp.config import Config
@@ -47,8 +46,7 @@ class System:
 class ClosedForm(Attack[Model]):
     """An attack that solves a linear system in the gradients at the tokens.
 
-    Class attributes:
-        right_side: The parameter whose gradient makes the right-hand side.
+    ``right_side`` names the parameter whose gradient makes the right-hand side.
     """
 
     options_type: ClassVar[type[Config]] = ReadingOptions
@@ -56,7 +54,10 @@ class ClosedForm(Attack[Model]):
 
     def tensors(self, model: Model) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, and that of the right-hand side."""
-        return [*required_tensors(model), self.right_side]
+        of_tokens = (
+            [names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING] if model.defended else [names.POSITION_EMBEDDING]
+        )
+        return [*of_tokens, self.right_side]
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
         """Needs the gradients at the tokens."""

@@ -11,15 +11,14 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
 from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
-from attacks.matching_loss import Job, Loss, PatchPrior
-from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
+from attacks.matching_loss import ALL, NOISE, GradientMatchingOptions, Job, Loss, PatchPrior
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
@@ -142,19 +141,11 @@ class GradientMatching(Attack):
         return [name for name in self._matched(model) if name not in idle]
 
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
     ) -> list[Reconstruction]:
         started = time.monotonic()
-        jobs = [
-            job
-            for upload, generator in zip(uploads, generators, strict=True)
-            for job in self._jobs(upload, model, threat, generator)
-        ]
+        pairs = zip(uploads, generators, strict=True)
+        jobs = [job for upload, generator in pairs for job in self._jobs(upload, model, threat, generator)]
         at_once = max(1, self.options.parallel // threat.batch_size)
         chunks = [jobs[first : first + at_once] for first in range(0, len(jobs), at_once)]
         comparison = self._comparison(model, threat)
@@ -174,10 +165,11 @@ class GradientMatching(Attack):
                 on_step=partial(self._report, number, len(chunks)),
             )
             found += zip(result.images, result.losses.tolist(), repeat(result.iterations))
-        seconds, restarts = (time.monotonic() - started) / len(uploads), self.options.restarts
-        return [self._best(found[first : first + restarts], seconds) for first in range(0, len(found), restarts)]
+        seconds, restarts = time.monotonic() - started, self.options.restarts
+        of_each = [found[first : first + restarts] for first in range(0, len(found), restarts)]
+        return [self._best(searches, seconds / len(uploads)) for searches in of_each]
 
-    def _jobs(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator) -> list[Job]:
+    def _jobs(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> list[Job]:
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self._used(model, threat)}
         norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
         if norm == 0:
@@ -193,9 +185,7 @@ class GradientMatching(Attack):
             for start in self._starts(upload, model, threat, generator)
         ]
 
-    def _starts(
-        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
-    ) -> list[Tensor]:
+    def _starts(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> list[Tensor]:
         shape = (upload.num_examples, 3, model.image_size, model.image_size)
         noises = [torch.randn(shape, generator=generator) for _ in range(self.options.restarts)]
         if self._first is None:

@@ -45,8 +45,7 @@ class Agreement:
     """What the search needs of the candidates' updates, differentiable.
 
     Attributes:
-        scale: (candidates,), constants that the updates were multiplied with, to be neither too small nor
-            too large to be squared.
+        scale: (candidates,), constants that the updates were multiplied with, so that they can be squared.
         products: (candidates, matched tensors), inner products of their tensors with the targets.
         squares: (candidates, matched tensors), squared norms of their tensors.
         positions: (candidates, tokens, dim), gradients of the position embedding.
@@ -69,13 +68,9 @@ def twice_differentiable(network: Network) -> Network:
 
 def unmatchable(model: VitClassifier, matched: Sequence[str]) -> list[str]:
     """Those of the parameters that ``PerCandidateGradients`` cannot compute."""
-    layers = (nn.Linear, nn.LayerNorm, nn.Conv2d)
-    modules = dict(model.named_modules())
-    return [
-        name
-        for name in matched
-        if name not in TOKEN_PARAMETERS and not isinstance(modules[name.rpartition(".")[0]], layers)
-    ]
+    layers, modules = (nn.Linear, nn.LayerNorm, nn.Conv2d), dict(model.named_modules())
+    others = [name for name in matched if name not in TOKEN_PARAMETERS]
+    return [name for name in others if not isinstance(modules[name.rpartition(".")[0]], layers)]
 
 
 class PerCandidateGradients:
@@ -92,14 +87,10 @@ class PerCandidateGradients:
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str]) -> None:
-        self._model = twice_differentiable(model)
-        self._matched = list(matched)
+        self._model, self._matched = twice_differentiable(model), list(matched)
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
-        modules = dict(self._model.named_modules())
-        self._layers = {
-            owner: modules[owner]
-            for owner in dict.fromkeys(name.rpartition(".")[0] for name in matched if name not in TOKEN_PARAMETERS)
-        }
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in matched if name not in TOKEN_PARAMETERS)
+        self._layers = {owner: self._model.get_submodule(owner) for owner in owners}
         for owner, module in self._layers.items():
             module.register_forward_hook(partial(self._remember, owner))
 
@@ -139,18 +130,15 @@ class PerCandidateGradients:
         seen, self._seen = self._seen, {}
         points = [*leaves.values(), *(output for _, output in seen.values())]
         gradients = torch.autograd.grad(loss, points, create_graph=True)
-        tokens = {
-            name: gradient.view(count, batch, *gradient.shape[1:]).sum(dim=1)
-            for name, gradient in zip(leaves, gradients, strict=False)
-        }
-        layers = {}
+        tokens, layers = {}, {}
+        for name, gradient in zip(leaves, gradients, strict=False):
+            tokens[name] = gradient.view(count, batch, *gradient.shape[1:]).sum(dim=1)
         for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True):
             layer = self._layers[owner]
             layers[owner] = _rows(inputs, layer, count), _rows(gradient, layer, count, is_output=True)
         return scale, tokens, layers
 
-    def _remember(self, owner: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del module
+    def _remember(self, owner: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._seen[owner] = (inputs[0], output)
 
     @staticmethod
@@ -193,10 +181,8 @@ class SimulatedSteps:
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str], *, steps: int, learning_rate: float) -> None:
-        self._model = twice_differentiable(model)
-        self._matched = list(matched)
-        self._steps = steps
-        self._learning_rate = learning_rate
+        self._model, self._matched = twice_differentiable(model), list(matched)
+        self._steps, self._learning_rate = steps, learning_rate
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
         """Compare the mean gradients over the steps of each candidate with its targets."""
@@ -216,9 +202,7 @@ class SimulatedSteps:
         total = {name: torch.zeros_like(weights[name]) for name in kept}
         for _ in range(self._steps):
             loss = F.cross_entropy(_logits(self._model, weights, images, mask), labels)
-            slopes = torch.autograd.grad(
-                loss, list(weights.values()), create_graph=True, allow_unused=True, materialize_grads=True
-            )
+            slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
             gradients = dict(zip(weights, slopes, strict=True))
             total = {name: total[name] + gradients[name] for name in total}
             weights = {name: weight - self._learning_rate * gradients[name] for name, weight in weights.items()}

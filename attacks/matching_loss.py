@@ -1,24 +1,62 @@
-"""The loss of gradient matching: distances of gradients, and penalties on unnatural pictures.
+"""Options and loss of gradient matching: distances of gradients, and penalties on unnatural pictures.
 
 Candidates are pictures (candidates, batch, 3, size, size) in [0, 1].
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from attacks.matching_gradients import Agreement, Candidates, Comparison
-from attacks.matching_options import GradientMatchingOptions
 from attacks.natural_patches import NaturalPatches
+from fedmjp.config import Config, Names
+from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 
+NOISE = "noise"  # as start
+ALL = "all"  # as tensors
 # Below the square of any rounding error of scaled gradients.
 TINY = 1e-30
 # Added to every direction of the patch covariance: detail finer than a hundredth of the range costs no more.
 PATCH_VARIANCE = 1e-4
+
+
+class GradientMatchingOptions(Config):
+    """Objective, priors, start and budget."""
+
+    objective: Literal["cosine", "l2"] = Field(
+        "cosine", description="distance of gradients: one minus the cosine, or the squared distance over the target's"
+    )
+    tensors: Names = Field(
+        (names.PATCH_WEIGHT,), min_length=1, description="whose gradients are matched: names, comma-separated, or 'all'"
+    )
+    position_weight: float = Field(
+        2.0, ge=0, allow_inf_nan=False, description="of a distance of its own between position-embedding gradients"
+    )
+    position_centred: bool = Field(
+        True, description="take their mean over the patches away first; without it, APRIL's variant"
+    )
+    total_variation: float = Field(0.2, ge=0, allow_inf_nan=False, description="weight of total variation")
+    seams: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of jumps where patches meet")
+    patch_prior: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of unlikeness to natural patches")
+    start: str = Field("grey", description="'noise', or the attack whose reconstruction is the start")
+    mask: Literal["read", "ignore"] = Field(
+        "read", description="of a defended model, one picture per update: read it from the upload, or do without"
+    )
+    iterations: int = Field(1000, ge=1, description="evaluations of the gradient per restart")
+    seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="per upload, all restarts together; one iteration is made at least"
+    )
+    restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
+    step_size: float = Field(0.02, gt=0, le=1, description="first step of a pixel, in units of its range")
+    parallel: int = Field(
+        4, ge=1, description="pictures at a time; bounds the memory. With 1, neighbours do not even change rounding"
+    )
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -97,17 +135,13 @@ class Loss:
         jobs: Sequence[Job],
         prior: PatchPrior | None,
     ) -> None:
-        self._options = options
-        self._patch_size = model.patch_size
-        self._prefix = model.prefix_tokens
-        self._comparison = comparison
-        self._prior = prior
+        self._options, self._model, self._comparison, self._prior = options, model, comparison, prior
         self._labels = torch.stack([job.labels for job in jobs])
         self._norms = torch.stack([job.norm for job in jobs])
         masks = [job.mask for job in jobs if job.mask is not None]
         self._mask = torch.stack(masks) if masks else None
         self._targets = {name: torch.stack([job.targets[name] for job in jobs]) for name in jobs[0].targets}
-        positions = torch.stack([job.positions for job in jobs])[:, self._prefix :]
+        positions = torch.stack([job.positions for job in jobs])[:, self._model.prefix_tokens :]
         self._visible = (positions != 0).any(dim=2, keepdim=True)
         if self._mask is not None:  # under noise there are rows at masked places, too
             self._visible &= ~self._mask.all(dim=1)[..., None]
@@ -124,7 +158,7 @@ class Loss:
         products, squares = agreement.products.sum(dim=1), agreement.squares.sum(dim=1)
         total = self._distance(products, squares, torch.ones_like(squares), ratio)
         if self._options.position_weight:
-            rows = self._informative(agreement.positions[:, self._prefix :])
+            rows = self._informative(agreement.positions[:, self._model.prefix_tokens :])
             products, squares = (rows * self._positions).sum((1, 2)), rows.square().sum((1, 2))
             targets = self._positions.square().sum((1, 2))
             total = total + self._options.position_weight * self._distance(products, squares, targets, ratio)
@@ -150,7 +184,7 @@ class Loss:
         if self._options.total_variation:
             total = total + self._options.total_variation * total_variation(images)
         if self._options.seams:
-            total = total + self._options.seams * patch_seams(images, self._patch_size)
+            total = total + self._options.seams * patch_seams(images, self._model.patch_size)
         if self._prior is not None:
             total = total + self._options.patch_prior * self._prior(images)
         return total

@@ -1,15 +1,14 @@
 """Least squares on the patch-embedding gradient: no surgery on the model, exact for one picture."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from attacks.token_gradients import TokenGradients
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -68,10 +67,7 @@ class PatchEmbedding(ClosedForm[Entrance]):
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
         equations = len(right) / (upload.num_examples * len(seen.mask))
         diagnostics = {"masked_patches": float(seen.mask.sum()), "equations_per_unknown": equations}
-        return System(seen, self._rows(seen), right, diagnostics)
-
-    def _rows(self, seen: TokenGradients) -> Tensor:
-        return torch.cat([seen.patches, seen.unknown])
+        return System(seen, torch.cat([seen.patches, seen.unknown]), right, diagnostics)
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         del model, rounding
@@ -101,14 +97,15 @@ class PatchEmbeddingWiener(PatchEmbedding):
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)
 
+    def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
+        system = super()._system(upload, model, threat)
+        return replace(system, rows=system.seen.in_place())
+
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         prior = NaturalPatches.for_model(model).normalised(model)
         estimate = posterior_mean(*stacked(systems), prior, rounding)
         patches = estimate.values[:, : model.grid**2]
         return [(each, {"relative_noise": float(noise)}) for each, noise in zip(patches, estimate.noise, strict=True)]
-
-    def _rows(self, seen: TokenGradients) -> Tensor:
-        return seen.in_place()
 
 
 class OraclePatchEmbedding(Oracle[Entrance], PatchEmbeddingWiener):

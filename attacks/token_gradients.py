@@ -99,11 +99,6 @@ def positions_refusal(model: Entrance) -> str | None:
     return None if model.has_positions else reason
 
 
-def required_tensors(model: Entrance) -> list[str]:
-    """Names of the tensors that ``token_gradients`` reads."""
-    return [names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] if model.defended else [])]
-
-
 def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, reading: Reading) -> TokenGradients:
     """Read token gradients and mask out of an upload; of several pictures, their sums and what is masked in all.
 
