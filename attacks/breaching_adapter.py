@@ -330,8 +330,7 @@ class AprilAnalytic(BreachingAttack):
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs a position embedding, the APRIL architecture and the gradient of a single picture."""
-        unseen = positions_refusal(model)
-        if unseen:
+        if unseen := positions_refusal(model):
             return unseen
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Messages = list[str]
-
 
 class CarriedError(BaseException):
     """Takes an exception past breaching's except clauses; ``args[0]`` is the exception."""
@@ -131,27 +129,22 @@ class Watch:
                 hook.__deepcopy__ = lambda _, hook=hook: hook
 
 
-class _Keep(logging.Handler):
-    def __init__(self, messages: Messages) -> None:
-        super().__init__()
-        self._messages = messages
-
-    def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        if not message.startswith("| It:"):
-            self._messages.append(message)
-
-
 @contextmanager
-def listening(library: str) -> Iterator[Messages]:
+def listening(library: str) -> Iterator[list[str]]:
     """Keep a library off the terminal: yields what it logs or prints meanwhile; its warnings are dropped.
 
     Its prints are caught by their name in its own modules, because ``sys.stdout`` may belong to a
     progress display that draws from another thread.
     """
-    messages: Messages = []
+    messages: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not record.getMessage().startswith("| It:"):
+                messages.append(record.getMessage())
+
     logger = logging.getLogger(library)
-    handler, level, propagate = _Keep(messages), logger.level, logger.propagate
+    handler, level, propagate = Keep(), logger.level, logger.propagate
     modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{library}.")]
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -54,10 +54,8 @@ class ClosedForm(Attack[Model]):
 
     def tensors(self, model: Model) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, and that of the right-hand side."""
-        of_tokens = (
-            [names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING] if model.defended else [names.POSITION_EMBEDDING]
-        )
-        return [*of_tokens, self.right_side]
+        unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
+        return [names.POSITION_EMBEDDING, *unknown, self.right_side]
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
         """Needs the gradients at the tokens."""

@@ -4,11 +4,10 @@ import difflib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -214,8 +213,7 @@ class GradientMatching(Attack):
         return Reconstruction(images.cpu(), found)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What a search ends with: like the start, the iterate of each candidate with the lowest loss.
 
     Attributes:
