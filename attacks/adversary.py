@@ -1,10 +1,11 @@
 """The malicious server: runs an attack on what it recorded, with what its threat model grants."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attacks import ATTACKS
+from attacks.base import Progress
 from attacks.stages import Stage, reassembled
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -30,11 +31,9 @@ class Adversary:
         options: Mapping[str, Any],
         *,
         then: Stage | None = None,
-        on_progress: Callable[[int, int, float], None],
+        on_progress: Progress,
     ) -> list[Reconstruction]:
         """Run an attack on uploads that were computed with the model's weights; its pictures may pass a stage ``then``.
-
-        ``on_progress`` is called with (steps done, steps in total, loss) while the attack optimises.
 
         Raises:
             BadInputError: If there is no such attack or option, or the attack refuses what it is given.

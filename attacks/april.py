@@ -10,7 +10,6 @@ from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
@@ -90,14 +89,11 @@ class April(AprilMinNorm):
     summary = "APRIL's closed form at full strength: noise from the upload, prior of natural patches"
     requires = f"{_REQUIRES}; an image size that the prior knows"
     uses_natural_patches = True
+    handled = frozenset({"scaled", "noisy", "rounded"})  # how much noise there is, it estimates from the upload
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture, one gradient of a single picture, and a prior."""
         return super().requirement(model, threat) or prior_refusal(model)
-
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded"}
 
     def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         patch = NaturalPatches.for_model(model).normalised(model)

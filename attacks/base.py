@@ -23,6 +23,7 @@ from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
 Role = Literal["attack", "floor", "bound"]
+Progress = Callable[[int, int, float], None]  # called with steps done, steps in total, loss
 # What an attack asks of the model: the network, or only its entrance.
 Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifier)  # noqa: PLC0105 (in every signature)
 
@@ -47,7 +48,7 @@ class Attack(ABC, Generic[Model]):
       not be attacked.
 
     An attack is made with values for ``options_type``; ``ConfigError`` says which are wrong. ``on_progress``
-    is called with (steps done, steps in total, loss) while it optimises.
+    is called while it optimises.
     """
 
     name: ClassVar[str]
@@ -66,7 +67,7 @@ class Attack(ABC, Generic[Model]):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
-        self.on_progress: Callable[[int, int, float], None] = lambda *_: None
+        self.on_progress: Progress = lambda *_: None
 
     def reconstruct(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generator: torch.Generator

@@ -55,11 +55,7 @@ class BreachingOptions(Config):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def overrides(self) -> dict[str, Any]:
-        """All of them as keys of breaching's configuration.
-
-        Raises:
-            ConfigError: If a key is given under both of its names.
-        """
+        """All of them as keys of breaching's configuration; ConfigError if one is given under both of its names."""
         found = dict(self.model_extra or {})
         for name, key in COUNTS.items():
             value = getattr(self, name) if name in type(self).model_fields else None

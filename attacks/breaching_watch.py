@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacks.base import Progress
+
 
 class CarriedError(BaseException):
     """Takes an exception past breaching's except clauses; ``args[0]`` is the exception."""
@@ -47,18 +49,10 @@ class Watch:
       that this objective makes.
 
     The attacker, made by breaching's ``prepare_attack``, is changed. ``messages`` are what breaching says meanwhile;
-    ``seconds`` are for all trials together, from now on; ``on_progress`` is called with (iterations done, in total,
-    loss).
+    ``seconds`` are for all trials together, from now on.
     """
 
-    def __init__(
-        self,
-        attacker: Any,
-        messages: Sequence[str],
-        *,
-        seconds: float | None,
-        on_progress: Callable[[int, int, float], None],
-    ) -> None:
+    def __init__(self, attacker: Any, messages: Sequence[str], *, seconds: float | None, on_progress: Progress) -> None:
         self._curves: list[_Curve] = []  # of each trial that was begun
         self._chosen = 0
         self._attacker, self._messages, self._on_progress = attacker, messages, on_progress

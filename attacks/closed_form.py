@@ -46,11 +46,13 @@ class System:
 class ClosedForm(Attack[Model]):
     """An attack that solves a linear system in the gradients at the tokens.
 
-    ``right_side`` names the parameter whose gradient makes the right-hand side.
+    ``right_side`` names the parameter whose gradient makes the right-hand side; ``handled`` are the marks that it takes
+    into account.
     """
 
     options_type: ClassVar[type[Config]] = ReadingOptions
     right_side: ClassVar[str]
+    handled: ClassVar[frozenset[Mark]] = frozenset({"scaled"})  # a factor is on both sides of the equation
 
     def tensors(self, model: Model) -> Sequence[str]:
         """Position-embedding (and unknown-embedding) gradient, and that of the right-hand side."""
@@ -63,9 +65,9 @@ class ClosedForm(Attack[Model]):
         return positions_refusal(model)
 
     def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes a factor of the whole update into account, which is on both sides of the equation."""
+        """Takes the same into account everywhere."""
         del model, threat
-        return frozenset({"scaled"})
+        return self.handled
 
     def _reconstruct(
         self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]

@@ -17,7 +17,7 @@ from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
 from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
-from attacks.matching_loss import ALL, NOISE, GradientMatchingOptions, Job, Loss, PatchPrior
+from attacks.matching_loss import ALL, NOISE, GradientMatchingOptions, Job, Loss, patch_prior
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
@@ -148,7 +148,7 @@ class GradientMatching(Attack):
         at_once = max(1, self.options.parallel // threat.batch_size)
         chunks = [jobs[first : first + at_once] for first in range(0, len(jobs), at_once)]
         comparison = self._comparison(model, threat)
-        prior = PatchPrior(model) if self.options.patch_prior else None
+        prior = patch_prior(model) if self.options.patch_prior else None
         found: list[tuple[Tensor, float, int]] = []  # of each job: pictures, loss, iterations
         for number, chunk in enumerate(chunks):
             left = None

@@ -13,11 +13,7 @@ LEVEL = 0.45
 
 
 class Grey(Attack[Entrance]):
-    """Answer with the constant picture 0.45, whatever was uploaded.
-
-    An attack that does not beat this has not shown that anything leaks; a defence that is credited
-    with pushing an attack below it is credited for the attack's failure.
-    """
+    """Answer with the constant picture 0.45: an attack that does not beat it has not shown that anything leaks."""
 
     name = "grey"
     paper = "floor, no attack"

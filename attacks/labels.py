@@ -14,7 +14,7 @@ CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero
 
 
 def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
-    """The labels behind an upload: those that the attacker was told, else recovered ones.
+    """The labels behind an upload, sorted: those that the attacker was told, else recovered ones.
 
     With mean cross-entropy the gradient of the head's bias at class c is p_c - n_c / B, where p_c is
     the mean predicted probability and n_c the number of pictures of class c. Every entry that is
@@ -24,9 +24,6 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
     With label smoothing the lowest entry is still the best guess and no longer certain. Of a delta of
     several SGD steps, the mean of their gradients is read.
-
-    Returns:
-        As many as pictures, sorted.
 
     Raises:
         AttackNotApplicableError: If the upload has neither labels nor a gradient of the head's bias.

@@ -53,12 +53,9 @@ def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
 
 
 def read_mask(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
-    """Read which patches were masked; of several pictures, in all of them.
+    """Read which patches were masked, (patches,) bool on the model's device; of several pictures, in all of them.
 
     ``mask_refusal`` must be None. Without an unknown embedding nothing is masked.
-
-    Returns:
-        (patches,) bool on the model's device, True where masked.
 
     Raises:
         AttackFailedError: If what was done to this upload leaves in doubt which patches were masked.

@@ -3,7 +3,7 @@
 Candidates are pictures (candidates, batch, 3, size, size) in [0, 1].
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,25 +82,18 @@ def patch_seams(images: Tensor, patch_size: int) -> Tensor:
     return down.square().flatten(1).mean(dim=1) + across.square().flatten(1).mean(dim=1)
 
 
-class PatchPrior:
-    """Mean squared Mahalanobis distance of the patches from natural ones, per pixel and channel.
+def patch_prior(model: VitClassifier) -> Callable[[Tensor], Tensor]:
+    """Make the mean squared Mahalanobis distance of patches from natural ones, per pixel and channel: 1 for these."""
+    natural = NaturalPatches.for_model(model)
+    variances, directions = torch.linalg.eigh(natural.covariance.double())
+    whiten, mean = (directions * (variances + PATCH_VARIANCE).rsqrt()).float(), natural.mean.float()
 
-    About 1 for a natural picture.
-    """
-
-    def __init__(self, model: VitClassifier) -> None:
-        natural = NaturalPatches.for_model(model)
-        variances, directions = torch.linalg.eigh(natural.covariance.double())
-        self._whiten = (directions * (variances + PATCH_VARIANCE).rsqrt()).float()
-        self._mean = natural.mean.float()
-        self._patch_size = model.patch_size
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Of candidates, (candidates,)."""
-        patches = to_patches(images.flatten(0, 1), self._patch_size)
-        whitened = (patches - self._mean) @ self._whiten
-        distances: Tensor = whitened.square().view(len(images), -1).mean(dim=1)
+    def unlikeness(images: Tensor) -> Tensor:
+        patches = to_patches(images.flatten(0, 1), model.patch_size)
+        distances: Tensor = ((patches - mean) @ whiten).square().view(len(images), -1).mean(dim=1)
         return distances
+
+    return unlikeness
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ class Loss:
         model: VitClassifier,
         comparison: Comparison,
         jobs: Sequence[Job],
-        prior: PatchPrior | None,
+        prior: Callable[[Tensor], Tensor] | None,
     ) -> None:
         self._options, self._model, self._comparison, self._prior = options, model, comparison, prior
         self._labels = torch.stack([job.labels for job in jobs])

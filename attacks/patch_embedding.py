@@ -9,7 +9,6 @@ from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
@@ -89,10 +88,7 @@ class PatchEmbeddingWiener(PatchEmbedding):
     summary = "patch_embedding with noise estimated from the upload and a prior of natural patches"
     requires = "gradients or deltas of patch and position embedding; an image size that the prior knows"
     uses_natural_patches = True
-
-    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded"}
+    handled = frozenset({"scaled", "noisy", "rounded"})  # how much noise there is, it estimates from the upload
 
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)

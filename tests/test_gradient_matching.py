@@ -14,7 +14,7 @@ from attacks import matching_loss
 from attacks.gradient_matching import GradientMatching, search
 from attacks.grey import LEVEL
 from attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
-from attacks.matching_loss import Loss, PatchPrior, patch_seams, total_variation
+from attacks.matching_loss import Loss, patch_prior, patch_seams, total_variation
 from attacks.natural_patches import NaturalPatches
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import open_source
@@ -241,7 +241,7 @@ def test_patch_prior_is_about_one_on_patches_of_its_own_kind(generator: torch.Ge
     drawn = natural.mean + torch.randn(8, PATCHES, 192, generator=generator, dtype=torch.float64) @ root.T
     images = from_patches(drawn, 32, 8).float()[None]
     noise = torch.rand(1, 8, 3, 32, 32, generator=generator)
-    prior = PatchPrior(model)
+    prior = patch_prior(model)
     assert prior(images).item() < 1.1
     assert prior(noise).item() > 10
 
