@@ -85,7 +85,7 @@ class Watch:
             raise KeyboardInterrupt
 
     def _pass_interrupts_on(self) -> None:
-        """Each interrupt that breaching took, it told of: one that is not of ``_stop_if_late`` is the user's."""
+        """Whenever breaching takes an interrupt, it prints so: one more than ``_stop_if_late`` raised is the user's."""
         if sum("manually" in message for message in self._messages) > self._stops:
             raise CarriedError(KeyboardInterrupt())
 
