@@ -1,10 +1,11 @@
 """The malicious server: runs an attack on what it recorded, with what its threat model grants."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attacks import ATTACKS
+from attacks.base import Progress
 from attacks.stages import Stage, reassembled
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -16,10 +17,7 @@ from fedmjp.threat import ThreatModel
 class Adversary:
     """Holds the model that the server had sent and its threat model; has no access to anything else.
 
-    Attributes:
-        model: With the weights that the uploads were computed with.
-        threat: What the server knows.
-        seed: Attacks that draw random numbers derive them from this and their name.
+    What an attack draws comes from ``seed`` and its name.
     """
 
     model: VitClassifier
@@ -33,21 +31,12 @@ class Adversary:
         options: Mapping[str, Any],
         *,
         then: Stage | None = None,
-        on_progress: Callable[[int, int, float], None],
+        on_progress: Progress,
     ) -> list[Reconstruction]:
-        """One reconstruction per upload.
-
-        Args:
-            attack: Name.
-            uploads: All computed with the weights of ``model``.
-            options: Of the attack.
-            then: The stage that its pictures pass afterwards.
-            on_progress: Called with (steps done, steps in total, loss) while an attack optimises.
+        """Run an attack on uploads that were computed with the model's weights; its pictures may pass a stage ``then``.
 
         Raises:
-            UnknownNameError: If there is no such attack.
-            ConfigError: If it has no such option.
-            AttackNotApplicableError: If the attack refuses the model, threat model or an upload.
+            BadInputError: If there is no such attack or option, or the attack refuses what it is given.
         """
         made = ATTACKS.get(attack)(options)
         made.on_progress = on_progress
@@ -55,4 +44,7 @@ class Adversary:
         found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
         if then is None:
             return found
-        return reassembled(found, uploads, self.model, self.threat, generator=torch_generator(self.seed, "stage", then))
+        return [  # a generator for each: a result does not depend on its neighbours
+            reassembled(each, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
+            for each, upload in zip(found, uploads, strict=True)
+        ]

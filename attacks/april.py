@@ -1,26 +1,22 @@
 """The closed form of APRIL, on the architecture that it needs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attacks.base import NoOptions, on_device
-from attacks.closed_form import ClosedForm, System, rounding_of, stacked
+from attacks.base import on_device
+from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from attacks.pictures import picture
-from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
-from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
-_PAPER = "Lu et al., APRIL, CVPR 2022"
 _REQUIRES = "an *_april model (first block without first norm and residuals); one picture per update"
-_EXPLOITS = "the position embedding's gradient shows the gradient at every token, which the first attention read"
 
 
 class AprilMinNorm(ClosedForm):
@@ -31,12 +27,9 @@ class AprilMinNorm(ClosedForm):
     the patch embedding (dim x 3 * patch ** 2) is inverted with minimum norm, so where it has fewer
     rows than columns (DeiT-S: 384 x 768) only the part of a patch in its row space comes back.
 
-    This is the published attack and gives what breaching gives. ``april`` is the stronger one.
-
-    A delta of one SGD step scales both sides alike. After several steps W has changed and the
-    equation does not hold: refused.
-
-    On an MJP upload it is naive in the same way as ``patch_embedding``.
+    This is the published attack and gives what breaching gives. ``april`` is the stronger one. A delta of one
+    SGD step scales both sides alike; after several, W has changed. On an MJP upload it is naive in the same way
+    as ``patch_embedding``.
 
     References:
         Lu et al., "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", CVPR 2022,
@@ -44,19 +37,15 @@ class AprilMinNorm(ClosedForm):
     """
 
     name = "april_min_norm"
-    paper = _PAPER
+    paper = "Lu et al., APRIL, CVPR 2022"
     summary = "APRIL's closed form as published: minimum-norm solutions, equal to breaching's april_analytic"
     requires = _REQUIRES
-    exploits = _EXPLOITS
-
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Position-embedding (and unknown-embedding) gradient, first qkv weight gradient."""
-        return [*required_tensors(model), names.FIRST_QKV_WEIGHT]
+    exploits = "the position embedding's gradient shows the gradient at every token, which the first attention read"
+    right_side = names.FIRST_QKV_WEIGHT
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture and one gradient of a single picture, besides what every closed form needs."""
-        general = super().requirement(model, threat)
-        if general:
+        if general := super().requirement(model, threat):
             return general
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"
@@ -70,20 +59,18 @@ class AprilMinNorm(ClosedForm):
         seen = self._seen(upload, model, threat)
         # Query, key and value weights are stacked, so that one product is the sum of the three.
         right = _weight(model, names.FIRST_QKV_WEIGHT).T @ on_device(upload, names.FIRST_QKV_WEIGHT, model)
-        return System(seen, torch.cat([seen.prefix, seen.patches, seen.unknown]), right)
+        rows = torch.cat([seen.prefix, seen.patches, seen.unknown])
+        return System(seen, rows, right, {"masked_patches": float(seen.mask.sum())})
 
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
-    ) -> list[Reconstruction]:
-        del uploads, threat
-        tokens = minimum_norm(*stacked(systems))
-        embedding = _weight(model, names.PATCH_WEIGHT).flatten(1)
-        embedded = torch.stack([_embedded(system, each, model) for system, each in zip(systems, tokens, strict=True)])
-        patches = minimum_norm(embedding.T[None], embedded.flatten(0, 1).T[None])[0].T
-        return [
-            _reconstruction(system, each, model, {})
-            for system, each in zip(systems, patches.reshape(len(systems), -1, patches.shape[1]), strict=True)
-        ]
+    def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
+        del rounding
+        embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
+        embedded = []
+        for system, tokens in zip(systems, minimum_norm(*stacked(systems)), strict=True):
+            in_place = system.seen.spread(tokens[len(system.seen.prefix) :])
+            embedded.append(in_place - _positions(system, model) - bias)
+        patches = minimum_norm(embedding.T[None], torch.cat(embedded).T[None])[0].T
+        return [(each, {}) for each in patches.reshape(len(systems), -1, patches.shape[1])]
 
 
 class April(AprilMinNorm):
@@ -101,59 +88,32 @@ class April(AprilMinNorm):
     name = "april"
     summary = "APRIL's closed form at full strength: noise from the upload, prior of natural patches"
     requires = f"{_REQUIRES}; an image size that the prior knows"
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always."""
-        return True
+    uses_natural_patches = True
+    handled = frozenset({"scaled", "noisy", "rounded"})  # how much noise there is, it estimates from the upload
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs the APRIL architecture, one gradient of a single picture, and a prior."""
         return super().requirement(model, threat) or prior_refusal(model)
 
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded"}
-
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel
-    ) -> list[Reconstruction]:
+    def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         patch = NaturalPatches.for_model(model).normalised(model)
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
-        estimate = posterior_mean(rows, right, embedded, rounding_of(uploads, names.FIRST_QKV_WEIGHT, threat))
-        back = _regression(patch.covariance @ embedding.T, embedded.covariance)
+        estimate = posterior_mean(rows, right, embedded, rounding)
+        back = patch.covariance @ embedding.T @ torch.linalg.pinv(embedded.covariance, hermitian=True)
         found = []
-        for system, values, noise in zip(systems, estimate.values, estimate.noise, strict=True):
-            patches = patch.mean + (values[: len(system.seen.mask)] - embedded.mean) @ back.T
-            found.append(_reconstruction(system, patches, model, {"relative_noise": float(noise)}))
+        for values, noise in zip(estimate.values[:, : model.grid**2], estimate.noise, strict=True):
+            found.append((patch.mean + (values - embedded.mean) @ back.T, {"relative_noise": float(noise)}))
         return found
 
 
-class OracleApril(April):
+class OracleApril(Oracle[VitClassifier], April):
     """Bound: ``april`` if a server saw every token's gradient, masked or not. None does."""
 
     name = "oracle_april"
     summary = "bound: april given the gradient at every token, which no upload holds"
     requires = f"direct mode, which adds the tokens' gradients to the upload; {_REQUIRES}"
-    exploits = "more than any server sees"
-    role = "bound"
-    options_type = NoOptions
-
-    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the gradient of a single picture, besides what the attack itself needs."""
-        if threat.update != "gradient" or threat.batch_size != 1:
-            return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
-        return super().requirement(model, threat)
-
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """All tokens' gradients, position-embedding gradient (for the mask), first qkv weight gradient."""
-        del model
-        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.FIRST_QKV_WEIGHT]
-
-    def _seen(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> TokenGradients:
-        return oracle_token_gradients(upload, model, threat)
 
 
 def _weight(model: VitClassifier, name: str) -> Tensor:
@@ -168,13 +128,6 @@ def _positions(system: System, model: VitClassifier) -> Tensor:
     return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), own)
 
 
-def _embedded(system: System, tokens: Tensor, model: VitClassifier) -> Tensor:
-    """(patches, dim): tokens without position embedding and bias, in place."""
-    prefix, visible = len(system.seen.prefix), len(system.seen.patches)
-    everywhere = system.seen.spread(tokens[prefix : prefix + visible], tokens[prefix + visible :])
-    return everywhere - _positions(system, model) - _weight(model, names.PATCH_BIAS)
-
-
 def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System:
     """The system of the embedded patches alone: class token, positions and bias moved to the right."""
     prefix = _weight(model, names.CLASS_TOKEN)[0] + _weight(model, names.POSITION_EMBEDDING)[0, : model.prefix_tokens]
@@ -183,18 +136,4 @@ def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System
     if len(rows) > len(known):  # the separate token carries the unknown embedding
         known = torch.cat([known, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
     right = system.right - system.seen.prefix.T @ prefix - rows.T @ known
-    return System(system.seen, rows, right)
-
-
-def _regression(cross: Tensor, covariance: Tensor) -> Tensor:
-    """``cross @ covariance^+``: the best linear guess of a patch from its embedding."""
-    back: Tensor = cross @ torch.linalg.pinv(covariance, hermitian=True)
-    return back
-
-
-def _reconstruction(
-    system: System, patches: Tensor, model: VitClassifier, diagnostics: dict[str, float]
-) -> Reconstruction:
-    return Reconstruction(
-        images=picture(patches, model), diagnostics={"masked_patches": float(system.seen.mask.sum()), **diagnostics}
-    )
+    return replace(system, rows=rows, right=right)

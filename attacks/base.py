@@ -1,7 +1,4 @@
-"""The contract of an attack: uploads and the server's own knowledge in, pictures out.
-
-An attack sees what the server sees. There is no parameter through which private data could come.
-"""
+"""The contract of an attack: uploads and the server's own knowledge in, pictures out; no way in for private data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +17,15 @@ from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance
 from fedmjp.models.roles import roles_of
+from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
 Role = Literal["attack", "floor", "bound"]
+Progress = Callable[[int, int, float], None]  # called with steps done, steps in total, loss
 # What an attack asks of the model: the network, or only its entrance.
 Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifier)  # noqa: PLC0105 (in every signature)
-
-
-class NoOptions(Config):
-    """Options of an attack that has none."""
-
-
-def _silent(done: int, total: int, loss: float) -> None:
-    """Progress that nobody watches."""
 
 
 class Attack(ABC, Generic[Model]):
@@ -46,23 +37,18 @@ class Attack(ABC, Generic[Model]):
     - ``requires``, what must hold, in words; ``exploits``, what in an upload it makes use of;
     - ``role``: "attack"; "floor", a reference that uses nothing of the upload; or "bound", one that
       is given more than any real server sees. Only attacks are ranked;
-    - ``options_type``: the configuration model of its options;
+    - ``options_type``: the configuration model of its options; ``Config`` itself has none;
     - ``stack``: how many uploads it profits from getting at once;
     - ``optimises``: whether it iterates, rather than solves;
     - ``reads_others``: whether it reads an upload's ``others``, which all others are not given;
     - ``takes_sums``: whether it can be given an upload that is a sum over several clients;
     - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
-      users' own models too (``fedmjp.models.adopt``).
+      users' own models too (``fedmjp.models.adopt``);
+    - ``uses_natural_patches``: whether it uses the prior of ``attacks.natural_patches``, whose pictures must
+      not be attacked.
 
-    Args:
-        options: Values for ``options_type``, as given by ``--set key=value``.
-
-    Attributes:
-        options: Validated.
-        on_progress: Called with (steps done, steps in total, loss) while an optimisation runs.
-
-    Raises:
-        ConfigError: On an unknown option or a value out of range.
+    An attack is made with values for ``options_type``; ``ConfigError`` says which are wrong. ``on_progress``
+    is called while it optimises.
     """
 
     name: ClassVar[str]
@@ -71,16 +57,17 @@ class Attack(ABC, Generic[Model]):
     requires: ClassVar[str]
     exploits: ClassVar[str]
     role: ClassVar[Role] = "attack"
-    options_type: ClassVar[type[Config]] = NoOptions
+    options_type: ClassVar[type[Config]] = Config
     stack: ClassVar[int] = 16
     optimises: ClassVar[bool] = False
     reads_others: ClassVar[bool] = False
     takes_sums: ClassVar[bool] = False
     needs_network: ClassVar[bool] = True
+    uses_natural_patches: bool = False
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
-        self.on_progress: Callable[[int, int, float], None] = _silent
+        self.on_progress: Progress = lambda *_: None
 
     def reconstruct(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generator: torch.Generator
@@ -88,10 +75,8 @@ class Attack(ABC, Generic[Model]):
         """Reconstruct the pictures behind a stack of independent uploads.
 
         Args:
-            uploads: Uploads that were all computed with ``model``'s weights, their others with any. They
-                are not changed.
-            model: The model that the server had sent; its device is where the work is done. It is
-                not changed.
+            uploads: All computed with ``model``'s weights, their others with any. They are not changed.
+            model: That the server had sent; its device is where the work is done. It is not changed.
             threat: What the attacker knows beyond that.
             generator: Its initial seed is the source of randomness. Every upload gets a generator of
                 its own from that and its content, so that a result never depends on its neighbours.
@@ -104,12 +89,18 @@ class Attack(ABC, Generic[Model]):
                 ``requires``; the message says which requirement fails. It is never run regardless.
             AttackFailedError: If it broke down, or gave something else than such reconstructions.
         """
-        self._check_network(model)
+        if self.needs_network and not isinstance(model, VitClassifier):
+            raise self._not_applicable(
+                "needs the network behind the tokens; of an adopted model only the entrance is known: "
+                "take an attack that reads patch and position embedding alone, such as patch_embedding"
+            )
         fitting = cast("Model", model)  # for an attack that does not need the network, any entrance fits
-        refusal = self.refusal(fitting, threat)
-        if refusal:
-            raise AttackNotApplicableError(f"{self.name}: {refusal}")
-        self._check_declaration(fitting)
+        if refusal := self.refusal(fitting, threat):
+            raise self._not_applicable(refusal)
+        if self.role != "bound" and names.ORACLE_TOKEN_GRADIENTS in self.tensors(fitting):
+            raise self._not_applicable(
+                f"reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
+            )
         declared = [self._declared(upload, fitting, threat) for upload in uploads]
         generators = [self._generator_for(upload, fitting, generator) for upload in declared]
         made = self._reconstruct(declared, fitting, threat, generators=generators)
@@ -147,29 +138,15 @@ class Attack(ABC, Generic[Model]):
     ) -> bool:
         """Say whether it takes all that these defences do into account: only then its failure speaks for them.
 
-        Args:
-            pipeline: All of a scenario's defences, those before an update included.
-            model: The network that clients train under them.
-            threat: What the server sees of the scenario.
-            besides: Marks that need not be handled: by what follows the attack, or by what its pictures are held
-                against.
+        ``pipeline`` holds all of a scenario's defences, those before an update included. Marks ``besides`` need not be
+        handled: for what follows the attack, or for what its pictures are held against.
         """
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
         return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Whether it uses the prior of ``attacks.natural_patches``, whose pictures must not be attacked."""
-        return False
-
     @abstractmethod
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Model,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
 
@@ -180,23 +157,13 @@ class Attack(ABC, Generic[Model]):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
         return None
 
-    def _check_network(self, model: Entrance) -> None:
-        if self.needs_network and not isinstance(model, VitClassifier):
-            raise AttackNotApplicableError(
-                f"{self.name}: needs the network behind the tokens; of an adopted model only the entrance is known: "
-                "take an attack that reads patch and position embedding alone, such as patch_embedding"
-            )
-
-    def _check_declaration(self, model: Model) -> None:
-        if self.role != "bound" and names.ORACLE_TOKEN_GRADIENTS in self.tensors(model):
-            raise AttackNotApplicableError(
-                f"{self.name}: reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
-            )
+    def _not_applicable(self, reason: str) -> AttackNotApplicableError:
+        return AttackNotApplicableError(f"{self.name}: {reason}")
 
     def _declared(self, upload: Upload, model: Model, threat: ThreatModel) -> Upload:
         """The upload, if it can be attacked, with what the attack declares to read and nothing else."""
-        self._check_upload(upload, threat)
-        self._check_tensors(upload, model)
+        if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model):
+            raise self._not_applicable(misfit)
         read = self.tensors(model)
         others = upload.others if self.reads_others else ()
         return replace(
@@ -218,44 +185,44 @@ class Attack(ABC, Generic[Model]):
             if not isinstance(each, Reconstruction):
                 raise AttackFailedError(f"{self.name}: gave a {type(each).__name__} instead of a Reconstruction")
             expected = (upload.num_examples, 3, model.image_size, model.image_size)
-            if tuple(each.images.shape) != expected:
-                raise AttackFailedError(
-                    f"{self.name}: gave pictures of shape {tuple(each.images.shape)} instead of {expected}"
-                )
+            shape = tuple(each.images.shape)
+            if shape != expected:
+                raise AttackFailedError(f"{self.name}: gave pictures of shape {shape} instead of {expected}")
         return [
             Reconstruction(each.images.cpu(), {name: float(value) for name, value in each.diagnostics.items()})
             for each in made
         ]
 
-    def _check_upload(self, upload: Upload, threat: ThreatModel) -> None:
-        if upload.kind != threat.update:
-            raise AttackNotApplicableError(
-                f"{self.name}: the upload is a {upload.kind}, the threat model speaks of a {threat.update}"
-            )
-        if upload.num_examples != threat.pictures:
-            raise AttackNotApplicableError(
-                f"{self.name}: the upload is of {upload.num_examples} pictures, "
-                f"the threat model speaks of {threat.pictures}"
-            )
-        if (upload.labels is not None) != threat.labels_known:
-            told = "comes with" if upload.labels is not None else "comes without"
-            granted = "grants" if threat.labels_known else "does not grant"
-            raise AttackNotApplicableError(f"{self.name}: the upload {told} labels, the threat model {granted} them")
-
-    def _check_tensors(self, upload: Upload, model: Model) -> None:
+    def _tensor_misfit(self, upload: Upload, model: Model) -> str | None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         if model.has_positions:
             shapes[names.ORACLE_TOKEN_GRADIENTS] = shapes[names.POSITION_EMBEDDING]
         for name in self.tensors(model):
             if name not in shapes:
-                raise AttackNotApplicableError(f"{self.name}: the model has no tensor {name!r}")
+                return f"the model has no tensor {name!r}"
             if name not in upload.tensors:
-                raise AttackNotApplicableError(f"{self.name}: the upload has no tensor {name!r}")
-            if upload.tensors[name].shape != shapes[name]:
-                raise AttackNotApplicableError(
-                    f"{self.name}: upload tensor {name!r} has shape {tuple(upload.tensors[name].shape)}, "
-                    f"the model's has {tuple(shapes[name])}"
-                )
+                return f"the upload has no tensor {name!r}"
+            shape, expected = tuple(upload.tensors[name].shape), tuple(shapes[name])
+            if shape != expected:
+                return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
+        return None
+
+
+def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
+    if upload.kind != threat.update:
+        return f"the upload is a {upload.kind}, the threat model speaks of a {threat.update}"
+    if upload.num_examples != threat.pictures:
+        return f"the upload is of {upload.num_examples} pictures, the threat model speaks of {threat.pictures}"
+    if (upload.labels is not None) != threat.labels_known:
+        told = "comes with" if upload.labels is not None else "comes without"
+        granted = "grants" if threat.labels_known else "does not grant"
+        return f"the upload {told} labels, the threat model {granted} them"
+    return None
+
+
+def picture(patches: Tensor, model: Entrance) -> Tensor:
+    """From normalised patches (patches, 3 * patch_size ** 2) to a picture (1, 3, size, size), float32 in [0, 1]."""
+    return model.denormalise(from_patches(patches[None], model.image_size, model.patch_size)).float().cpu()
 
 
 def on_device(upload: Upload, name: str, model: Entrance) -> Tensor:

@@ -1,7 +1,6 @@
 """Attacks of the breaching library, run by its own attacker classes and Hydra configurations.
 
-This is the only file that imports breaching. Every image configuration of breaching 0.1.2 that an
-honest-but-curious server can run is an attack here. Left out are:
+Every image configuration of breaching 0.1.2 that an honest-but-curious server can run is an attack here. Left out are:
 
 - ``multiscale_ghiasi``: its attacker calls its own optimiser with one argument too many;
 - ``analytic`` and ``rgap``: they invert chains of linear or convolutional layers, no transformers;
@@ -29,12 +28,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from omegaconf import OmegaConf
+from pydantic import ConfigDict, Field
+from torch import Generator, nn
 
 from attacks.base import Attack
-from attacks.breaching_case import PREFIX, Case, case_of
-from attacks.breaching_options import BreachingOptions, OptimisationOptions
-from attacks.breaching_watch import CarriedError, Messages, Watch, listening
+from attacks.breaching_case import PREFIX, case_of
+from attacks.breaching_watch import CarriedError, Watch, listening
 from attacks.labels import labels_of
 from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
@@ -42,20 +42,49 @@ from fedmjp.errors import AttackFailedError, ConfigError
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
+from fedmjp.seeds import scoped_randomness
 from fedmjp.threat import ThreatModel
 
 ATTACK_TYPES = ("optimization", "joint-optimization")
-COUNTS = ("optim.max_iterations", "restarts.num_trials")
+COUNTS = {"iterations": "optim.max_iterations", "restarts": "restarts.num_trials"}  # our names, breaching's keys
+
+
+class BreachingOptions(Config):
+    """Keys of breaching's own configuration, dotted, with values in Hydra's grammar."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def overrides(self) -> dict[str, Any]:
+        """All of them as keys of breaching's configuration; ConfigError if one is given under both of its names."""
+        found = dict(self.model_extra or {})
+        for name, key in COUNTS.items():
+            value = getattr(self, name) if name in type(self).model_fields else None
+            if value is not None and key in found:
+                raise ConfigError(f"{name} and {key} are the same option, give one of them")
+            if value is not None:
+                found[key] = value
+        return found
+
+
+class OptimisationOptions(BreachingOptions):
+    """How long to optimise, and keys of breaching's own configuration."""
+
+    iterations: int | None = Field(None, ge=1, description="of a trial; breaching's own number without it")
+    restarts: int | None = Field(None, ge=1, description="trials from new noise, of which the best is kept")
+    seconds: float | None = Field(
+        None, gt=0, description="per upload; after that, and one iteration at least, the best so far is the result"
+    )
 
 
 class BreachingAttack(Attack):
     """One of breaching's configurations.
 
-    Class attributes:
-        config_name: The file in breaching's ``config/attack``.
+    ``config_name`` is the file in breaching's ``config/attack``; ``limitation`` what a reader must know of its scores
+    on any model, empty if nothing.
     """
 
     config_name: ClassVar[str]
+    limitation: ClassVar[str] = ""
     options_type: ClassVar[type[Config]] = OptimisationOptions
     stack = 1
     optimises = True
@@ -80,74 +109,64 @@ class BreachingAttack(Attack):
         return None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Naive on MJP uploads."""
+        """Its own limitation, and that it is naive on MJP uploads."""
         del threat
-        if model.defended:
-            return "naive: runs the network without a mask and does not use the unknown embedding's gradient"
-        return None
+        naive = "naive: runs the network without a mask and does not use the unknown embedding's gradient"
+        return "; ".join(filter(None, [self.limitation, naive if model.defended else ""])) or None
 
     @functools.cached_property
     def config(self) -> Any:
-        """What breaching is configured with: its own file and the overrides."""
-        return configuration(self.config_name, self._overrides, own=list(self.options_type.model_fields))
+        """What breaching is configured with: its own file and the overrides, as Hydra composes them.
+
+        Raises:
+            ConfigError: On a key that the file does not have, or a value that Hydra cannot read or breaching use.
+        """
+        default = _compose(self.config_name, [])
+        known = list(_keys(default))
+        for key in self._overrides:
+            if key not in known:
+                near = difflib.get_close_matches(key, [*self.options_type.model_fields, *known], n=1)
+                raise ConfigError(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        values = {key: each if isinstance(each, str) else json.dumps(each) for key, each in self._overrides.items()}
+        config = _compose(self.config_name, [f"{key}={value}" for key, value in values.items()])
+        if self.optimises and config.attack_type not in ATTACK_TYPES:
+            raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
+        for key in self._overrides:
+            _check_kind(key, before=OmegaConf.select(default, key), after=OmegaConf.select(config, key))
+        return config
 
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
     ) -> list[Reconstruction]:
         pairs = zip(uploads, generators, strict=True)
         return [self._reconstruct_one(upload, model, threat, each.initial_seed()) for upload, each in pairs]
 
     def _reconstruct_one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, seed: int) -> Reconstruction:
-        joint = self.config.attack_type == "joint-optimization"
-        breaching_finds_labels = joint or "label_strategy" in self._overrides
+        breaching_finds_labels = self.config.attack_type == "joint-optimization" or "label_strategy" in self._overrides
         labels = None if breaching_finds_labels else labels_of(upload, model, threat)
         container = _breaching().cases.models.model_preparation.VisionContainer
         case = case_of(upload, model, threat, labels=labels, container=container)
-        start = time.monotonic()
-        found, diagnostics = self._run(case, seed)
-        if not bool(torch.isfinite(found).all()):
-            raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
-        images = model.denormalise(found).to("cpu", torch.float32)
-        return Reconstruction(images, {**diagnostics, "seconds": time.monotonic() - start})
-
-    def _run(self, case: Case, seed: int) -> tuple[Tensor, dict[str, float]]:
+        prepare, loss = _breaching().attacks.prepare_attack, nn.CrossEntropyLoss()
+        start, watch = time.monotonic(), None
         with listening("breaching") as messages, torch.enable_grad():
             try:
-                attacker = _breaching().attacks.prepare_attack(
-                    case.network, nn.CrossEntropyLoss(), self.config, case.setup
-                )
-                watch = self._watched(attacker)
-                with _seeded(seed, case.setup["device"]):
+                attacker = prepare(case.network, loss, self.config, case.setup)
+                if self.optimises:
+                    watch = Watch(attacker, messages, seconds=self.options.seconds, on_progress=self.on_progress)
+                with scoped_randomness(seed):
                     made, stats = attacker.reconstruct([case.payload], [case.shared], server_secrets={})
             except CarriedError as carried:
                 raise carried.args[0] from None
             except Exception as error:
                 text = " ".join(str(error).split())
                 raise AttackFailedError(f"{self.name}: breaching raised {type(error).__name__}: {text}") from error
-        return made["data"].detach(), self._diagnostics(watch, stats, messages)
-
-    def _watched(self, attacker: Any) -> Watch | None:
-        return Watch(attacker, seconds=self.options.seconds, on_progress=self.on_progress)
-
-    def _diagnostics(self, watch: Watch | None, stats: Mapping[str, Any], messages: Messages) -> dict[str, float]:
-        if watch is None:
-            return {}
-        if not math.isfinite(stats["opt_value"]):
+        if watch and not math.isfinite(stats["opt_value"]):
             raise AttackFailedError(f"{self.name}: no trial came to a result; breaching says: {' '.join(messages)}")
-        loss = min(watch.curves[watch.chosen])
-        return {"loss": loss, "iterations": float(watch.iterations), "trials": float(len(watch.curves))}
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)  # noqa: TID251 (breaching takes no generator; state is restored)
-        yield
+        found = made["data"].detach()
+        if not bool(torch.isfinite(found).all()):
+            raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
+        diagnostics = {**(watch.diagnostics if watch else {}), "seconds": time.monotonic() - start}
+        return Reconstruction(model.denormalise(found).to("cpu", torch.float32), diagnostics)
 
 
 @functools.cache
@@ -159,36 +178,6 @@ def _breaching() -> Any:
     return breaching
 
 
-def configuration(name: str, overrides: Mapping[str, Any], own: Sequence[str] = ()) -> Any:
-    """One of breaching's attack configurations with overrides, as Hydra composes it.
-
-    Args:
-        name: The file in breaching's ``config/attack``.
-        overrides: Dotted key to value. Text is left to Hydra's grammar.
-        own: Further names to suggest when a key is unknown.
-
-    Raises:
-        ConfigError: On a key that the configuration does not have, or a value that Hydra cannot read.
-    """
-    default = _compose(name, [])
-    known = _keys(default)
-    for key in overrides:
-        if key not in known:
-            near = difflib.get_close_matches(key, [*own, *known], n=1)
-            raise ConfigError(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
-    values = (value if isinstance(value, str) else json.dumps(value) for value in overrides.values())
-    config = _compose(name, [f"{key}={value}" for key, value in zip(overrides, values, strict=True)])
-    if "optim" in known and config.attack_type not in ATTACK_TYPES:
-        raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
-    for key in overrides:
-        _check_kind(key, before=_value(default, key), after=_value(config, key))
-    return config
-
-
-def _value(config: Any, key: str) -> Any:
-    return functools.reduce(lambda node, part: node[part], key.split("."), config)
-
-
 def _check_kind(key: str, *, before: Any, after: Any) -> None:
     """What breaching has as a group of keys or a number has to stay one: it would fail from deep inside."""
     if hasattr(before, "items") and after is not None and not hasattr(after, "items"):
@@ -196,18 +185,16 @@ def _check_kind(key: str, *, before: Any, after: Any) -> None:
     if isinstance(before, int | float) and not isinstance(before, bool):
         if not isinstance(after, int | float) or not math.isfinite(after):
             raise ConfigError(f"{key} = {after!r}: must be a finite number")
-        if key in COUNTS and after < 1:
+        if key in COUNTS.values() and after < 1:
             raise ConfigError(f"{key} = {after!r}: must be at least 1")
 
 
-def _keys(node: Any, prefix: str = "") -> list[str]:
+def _keys(node: Any, prefix: str = "") -> Iterator[str]:
     """Dotted names of all nodes below one of a configuration."""
-    keys = []
     for key, value in node.items():
-        keys.append(f"{prefix}{key}")
+        yield f"{prefix}{key}"
         if hasattr(value, "items"):
-            keys.extend(_keys(value, f"{prefix}{key}."))
-    return keys
+            yield from _keys(value, f"{prefix}{key}.")
 
 
 def _compose(name: str, overrides: list[str]) -> Any:
@@ -218,8 +205,7 @@ def _compose(name: str, overrides: list[str]) -> Any:
         try:
             return breaching.get_attack_config(name, overrides)
         except HydraException as error:
-            lines = str(error).splitlines()
-            raise ConfigError(f"{' '.join(overrides)}: {lines[0]}") from None
+            raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager
@@ -273,12 +259,7 @@ class SeeThroughGradients(BreachingAttack):
     name = "breaching_seethroughgradients"
     paper = "Yin et al., See through Gradients, CVPR 2021; breaching 0.1.2"
     summary = "Langevin Adam on the Euclidean gradient distance, total variation and norm"
-
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Its strongest prior has nothing to act on."""
-        mine = "its batch-norm prior has nothing to act on in this model; breaching has no group consistency"
-        general = super().caveat(model, threat)
-        return f"{mine}; {general}" if general else mine
+    limitation = "its batch-norm prior has nothing to act on in this model; breaching has no group consistency"
 
 
 class Tag(BreachingAttack):
@@ -325,12 +306,7 @@ class ClsAttack(BreachingAttack):
     name = "breaching_clsattack"
     paper = "Wen et al., Fishing for User Data, ICML 2022, the optimisation only; breaching 0.1.2"
     summary = "Inverting Gradients from a random pattern, soft sign, colour total variation"
-
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """The paper's attack is by another server."""
-        mine = "the optimisation alone: the paper's server changes the weights to single out a picture"
-        general = super().caveat(model, threat)
-        return f"{mine}; {general}" if general else mine
+    limitation = "the optimisation alone: the paper's server changes the weights to single out a picture"
 
 
 class AprilAnalytic(BreachingAttack):
@@ -350,8 +326,7 @@ class AprilAnalytic(BreachingAttack):
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Needs a position embedding, the APRIL architecture and the gradient of a single picture."""
-        unseen = positions_refusal(model)
-        if unseen:
+        if unseen := positions_refusal(model):
             return unseen
         if not isinstance(model.backbone.blocks[0], AprilBlock):
             return "needs a first block without first norm and residuals; take the model's _april variant"
@@ -360,7 +335,3 @@ class AprilAnalytic(BreachingAttack):
         if threat.update != "gradient" or threat.batch_size != 1:
             return f"needs the gradient of one picture, not a {threat.update} of {threat.batch_size}"
         return super().requirement(model, threat)
-
-    def _watched(self, attacker: Any) -> Watch | None:
-        del attacker  # a closed form
-        return None

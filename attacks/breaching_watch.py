@@ -1,44 +1,28 @@
-"""What stands around a run of breaching: its noise is kept, its trials are watched.
+"""What stands around a run of breaching: what it says is kept, its trials are watched.
 
 Nothing here imports breaching: an attacker is handed in, and of its methods those are replaced, on
 that one object, that hide from their caller what happened.
 """
 
-import functools
 import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Messages = list[str]
+from attacks.base import Progress
 
 
 class CarriedError(BaseException):
     """Takes an exception past breaching's except clauses; ``args[0]`` is the exception."""
 
 
-class CurrentLabels:
-    """The labels of every local step: those that a joint optimisation tries at the moment.
-
-    breaching's objective over several local steps takes labels from the hyper-parameters, so without
-    this a joint attack on a delta would not optimise its labels.
-    """
-
-    def __init__(self) -> None:
-        self.labels: Tensor | None = None
-
-    def __getitem__(self, step: int) -> Tensor | None:
-        del step  # the whole batch in every step
-        return self.labels
-
-
-class Curve(list[float]):
+class _Curve(list[float]):
     """The list to which breaching appends a trial's loss after every finite iteration."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:
@@ -46,7 +30,6 @@ class Curve(list[float]):
         self._tell = tell
 
     def append(self, loss: float) -> None:
-        """Note the loss and tell of it."""
         super().append(loss)
         self._tell(loss)
 
@@ -61,144 +44,101 @@ class Watch:
     - A trial without a finite iteration scores infinity: its candidate is the initial noise.
     - Trials that were not run are not scored; breaching leaves zeros for them, the best of scores.
     - A joint attack's labels are those that it found; breaching scores with a random draw.
-    - breaching's feature regulariser gets to see the copies of the network that its objective over
-      several local steps makes.
+    - breaching's objective over several local steps takes labels from the hyper-parameters: they are
+      those that are tried at the moment. Its feature regulariser gets to see the copies of the network
+      that this objective makes.
 
-    Args:
-        attacker: Made by breaching's ``prepare_attack``; it is changed.
-        seconds: Time for all trials together, from now on; None for any.
-        on_progress: Called with (iterations done, iterations in total, loss).
-
-    Attributes:
-        curves: Losses of each trial that was begun.
-        chosen: Index of the trial that breaching chose.
+    The attacker, made by breaching's ``prepare_attack``, is changed. ``messages`` are what breaching says meanwhile;
+    ``seconds`` are for all trials together, from now on.
     """
 
-    def __init__(self, attacker: Any, *, seconds: float | None, on_progress: Callable[[int, int, float], None]) -> None:
-        self.curves: list[Curve] = []
-        self.chosen = 0
-        self._on_progress = on_progress
+    def __init__(self, attacker: Any, messages: Sequence[str], *, seconds: float | None, on_progress: Progress) -> None:
+        self._curves: list[_Curve] = []  # of each trial that was begun
+        self._chosen = 0
+        self._attacker, self._messages, self._on_progress = attacker, messages, on_progress
         self._iterations = int(attacker.cfg.optim.max_iterations)
         self._total = self._iterations * int(attacker.cfg.restarts.num_trials)
         self._deadline = float("inf") if seconds is None else time.monotonic() + seconds
-        self._out_of_time = False
-        self._attacker = attacker
-        self._theirs = {
-            name: self._replace(name, replacement)
-            for name, replacement in {
-                "_run_trial": self._run_trial,
-                "_score_trial": self._score_trial,
-                "_compute_objective": self._compute_objective,
-                "_select_optimal_reconstruction": self._select,
-            }.items()
-        }
+        self._stops = 0
+        replaced = ("_run_trial", "_score_trial", "_select_optimal_reconstruction")
+        self._theirs: dict[str, Callable[..., Any]] = {name: getattr(attacker, name) for name in replaced}
+        for name in replaced:
+            setattr(attacker, name, getattr(self, name))
         attacker.objective.register_forward_pre_hook(self._before_objective)
 
     @property
-    def iterations(self) -> int:
-        """Finite iterations of all trials."""
-        return sum(map(len, self.curves))
-
-    def _replace(self, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
-        original: Callable[..., Any] = getattr(self._attacker, name)
-        setattr(self._attacker, name, replacement)
-        return original
+    def diagnostics(self) -> dict[str, float]:
+        """The least loss of the trial that breaching chose, and how many iterations and trials were made."""
+        loss, iterations = min(self._curves[self._chosen]), sum(map(len, self._curves))
+        return {"loss": loss, "iterations": iterations, "trials": len(self._curves)}
 
     def _tell(self, loss: float) -> None:
-        done = (len(self.curves) - 1) * self._iterations + len(self.curves[-1])
+        done = (len(self._curves) - 1) * self._iterations + len(self._curves[-1])
         try:
             self._on_progress(done, self._total, loss)
         except BaseException as error:
             raise CarriedError(error) from error
 
     def _stop_if_late(self) -> None:
-        self._out_of_time = time.monotonic() > self._deadline
-        if self._out_of_time:
+        if time.monotonic() > self._deadline:
+            self._stops += 1
             raise KeyboardInterrupt
 
-    def _run_trial(self, models: Any, shared: Any, labels: Any, stats: Any, trial: int, *rest: Any) -> Any:
-        if self.curves:
-            self._stop_if_late()
-        curve = Curve(self._tell)
-        self._last_objective = torch.tensor(0.0)
-        self.curves.append(curve)
-        stats[f"Trial_{trial}_Val"] = curve
-        found = self._theirs["_run_trial"](models, shared, labels, stats, trial, *rest)
-        ended_early = len(curve) < self._iterations and not self._out_of_time
-        if ended_early and bool(torch.isfinite(self._last_objective).all()):
+    def _pass_interrupts_on(self) -> None:
+        """Whenever breaching takes an interrupt, it prints so: one more than ``_stop_if_late`` raised is the user's."""
+        if sum("manually" in message for message in self._messages) > self._stops:
             raise CarriedError(KeyboardInterrupt())
+
+    def _run_trial(self, models: Any, shared: Any, labels: Any, stats: Any, trial: int, *rest: Any) -> Any:
+        if self._curves:
+            self._stop_if_late()
+        self._curves.append(_Curve(self._tell))
+        stats[f"Trial_{trial}_Val"] = self._curves[-1]
+        found = self._theirs["_run_trial"](models, shared, labels, stats, trial, *rest)
+        self._pass_interrupts_on()
         if isinstance(found, tuple):
             with torch.no_grad():
                 labels.copy_(found[1])
         return found
 
     def _score_trial(self, *args: Any) -> Any:
-        if not self.curves[-1]:
-            return float("inf")
-        try:
-            score = self._theirs["_score_trial"](*args)
-        except KeyboardInterrupt as error:
-            raise CarriedError(error) from None
+        score = self._theirs["_score_trial"](*args) if self._curves[-1] else float("inf")
         return score.detach() if isinstance(score, Tensor) else score
 
-    def _compute_objective(self, *args: Any) -> Callable[[], Any]:
-        closure = self._theirs["_compute_objective"](*args)
-
-        def watched() -> Any:
-            objective = closure()
-            self._last_objective = objective.detach()
-            return objective
-
-        return watched
-
-    def _select(self, candidates: Any, *others: Any) -> Any:
+    def _select_optimal_reconstruction(self, candidates: Any, *others: Any) -> Any:
+        self._pass_interrupts_on()
         *labels, scores, stats = others
-        if len(candidates) < len(scores) and not self._out_of_time:
-            raise CarriedError(KeyboardInterrupt())
         scores = scores[: len(candidates)]
-        self.chosen = int(scores.argmin())
+        self._chosen = int(scores.argmin())
         return self._theirs["_select_optimal_reconstruction"](candidates, *labels, scores, stats)
 
     def _before_objective(self, objective: Any, args: tuple[Any, ...]) -> None:
-        if self.curves[-1]:
+        if self._curves[-1]:
             self._stop_if_late()
-        *_, labels = args
-        steps = objective.local_hyperparams
-        if steps is None:
+        if objective.local_hyperparams is None:
             return
-        if isinstance(steps["labels"], CurrentLabels):
-            steps["labels"].labels = labels
+        objective.local_hyperparams["labels"] = [args[-1]] * objective.local_hyperparams["steps"]
         for regularizer in self._attacker.regularizers:
             for hook in filter(None, getattr(regularizer, "refs", [])):
-                hook.__deepcopy__ = functools.partial(_itself, hook)
-
-
-def _itself(original: Any, memo: Any) -> Any:
-    del memo
-    return original
-
-
-class _Keep(logging.Handler):
-    def __init__(self, messages: Messages) -> None:
-        super().__init__()
-        self._messages = messages
-
-    def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        if not message.startswith("| It:"):
-            self._messages.append(message)
+                hook.__deepcopy__ = lambda _, hook=hook: hook
 
 
 @contextmanager
-def listening(library: str) -> Iterator[Messages]:
+def listening(library: str) -> Iterator[list[str]]:
     """Keep a library off the terminal: yields what it logs or prints meanwhile; its warnings are dropped.
 
     Its prints are caught by their name in its own modules, because ``sys.stdout`` may belong to a
     progress display that draws from another thread.
     """
-    messages: Messages = []
+    messages: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not record.getMessage().startswith("| It:"):
+                messages.append(record.getMessage())
+
     logger = logging.getLogger(library)
-    handler, level, propagate = _Keep(messages), logger.level, logger.propagate
+    handler, level, propagate = Keep(), logger.level, logger.propagate
     modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{library}.")]
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

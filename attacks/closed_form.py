@@ -2,19 +2,28 @@
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, Model
-from attacks.token_gradients import ReadingOptions, TokenGradients, positions_refusal, token_gradients
+from attacks.base import Attack, Model, picture
+from attacks.token_gradients import (
+    ReadingOptions,
+    TokenGradients,
+    oracle_token_gradients,
+    positions_refusal,
+    token_gradients,
+)
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
+from fedmjp.models import names
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
+
+Solution = tuple[Tensor, dict[str, float]]  # normalised patches (patches, values), and diagnostics
 
 
 @dataclass(frozen=True)
@@ -25,17 +34,30 @@ class System:
         seen: What the upload shows of the tokens.
         rows: (unknown tokens, dim).
         right: (dim, values).
+        diagnostics: What can be said of it before it is solved.
     """
 
     seen: TokenGradients
     rows: Tensor
     right: Tensor
+    diagnostics: Mapping[str, float]
 
 
 class ClosedForm(Attack[Model]):
-    """An attack that solves a linear system in the gradients at the tokens."""
+    """An attack that solves a linear system in the gradients at the tokens.
+
+    ``right_side`` names the parameter whose gradient makes the right-hand side; ``handled`` are the marks that it takes
+    into account.
+    """
 
     options_type: ClassVar[type[Config]] = ReadingOptions
+    right_side: ClassVar[str]
+    handled: ClassVar[frozenset[Mark]] = frozenset({"scaled"})  # a factor is on both sides of the equation
+
+    def tensors(self, model: Model) -> Sequence[str]:
+        """Position-embedding (and unknown-embedding) gradient, and that of the right-hand side."""
+        unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
+        return [names.POSITION_EMBEDDING, *unknown, self.right_side]
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
         """Needs the gradients at the tokens."""
@@ -43,17 +65,12 @@ class ClosedForm(Attack[Model]):
         return positions_refusal(model)
 
     def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes a factor of the whole update into account, which is on both sides of the equation."""
+        """Takes the same into account everywhere."""
         del model, threat
-        return frozenset({"scaled"})
+        return self.handled
 
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Model,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del generators  # nothing is drawn
         systems = [self._system(upload, model, threat) for upload in uploads]
@@ -62,8 +79,12 @@ class ClosedForm(Attack[Model]):
             groups[len(system.rows)].append(index)
         found: dict[int, Reconstruction] = {}
         for group in groups.values():
-            made = self._solve([systems[index] for index in group], [uploads[index] for index in group], model, threat)
-            found |= dict(zip(group, made, strict=True))
+            formats = (torch.finfo(uploads[index].tensors[self.right_side].dtype) for index in group)
+            rounding = max(threat.rounding, *(each.eps / 2 for each in formats))
+            solved = self._solve([systems[index] for index in group], model, rounding)
+            for index, (patches, diagnostics) in zip(group, solved, strict=True):
+                images = picture(patches, model).expand(uploads[index].num_examples, -1, -1, -1).contiguous()
+                found[index] = Reconstruction(images, {**systems[index].diagnostics, **diagnostics})
         return [found[index] for index in range(len(uploads))]
 
     def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
@@ -74,17 +95,32 @@ class ClosedForm(Attack[Model]):
         """The system of one upload."""
 
     @abstractmethod
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: Model, threat: ThreatModel
-    ) -> list[Reconstruction]:
-        """Solve systems of one size."""
+    def _solve(self, systems: Sequence[System], model: Model, rounding: float) -> list[Solution]:
+        """Solve systems of one size, whose right-hand sides were rounded with this relative error."""
+
+
+class Oracle(ClosedForm[Model]):
+    """What makes a bound of a closed form: every token's gradient, masked or not, which no server sees."""
+
+    exploits = "more than any server sees"
+    role = "bound"
+    options_type = Config
+
+    def tensors(self, model: Model) -> Sequence[str]:
+        """All tokens' gradients, position-embedding gradient (for the mask), that of the right-hand side."""
+        del model
+        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, self.right_side]
+
+    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
+        """Needs the gradient of a single picture, besides what the attack itself needs."""
+        if threat.update != "gradient" or threat.batch_size != 1:
+            return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
+        return super().requirement(model, threat)
+
+    def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
+        return oracle_token_gradients(upload, model, threat)
 
 
 def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:
     """Rows (stack, unknown tokens, dim) and right-hand sides (stack, dim, values)."""
     return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])
-
-
-def rounding_of(uploads: Sequence[Upload], name: str, threat: ThreatModel) -> float:
-    """Relative rounding error of a tensor: of the number format that it arrived in, or was rounded to before."""
-    return max(threat.rounding, *(torch.finfo(upload.tensors[name].dtype).eps / 2 for upload in uploads))

@@ -1,22 +1,23 @@
 """Search for pictures whose update agrees with the one that was uploaded."""
 
 import difflib
+import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.labels import labels_of, mean_gradient
 from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
-from attacks.matching_loss import Job, Loss
-from attacks.matching_options import ALL, NOISE, GradientMatchingOptions
-from attacks.matching_priors import PatchPrior
-from attacks.matching_search import Budget, Found, search
+from attacks.matching_loss import ALL, NOISE, GradientMatchingOptions, Job, Loss, patch_prior
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
@@ -37,7 +38,7 @@ class GradientMatching(Attack):
     """Minimise the distance between a candidate's gradients and the uploaded ones.
 
     The loss is ``distance(gradients) + position_weight * distance(position-embedding gradients)`` plus
-    the weighted priors, minimised by Adam on the sign of its gradient (see ``attacks.matching_search``).
+    the weighted priors, minimised by Adam on the sign of its gradient within the box [0, 1] (``search``).
 
     Why the position embedding has a term of its own, and why the mean is taken away: row t of its
     gradient is the gradient at token t. In a model near its initial weights all rows are nearly the same
@@ -49,18 +50,18 @@ class GradientMatching(Attack):
     through. Of a batch, candidate i is given label i of the sorted labels; a reconstruction is
     unordered in any case.
 
-    On an MJP upload of one picture the mask is read (``attacks.mask``), and the candidate is run with
-    it. The picture that is searched is then the shuffled one. Masks of a batch cannot be told apart, and
-    some defences hide the mask for good: candidates are then run without.
+    On an MJP upload of one picture the mask is read, and the candidate is run with it. The picture that is
+    searched is then the shuffled one. Masks of a batch cannot be told apart, and some defences hide the mask
+    for good: candidates are then run without.
 
     With ``seconds``, a result depends on the machine's speed and on its neighbours in the stack. Without,
     it does so only through rounding, which the sign of a gradient near zero can make visible.
 
     References:
         Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?",
-        NeurIPS 2020 (cosine, total variation, signed Adam); Lu et al., "APRIL", CVPR 2022 (optimisation
-        variant: the term of the position embedding, uncentred and with the class token's row);
-        Hatamizadeh et al., "GradViT", CVPR 2022 (seams between patches).
+        NeurIPS 2020 (cosine, total variation, signed Adam, box; there the step size falls in three jumps);
+        Lu et al., "APRIL", CVPR 2022 (optimisation variant: the term of the position embedding, uncentred and
+        with the class token's row); Hatamizadeh et al., "GradViT", CVPR 2022 (seams between patches).
     """
 
     name = "gradient_matching"
@@ -75,12 +76,14 @@ class GradientMatching(Attack):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self._first: Attack | None = None
+        self.uses_natural_patches = self.options.patch_prior > 0
         if self.options.start == self.name:
             raise ConfigError(f"start = {self.name!r}: must be another attack")
         if self.options.start != NOISE:
             self._first = ATTACKS.get(self.options.start)()
             if self._first.role == "bound":
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
+            self.uses_natural_patches |= self._first.uses_natural_patches
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
         """Takes masks into account where it reads them off the upload of one picture and runs the network with them.
@@ -88,11 +91,6 @@ class GradientMatching(Attack):
         The picture that it finds is shuffled. Its distance takes noise and rounding for gradients of the picture.
         """
         return frozenset({"masked"}) if self._reads_mask(model, threat) else frozenset()
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """With the patch prior, or a start that uses it."""
-        return self.options.patch_prior > 0 or (self._first is not None and self._first.uses_natural_patches)
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """What is matched, what mask and labels are read from, and what the start reads."""
@@ -114,8 +112,7 @@ class GradientMatching(Attack):
                 return f"the model has no tensor {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
         if not self._used(model, threat):
             return "there is nothing to match: without a mask, no gradient reaches the unknown embedding"
-        alien = unmatchable(model, self._matched(model))
-        if alien:
+        if alien := unmatchable(model, self._matched(model)):
             return f"tensors of this kind cannot be matched: {', '.join(alien)}"
         if self.options.patch_prior and prior_refusal(model):
             return prior_refusal(model)
@@ -143,40 +140,35 @@ class GradientMatching(Attack):
         return [name for name in self._matched(model) if name not in idle]
 
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
     ) -> list[Reconstruction]:
         started = time.monotonic()
-        jobs = [
-            job
-            for upload, generator in zip(uploads, generators, strict=True)
-            for job in self._jobs(upload, model, threat, generator)
-        ]
+        pairs = zip(uploads, generators, strict=True)
+        jobs = [job for upload, generator in pairs for job in self._jobs(upload, model, threat, generator)]
         at_once = max(1, self.options.parallel // threat.batch_size)
         chunks = [jobs[first : first + at_once] for first in range(0, len(jobs), at_once)]
         comparison = self._comparison(model, threat)
-        prior = PatchPrior(model) if self.options.patch_prior else None
-        found: list[tuple[Found, int]] = []
+        prior = patch_prior(model) if self.options.patch_prior else None
+        found: list[tuple[Tensor, float, int]] = []  # of each job: pictures, loss, iterations
         for number, chunk in enumerate(chunks):
             left = None
             if self.options.seconds is not None:
                 left = self.options.seconds * len(uploads) - (time.monotonic() - started)
                 left /= len(chunks) - number
-            loss = Loss(self.options, model, comparison, chunk, prior)
-            result = self._search(chunk, loss, left, (number, len(chunks)))
-            found.extend((result, place) for place in range(len(chunk)))
-        seconds = time.monotonic() - started
-        per_upload = self.options.restarts
-        return [
-            self._best(found[first : first + per_upload], seconds / len(uploads))
-            for first in range(0, len(found), per_upload)
-        ]
+            result = search(
+                torch.stack([job.start for job in chunk]),
+                Loss(self.options, model, comparison, chunk, prior),
+                iterations=self.options.iterations,
+                seconds=left,
+                step_size=self.options.step_size,
+                on_step=partial(self._report, number, len(chunks)),
+            )
+            found += zip(result.images, result.losses.tolist(), repeat(result.iterations))
+        seconds, restarts = time.monotonic() - started, self.options.restarts
+        of_each = [found[first : first + restarts] for first in range(0, len(found), restarts)]
+        return [self._best(searches, seconds / len(uploads)) for searches in of_each]
 
-    def _jobs(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator) -> list[Job]:
+    def _jobs(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> list[Job]:
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self._used(model, threat)}
         norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
         if norm == 0:
@@ -192,9 +184,7 @@ class GradientMatching(Attack):
             for start in self._starts(upload, model, threat, generator)
         ]
 
-    def _starts(
-        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
-    ) -> list[Tensor]:
+    def _starts(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> list[Tensor]:
         shape = (upload.num_examples, 3, model.image_size, model.image_size)
         noises = [torch.randn(shape, generator=generator) for _ in range(self.options.restarts)]
         if self._first is None:
@@ -209,32 +199,81 @@ class GradientMatching(Attack):
             return SimulatedSteps(model, used, steps=threat.local_steps, learning_rate=threat.local_learning_rate)
         return PerCandidateGradients(model, used)
 
-    def _search(self, chunk: Sequence[Job], loss: Loss, seconds: float | None, part: tuple[int, int]) -> Found:
-        number, parts = part
+    def _report(self, number: int, chunks: int, done: int, lowest: Tensor) -> None:
         iterations = self.options.iterations
+        self.on_progress(number * iterations + done, chunks * iterations, float(lowest.mean()))
 
-        def report(done: int, lowest: Tensor) -> None:
-            self.on_progress(number * iterations + done, parts * iterations, float(lowest.mean()))
-
-        return search(
-            torch.stack([job.start for job in chunk]),
-            loss,
-            budget=Budget(iterations, seconds),
-            step_size=self.options.step_size,
-            on_step=report,
-        )
-
-    def _best(self, restarts: Sequence[tuple[Found, int]], seconds: float) -> Reconstruction:
-        """The best of an upload's searches, each given as a result and the place in it."""
-        losses = [float(found.losses[place]) for found, place in restarts]
-        finite = [loss for loss in losses if loss < float("inf")]
-        if not finite:
+    def _best(self, searches: Sequence[tuple[Tensor, float, int]], seconds: float) -> Reconstruction:
+        """What the best of an upload's searches came to."""
+        images, loss, iterations = min(searches, key=itemgetter(1))
+        if loss == math.inf:
             raise AttackFailedError(f"{self.name}: every search diverged; take a smaller step_size")
-        found, place = restarts[losses.index(min(finite))]
-        diagnostics = {
-            "loss": min(finite),
-            "iterations": float(found.iterations),
-            "seconds": seconds,
-            "restarts": float(len(finite)),
-        }
-        return Reconstruction(found.images[place].cpu(), diagnostics)
+        ended = sum(each < math.inf for _, each, _ in searches)
+        found = {"loss": loss, "iterations": iterations, "seconds": seconds, "restarts": ended}
+        return Reconstruction(images.cpu(), found)
+
+
+class Found(NamedTuple):
+    """What a search ends with: like the start, the iterate of each candidate with the lowest loss.
+
+    Attributes:
+        losses: (candidates,) of these iterates; infinite for a candidate that diverged.
+        iterations: Evaluations of the loss per candidate.
+    """
+
+    images: Tensor
+    losses: Tensor
+    iterations: int
+
+
+def search(
+    start: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    iterations: int,
+    seconds: float | None = None,
+    step_size: float,
+    on_step: Callable[[int, Tensor], None],
+) -> Found:
+    """Minimise by Adam on the sign of the gradient, within the box [0, 1].
+
+    The budget is used up after so many iterations, or seconds where that comes first; one iteration is always made.
+    The step size falls to zero along half a cosine over it. The start is the first iterate, so the result is never
+    worse than it. A candidate with a loss or gradient that is not finite has diverged and is out.
+
+    Args:
+        start: (candidates, batch, 3, size, size) in [0, 1].
+        loss: Candidates to (candidates,); each loss depends on its own candidate only.
+        iterations: Evaluations of the loss.
+        seconds: None for any.
+        step_size: The first, in units of the pixels' range.
+        on_step: Called after every iteration with their number and the lowest losses so far.
+    """
+    images = start.clone()
+    optimiser = torch.optim.Adam([images], lr=step_size)
+    best, lowest = images.clone(), torch.full((len(images),), math.inf, device=images.device)
+    alive = torch.ones_like(lowest, dtype=torch.bool)
+    started, done = time.monotonic(), 0
+    while True:
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            values = loss(leaf)
+            (slopes,) = torch.autograd.grad(values.sum(), leaf)
+        values = values.detach()
+        finite = torch.isfinite(values) & torch.isfinite(slopes.flatten(1)).all(dim=1)
+        alive &= finite
+        better = alive & (values < lowest)
+        lowest = torch.where(better, values, lowest)
+        best[better] = images[better]
+        done += 1
+        on_step(done, lowest)
+        used = done / iterations
+        if seconds is not None:
+            used = max(used, (time.monotonic() - started) / seconds) if seconds > 0 else 1
+        if used >= 1 or not bool(alive.any()):
+            break
+        optimiser.param_groups[0]["lr"] = step_size * (1 + math.cos(math.pi * used)) / 2
+        images.grad = torch.where(finite.view(-1, *[1] * (slopes.ndim - 1)), slopes, 0).sign()
+        optimiser.step()
+        images.clamp_(0, 1)
+    return Found(best, lowest, done)  # infinite only where no finite loss ever came

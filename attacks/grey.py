@@ -13,11 +13,7 @@ LEVEL = 0.45
 
 
 class Grey(Attack[Entrance]):
-    """Answer with the constant picture 0.45, whatever was uploaded.
-
-    An attack that does not beat this has not shown that anything leaks; a defence that is credited
-    with pushing an attack below it is credited for the attack's failure.
-    """
+    """Answer with the constant picture 0.45: an attack that does not beat it has not shown that anything leaks."""
 
     name = "grey"
     paper = "floor, no attack"
@@ -39,12 +35,7 @@ class Grey(Attack[Entrance]):
         return None
 
     def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Entrance,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
+        self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del threat, generators
         size = model.image_size

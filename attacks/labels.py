@@ -14,7 +14,7 @@ CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero
 
 
 def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
-    """The labels behind an upload: those that the attacker was told, else recovered ones.
+    """The labels behind an upload, sorted: those that the attacker was told, else recovered ones.
 
     With mean cross-entropy the gradient of the head's bias at class c is p_c - n_c / B, where p_c is
     the mean predicted probability and n_c the number of pictures of class c. Every entry that is
@@ -22,16 +22,11 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     picture at a time, to the class with the lowest remainder after adding 1 / B per label already
     given. For one picture this is the only negative entry and certain. For a batch it is exact while
     the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
-    With label smoothing the lowest entry is still the best guess and no longer certain.
-
-    A delta of several SGD steps is the sum of their gradients times the learning rate; the same
-    reading applies to its mean.
-
-    Returns:
-        ``num_examples`` labels, sorted.
+    With label smoothing the lowest entry is still the best guess and no longer certain. Of a delta of
+    several SGD steps, the mean of their gradients is read.
 
     Raises:
-        AttackNotApplicableError: If labels are needed and the upload has no gradient of the head's bias.
+        AttackNotApplicableError: If the upload has neither labels nor a gradient of the head's bias.
 
     References:
         Zhao et al., "iDLG: Improved Deep Leakage from Gradients", 2020 (one picture); Yin et al., "See
@@ -39,11 +34,17 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     """
     if upload.labels is not None:
         return tuple(sorted(upload.labels))
-    if names.HEAD_BIAS not in upload.tensors:
-        raise AttackNotApplicableError(
-            f"labels are unknown and the upload has no tensor {names.HEAD_BIAS!r} to recover them from"
-        )
-    return _count(mean_gradient(upload, names.HEAD_BIAS, model, threat), upload.num_examples)
+    bias, pictures = names.HEAD_BIAS, upload.num_examples
+    if bias not in upload.tensors:
+        raise AttackNotApplicableError(f"labels are unknown and the upload has no tensor {bias!r} to recover them from")
+    remainder = mean_gradient(upload, bias, model, threat).clone()
+    negative = (remainder < -CERTAIN / pictures).nonzero().flatten()
+    found: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
+    remainder[found] += 1 / pictures
+    while len(found) < pictures:
+        found.append(int(torch.argmin(remainder)))
+        remainder[found[-1]] += 1 / pictures
+    return tuple(sorted(found))
 
 
 def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: ThreatModel) -> Tensor:
@@ -52,18 +53,3 @@ def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: Threa
     if upload.kind == "gradient":
         return tensor
     return -tensor / (threat.local_steps * threat.local_learning_rate)
-
-
-def _count(bias_gradient: Tensor, pictures: int) -> tuple[int, ...]:
-    remainder = bias_gradient.clone()
-    found: list[int] = []
-    negative = (remainder < -CERTAIN / pictures).nonzero().flatten()
-    certain = negative[remainder[negative].argsort()][:pictures].tolist()
-    for label in certain:
-        found.append(label)
-        remainder[label] += 1 / pictures
-    while len(found) < pictures:
-        label = int(torch.argmin(remainder))
-        found.append(label)
-        remainder[label] += 1 / pictures
-    return tuple(sorted(found))

@@ -1,7 +1,7 @@
 """Solvers for ``rows^T X = right``: exact, of minimum norm, and Bayesian with a Gaussian prior.
 
-All take stacks of systems: ``rows`` (stack, unknowns, equations), ``right`` (stack, equations,
-values), float64; they return (stack, unknowns, values).
+All take stacks of systems: ``rows`` (stack, unknowns, equations), ``right`` (stack, equations, values), float64; they
+return (stack, unknowns, values).
 """
 
 from dataclasses import dataclass
@@ -9,19 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Relative to the largest: token gradients of natural pictures stay ten times above it, differences
-# between equal tokens are float32 rounding.
+# Of the largest: token gradients of natural pictures stay ten times above it, float32 rounding does not.
 NEGLIGIBLE = 1e-6
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A normal distribution of a vector.
-
-    Attributes:
-        mean: (values,) float64.
-        covariance: (values, values) float64, symmetric, positive semidefinite.
-    """
+    """A normal distribution of a vector: mean (values,) and covariance (values, values), float64."""
 
     mean: Tensor
     covariance: Tensor
@@ -29,12 +23,9 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A posterior mean and what it was computed with.
+    """Posterior means (stack, unknowns, values), and the noise that was estimated (stack,).
 
-    Attributes:
-        values: (stack, unknowns, values).
-        noise: (stack,) standard deviation of the noise on the right-hand side, relative to its root
-            mean square, as estimated from what no solution can explain.
+    The noise is the standard deviation on the right-hand side, relative to its root mean square.
     """
 
     values: Tensor
@@ -44,27 +35,26 @@ class Estimate:
 def least_squares(rows: Tensor, right: Tensor) -> Tensor:
     """Least squares by QR, for at most as many unknowns as equations.
 
-    Systems whose rows are dependent up to the rounding of a float32 upload have no unique solution
-    and are solved with minimum norm. Rows that are equal then share their value.
+    Systems whose rows are dependent up to the rounding of a float32 upload are solved with minimum norm: rows that
+    are equal share their value.
     """
     orthogonal, triangular = torch.linalg.qr(rows.mT)
     diagonal = triangular.diagonal(dim1=-2, dim2=-1).abs()
     dependent = diagonal.amin(dim=-1) <= NEGLIGIBLE * diagonal.amax(dim=-1)
     solution = torch.empty(*rows.shape[:2], right.shape[-1], dtype=rows.dtype, device=rows.device)
     unique = ~dependent
-    solution[unique] = torch.linalg.solve_triangular(
-        triangular[unique], orthogonal[unique].mT @ right[unique], upper=True
-    )
+    projected = orthogonal[unique].mT @ right[unique]
+    solution[unique] = torch.linalg.solve_triangular(triangular[unique], projected, upper=True)
     if dependent.any():
         solution[dependent] = minimum_norm(rows[dependent], right[dependent], cut_off=NEGLIGIBLE)
     return solution
 
 
 def minimum_norm(rows: Tensor, right: Tensor, *, cut_off: float | None = None) -> Tensor:
-    """Minimum-norm least squares by singular values.
+    """Minimum-norm least squares, on the CPU, where alone LAPACK's gelsd exists.
 
-    Those below ``cut_off`` times the largest count as zero, or below float64 rounding if none is
-    given, as breaching solves it. LAPACK's gelsd exists on the CPU alone, so that is where it runs.
+    Singular values below ``cut_off`` times the largest count as zero; without one, below float64 rounding, as in
+    breaching.
     """
     solution: Tensor = torch.linalg.lstsq(rows.mT.cpu(), right.cpu(), rcond=cut_off, driver="gelsd").solution
     return solution.to(rows.device)
@@ -81,11 +71,7 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     meets. Nothing is left where there are no more equations than unknowns; then, and as a lower bound
     always, the noise is the rounding of the upload's number format.
 
-    Args:
-        rows: (stack, unknowns, equations).
-        right: (stack, equations, values).
-        prior: Of each unknown; (values,) and (values, values).
-        rounding: Relative rounding error of the upload's number format.
+    ``rounding`` is that format's relative error.
     """
     variances, directions = torch.linalg.eigh(prior.covariance)
     variances = variances.clamp(min=0)
@@ -95,20 +81,13 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     orthogonal, triangular = torch.linalg.qr(rows.mT)
     left, singular, unknowns = torch.linalg.svd(triangular, full_matrices=False)
     inside = orthogonal.mT @ rotated
-    noise = _noise_variance(rotated, orthogonal @ inside, rank=singular.shape[-1], rounding=rounding)
+    # The smallest normal number keeps an exact system from dividing zero by zero.
+    noise = (rounding**2 * rotated.square().mean(dim=1)).clamp(min=torch.finfo(rotated.dtype).tiny)
+    if (freedom := rotated.shape[1] - singular.shape[-1]) > 0:
+        noise = torch.maximum((rotated - orthogonal @ inside).square().sum(dim=1) / freedom, noise)
     seen = left.mT @ inside
     signal = singular[:, :, None]
     gain = signal * variances / (signal.square() * variances + noise[:, None])
     values = prior.mean + (unknowns.mT @ (gain * seen)) @ directions.mT
     relative = (noise.mean(dim=1) / rotated.square().mean(dim=(1, 2))).sqrt()
     return Estimate(values, relative)
-
-
-def _noise_variance(rotated: Tensor, explained: Tensor, *, rank: int, rounding: float) -> Tensor:
-    """(stack, values): variance per equation, from the part of the right-hand side outside the span."""
-    freedom = rotated.shape[1] - rank
-    # The smallest normal number keeps an exact system from dividing zero by zero.
-    floor = (rounding**2 * rotated.square().mean(dim=1)).clamp(min=torch.finfo(rotated.dtype).tiny)
-    if freedom <= 0:
-        return floor
-    return torch.maximum((rotated - explained).square().sum(dim=1) / freedom, floor)

@@ -53,15 +53,9 @@ def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
 
 
 def read_mask(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
-    """Read which patches were masked; of several pictures, in all of them.
+    """Read which patches were masked, (patches,) bool on the model's device; of several pictures, in all of them.
 
-    Args:
-        upload: With the position embedding's gradient.
-        model: That the server had sent. Without an unknown embedding nothing is masked.
-        threat: Under which the upload was made; ``mask_refusal`` must be None.
-
-    Returns:
-        (patches,) bool on the model's device, True where masked.
+    ``mask_refusal`` must be None. Without an unknown embedding nothing is masked.
 
     Raises:
         AttackFailedError: If what was done to this upload leaves in doubt which patches were masked.

@@ -2,14 +2,15 @@
 
 Gradient matching needs nothing of a candidate's update but, for every tensor, its inner product with the
 uploaded one and its own squared norm, both differentiable in the pictures. Two ways to get them:
-``PerCandidateGradients`` for one gradient, ``SimulatedSteps`` for a weight delta of several steps.
+``PerCandidateGradients`` for one gradient, ``SimulatedSteps`` for a weight delta of several steps. Targets are
+given by name, (candidates, *parameter shape), as mean gradients.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 
+Network = TypeVar("Network", bound=nn.Module)
 TOKEN_PARAMETERS = (names.POSITION_EMBEDDING, names.CLASS_TOKEN, names.UNKNOWN_EMBEDDING)
 
 
@@ -43,11 +45,9 @@ class Agreement:
     """What the search needs of the candidates' updates, differentiable.
 
     Attributes:
-        scale: (candidates,), constants that the updates were multiplied with, to be neither too small nor
-            too large to be squared.
-        products: (candidates, tensors), inner products of their tensors with the targets, in the order of
-            the matched names.
-        squares: (candidates, tensors), squared norms of their tensors.
+        scale: (candidates,), constants that the updates were multiplied with, so that they can be squared.
+        products: (candidates, matched tensors), inner products of their tensors with the targets.
+        squares: (candidates, matched tensors), squared norms of their tensors.
         positions: (candidates, tokens, dim), gradients of the position embedding.
     """
 
@@ -57,21 +57,9 @@ class Agreement:
     positions: Tensor
 
 
-class Comparison(Protocol):
-    """Compares the updates of candidates with targets."""
-
-    def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
-        """Compare.
-
-        Args:
-            candidates: What is tried.
-            targets: Name to (candidates, *parameter shape), as a mean gradient.
-        """
-
-
-def twice_differentiable(model: VitClassifier) -> VitClassifier:
-    """A frozen copy of the model whose attention has a second derivative: fused attention has none."""
-    twin = copy.deepcopy(model).requires_grad_(requires_grad=False)
+def twice_differentiable(network: Network) -> Network:
+    """A frozen copy whose attention has a second derivative: timm's fused attention has none."""
+    twin = copy.deepcopy(network).requires_grad_(requires_grad=False)
     for module in twin.modules():
         if hasattr(module, "fused_attn"):
             setattr(module, "fused_attn", False)  # noqa: B010 (no type checker knows it)
@@ -80,13 +68,9 @@ def twice_differentiable(model: VitClassifier) -> VitClassifier:
 
 def unmatchable(model: VitClassifier, matched: Sequence[str]) -> list[str]:
     """Those of the parameters that ``PerCandidateGradients`` cannot compute."""
-    layers = (nn.Linear, nn.LayerNorm, nn.Conv2d)
-    modules = dict(model.named_modules())
-    return [
-        name
-        for name in matched
-        if name not in TOKEN_PARAMETERS and not isinstance(modules[name.rpartition(".")[0]], layers)
-    ]
+    layers, modules = (nn.Linear, nn.LayerNorm, nn.Conv2d), dict(model.named_modules())
+    others = [name for name in matched if name not in TOKEN_PARAMETERS]
+    return [name for name in others if not isinstance(modules[name.rpartition(".")[0]], layers)]
 
 
 class PerCandidateGradients:
@@ -96,23 +80,17 @@ class PerCandidateGradients:
     The weight gradient of a candidate is B^T A over its own rows, so no pass per candidate is needed,
     and the weights' gradients need no graph: what the search differentiates is A and B.
 
-    Args:
-        model: It is copied, not changed.
-        matched: Names of the parameters whose gradients are compared.
+    ``matched`` names the parameters whose gradients are compared. The model is copied, not changed.
 
     References:
         Goodfellow, "Efficient per-example gradient computations", 2015 (B^T A).
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str]) -> None:
-        self._model = twice_differentiable(model)
-        self._matched = list(matched)
+        self._model, self._matched = twice_differentiable(model), list(matched)
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
-        modules = dict(self._model.named_modules())
-        self._layers = {
-            owner: modules[owner]
-            for owner in dict.fromkeys(name.rpartition(".")[0] for name in matched if name not in TOKEN_PARAMETERS)
-        }
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in matched if name not in TOKEN_PARAMETERS)
+        self._layers = {owner: self._model.get_submodule(owner) for owner in owners}
         for owner, module in self._layers.items():
             module.register_forward_hook(partial(self._remember, owner))
 
@@ -137,11 +115,13 @@ class PerCandidateGradients:
         """Scale, gradients of the token parameters, and (A, B) of each layer, all per candidate."""
         images = candidates.images.flatten(0, 1)
         mask = None if candidates.mask is None else candidates.mask.flatten(0, 1)
-        leaves = {
-            name: _repeated(self._model.get_parameter(name), len(images)).requires_grad_()
-            for name in TOKEN_PARAMETERS
-            if name != names.UNKNOWN_EMBEDDING or mask is not None
-        }
+        leaves = {}  # (pictures, tokens, dim), so that every picture's gradient is its own
+        for name in TOKEN_PARAMETERS:
+            if name == names.UNKNOWN_EMBEDDING and mask is None:
+                continue
+            parameter = self._model.get_parameter(name).detach()
+            repeated = parameter.view(1, -1, parameter.shape[-1]).expand(len(images), -1, -1)
+            leaves[name] = repeated.requires_grad_()
         logits = _logits(self._model, leaves, images, mask)
         count, batch = candidates.labels.shape
         losses = F.cross_entropy(logits, candidates.labels.flatten(), reduction="none").view(count, batch)
@@ -150,21 +130,15 @@ class PerCandidateGradients:
         seen, self._seen = self._seen, {}
         points = [*leaves.values(), *(output for _, output in seen.values())]
         gradients = torch.autograd.grad(loss, points, create_graph=True)
-        tokens = {
-            name: gradient.view(count, batch, *gradient.shape[1:]).sum(dim=1)
-            for name, gradient in zip(leaves, gradients, strict=False)
-        }
-        layers = {
-            owner: (
-                _rows(inputs, self._layers[owner], count),
-                _rows(gradient, self._layers[owner], count, is_output=True),
-            )
-            for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True)
-        }
+        tokens, layers = {}, {}
+        for name, gradient in zip(leaves, gradients, strict=False):
+            tokens[name] = gradient.view(count, batch, *gradient.shape[1:]).sum(dim=1)
+        for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True):
+            layer = self._layers[owner]
+            layers[owner] = _rows(inputs, layer, count), _rows(gradient, layer, count, is_output=True)
         return scale, tokens, layers
 
-    def _remember(self, owner: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del module
+    def _remember(self, owner: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._seen[owner] = (inputs[0], output)
 
     @staticmethod
@@ -202,20 +176,13 @@ class _WeightTerms(torch.autograd.Function):
 class SimulatedSteps:
     """The weight deltas of candidates, by taking the local steps and differentiating through them.
 
-    Candidate after candidate: each has weights of its own from the second step on.
-
-    Args:
-        model: It is copied, not changed.
-        matched: Names of the parameters whose changes are compared.
-        steps: Steps of plain SGD on the whole batch.
-        learning_rate: Of these steps.
+    Candidate after candidate: each has weights of its own from the second step on. The steps are of plain SGD on the
+    whole batch. ``matched`` names the parameters whose changes are compared. The model is copied, not changed.
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str], *, steps: int, learning_rate: float) -> None:
-        self._model = twice_differentiable(model)
-        self._matched = list(matched)
-        self._steps = steps
-        self._learning_rate = learning_rate
+        self._model, self._matched = twice_differentiable(model), list(matched)
+        self._steps, self._learning_rate = steps, learning_rate
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
         """Compare the mean gradients over the steps of each candidate with its targets."""
@@ -235,17 +202,18 @@ class SimulatedSteps:
         total = {name: torch.zeros_like(weights[name]) for name in kept}
         for _ in range(self._steps):
             loss = F.cross_entropy(_logits(self._model, weights, images, mask), labels)
-            slopes = torch.autograd.grad(
-                loss, list(weights.values()), create_graph=True, allow_unused=True, materialize_grads=True
-            )
+            slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
             gradients = dict(zip(weights, slopes, strict=True))
             total = {name: total[name] + gradients[name] for name in total}
             weights = {name: weight - self._learning_rate * gradients[name] for name, weight in weights.items()}
         return {name: total[name] / self._steps for name in total}
 
 
+Comparison = PerCandidateGradients | SimulatedSteps
+
+
 def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor, mask: Tensor | None) -> Tensor:
-    """What the model answers with some or all of its parameters replaced, which need not be parameters.
+    """What the model answers with some or all of its parameters replaced.
 
     The position embedding must be among them, with a mask the unknown embedding too; both may differ
     from picture to picture.
@@ -265,11 +233,6 @@ def _slopes_at(logits: Tensor, labels: Tensor) -> Tensor:
     slopes = (logits.softmax(dim=1) - F.one_hot(labels.flatten(), logits.shape[1])).view(len(labels), -1)
     norms: Tensor = slopes.norm(dim=1)
     return norms.clamp(min=torch.finfo(logits.dtype).tiny)
-
-
-def _repeated(parameter: Tensor, count: int) -> Tensor:
-    """A token parameter as (count, tokens, dim), so that every picture's gradient is its own."""
-    return parameter.detach().view(1, -1, parameter.shape[-1]).expand(count, -1, -1)
 
 
 def _compare(made: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

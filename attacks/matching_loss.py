@@ -1,18 +1,99 @@
-"""The loss of gradient matching: distances of gradients, and penalties on unnatural pictures."""
+"""Options and loss of gradient matching: distances of gradients, and penalties on unnatural pictures.
 
-from collections.abc import Mapping, Sequence
+Candidates are pictures (candidates, batch, 3, size, size) in [0, 1].
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from attacks.matching_gradients import Agreement, Candidates, Comparison
-from attacks.matching_options import GradientMatchingOptions
-from attacks.matching_priors import PatchPrior, patch_seams, total_variation
+from attacks.natural_patches import NaturalPatches
+from fedmjp.config import Config, Names
+from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
 
+NOISE = "noise"  # as start
+ALL = "all"  # as tensors
 # Below the square of any rounding error of scaled gradients.
 TINY = 1e-30
+# Added to every direction of the patch covariance: detail finer than a hundredth of the range costs no more.
+PATCH_VARIANCE = 1e-4
+
+
+class GradientMatchingOptions(Config):
+    """Objective, priors, start and budget."""
+
+    objective: Literal["cosine", "l2"] = Field(
+        "cosine", description="distance of gradients: one minus the cosine, or the squared distance over the target's"
+    )
+    tensors: Names = Field(
+        (names.PATCH_WEIGHT,), min_length=1, description="whose gradients are matched: names, comma-separated, or 'all'"
+    )
+    position_weight: float = Field(
+        2.0, ge=0, allow_inf_nan=False, description="of a distance of its own between position-embedding gradients"
+    )
+    position_centred: bool = Field(
+        True, description="take their mean over the patches away first; without it, APRIL's variant"
+    )
+    total_variation: float = Field(0.2, ge=0, allow_inf_nan=False, description="weight of total variation")
+    seams: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of jumps where patches meet")
+    patch_prior: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of unlikeness to natural patches")
+    start: str = Field("grey", description="'noise', or the attack whose reconstruction is the start")
+    mask: Literal["read", "ignore"] = Field(
+        "read", description="of a defended model, one picture per update: read it from the upload, or do without"
+    )
+    iterations: int = Field(1000, ge=1, description="evaluations of the gradient per restart")
+    seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="per upload, all restarts together; one iteration is made at least"
+    )
+    restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
+    step_size: float = Field(0.02, gt=0, le=1, description="first step of a pixel, in units of its range")
+    parallel: int = Field(
+        4, ge=1, description="pictures at a time; bounds the memory. With 1, neighbours do not even change rounding"
+    )
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels, down plus across, (candidates,)."""
+    down = images.diff(dim=-2).abs().flatten(1).mean(dim=1)
+    across = images.diff(dim=-1).abs().flatten(1).mean(dim=1)
+    return down + across
+
+
+def patch_seams(images: Tensor, patch_size: int) -> Tensor:
+    """Mean squared jump from the last pixels of a patch to the first of the next, down plus across.
+
+    A transformer sees patches one by one, so nothing else makes neighbours fit. There is more than one patch per side.
+
+    References:
+        Hatamizadeh et al., "GradViT: Gradient Inversion of Vision Transformers", CVPR 2022
+        (there the norm of every seam, here its mean square).
+    """
+    first = slice(patch_size, None, patch_size)
+    last = slice(patch_size - 1, -1, patch_size)
+    down = images[..., first, :] - images[..., last, :]
+    across = images[..., :, first] - images[..., :, last]
+    return down.square().flatten(1).mean(dim=1) + across.square().flatten(1).mean(dim=1)
+
+
+def patch_prior(model: VitClassifier) -> Callable[[Tensor], Tensor]:
+    """Make the mean squared Mahalanobis distance of patches from natural ones, per pixel and channel: 1 for these."""
+    natural = NaturalPatches.for_model(model)
+    variances, directions = torch.linalg.eigh(natural.covariance.double())
+    whiten, mean = (directions * (variances + PATCH_VARIANCE).rsqrt()).float(), natural.mean.float()
+
+    def unlikeness(images: Tensor) -> Tensor:
+        patches = to_patches(images.flatten(0, 1), model.patch_size)
+        distances: Tensor = ((patches - mean) @ whiten).square().view(len(images), -1).mean(dim=1)
+        return distances
+
+    return unlikeness
 
 
 @dataclass(frozen=True)
@@ -25,8 +106,7 @@ class Job:
         mask: (batch, patches) bool; None for no mask.
         norm: (), of all matched gradients, float64.
         targets: Name to gradient over that norm, float32.
-        positions: (tokens, dim) gradient of the position embedding over that norm, float32; zeros where
-            it is not used.
+        positions: (tokens, dim) gradient of the position embedding over that norm, float32; zeros if unused.
     """
 
     start: Tensor
@@ -38,15 +118,7 @@ class Job:
 
 
 class Loss:
-    """The loss of the candidates of some jobs, one value per candidate.
-
-    Args:
-        options: Objective and weights.
-        model: Gives sizes.
-        comparison: Computes the candidates' gradients.
-        jobs: One per candidate.
-        prior: The patch prior, where it has a weight.
-    """
+    """The loss of the candidates of some jobs, one each. The model gives sizes; ``prior`` is None without a weight."""
 
     def __init__(
         self,
@@ -54,26 +126,22 @@ class Loss:
         model: VitClassifier,
         comparison: Comparison,
         jobs: Sequence[Job],
-        prior: PatchPrior | None,
+        prior: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        self._options = options
-        self._patch_size = model.patch_size
-        self._prefix = model.prefix_tokens
-        self._comparison = comparison
-        self._prior = prior
+        self._options, self._model, self._comparison, self._prior = options, model, comparison, prior
         self._labels = torch.stack([job.labels for job in jobs])
         self._norms = torch.stack([job.norm for job in jobs])
         masks = [job.mask for job in jobs if job.mask is not None]
         self._mask = torch.stack(masks) if masks else None
         self._targets = {name: torch.stack([job.targets[name] for job in jobs]) for name in jobs[0].targets}
-        positions = torch.stack([job.positions for job in jobs])[:, self._prefix :]
+        positions = torch.stack([job.positions for job in jobs])[:, self._model.prefix_tokens :]
         self._visible = (positions != 0).any(dim=2, keepdim=True)
         if self._mask is not None:  # under noise there are rows at masked places, too
             self._visible &= ~self._mask.all(dim=1)[..., None]
         self._positions = self._informative(positions)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(candidates, batch, 3, size, size) to (candidates,)."""
+        """Of candidates, (candidates,)."""
         agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask), self._targets)
         return self._distances(agreement) + self._penalties(images)
 
@@ -83,7 +151,7 @@ class Loss:
         products, squares = agreement.products.sum(dim=1), agreement.squares.sum(dim=1)
         total = self._distance(products, squares, torch.ones_like(squares), ratio)
         if self._options.position_weight:
-            rows = self._informative(agreement.positions[:, self._prefix :])
+            rows = self._informative(agreement.positions[:, self._model.prefix_tokens :])
             products, squares = (rows * self._positions).sum((1, 2)), rows.square().sum((1, 2))
             targets = self._positions.square().sum((1, 2))
             total = total + self._options.position_weight * self._distance(products, squares, targets, ratio)
@@ -109,7 +177,7 @@ class Loss:
         if self._options.total_variation:
             total = total + self._options.total_variation * total_variation(images)
         if self._options.seams:
-            total = total + self._options.seams * patch_seams(images, self._patch_size)
+            total = total + self._options.seams * patch_seams(images, self._model.patch_size)
         if self._prior is not None:
             total = total + self._options.patch_prior * self._prior(images)
         return total

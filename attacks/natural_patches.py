@@ -1,13 +1,12 @@
 """What patches of natural pictures look like: a Gaussian prior for attacks.
 
-Its covariance depends only on the distance between two pixels and on their channels, as in any
-collection of pictures without a preferred place. A table of it, measured on 300 ImageNet pictures,
-ships with fedmjp; ``natural_patches.json`` names the pictures. None of them may be attacked with
-it: the engine refuses. ``python -m benchmarks.studies.measure_prior`` makes the table.
+Its covariance depends only on the distance between two pixels and on their channels, as in any collection of pictures
+without a preferred place. A table of it, measured on the 300 ImageNet pictures that ``natural_patches.json`` names,
+ships with fedmjp. None of them may be attacked with it: the engine refuses. ``python -m
+benchmarks.studies.measure_prior`` makes the table.
 """
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,27 +25,13 @@ PROVENANCE = TABLE.with_suffix(".json")
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
 
 
-@dataclass(frozen=True)
-class NaturalPatches:
-    """The prior of a patch, patches being taken as independent of each other.
-
-    Attributes:
-        mean: (3 * patch_size ** 2,) float64, in [0, 1], in the order of ``fedmjp.patches``.
-        covariance: (3 * patch_size ** 2, 3 * patch_size ** 2) float64, of the same.
-    """
-
-    mean: Tensor
-    covariance: Tensor
+class NaturalPatches(Gaussian):
+    """The prior of a patch, independent of others: of its pixels in [0, 1], in the order of ``fedmjp.patches``."""
 
     @staticmethod
     def for_model(model: Entrance) -> "NaturalPatches":
-        """The prior for the model's image and patch size, on the model's device.
-
-        Raises:
-            AttackNotApplicableError: If the table has none.
-        """
-        refusal = prior_refusal(model)
-        if refusal:
+        """The prior for the model's sizes, on its device; AttackNotApplicableError if the table has none."""
+        if refusal := prior_refusal(model):
             raise AttackNotApplicableError(refusal)
         mean, covariance = patch_statistics(model.image_size, model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
@@ -60,8 +45,7 @@ class NaturalPatches:
 
 def prior_refusal(model: Entrance) -> str | None:
     """Why the table has no prior for the model's patches; None if it has one."""
-    refusal = size_refusal(model.image_size)
-    if refusal:
+    if refusal := size_refusal(model.image_size):
         return refusal
     largest = _table()[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
     if model.patch_size > largest:
@@ -78,12 +62,9 @@ def size_refusal(image_size: int) -> str | None:
 
 
 def measured_on(picture: str, sha256: str = "") -> bool:
-    """Whether a picture is one that the table was measured on.
+    """Whether a picture is one that the table was measured on, by its file's name, whatever folder and ending.
 
-    Args:
-        picture: Its name in its source; only the file's name without its ending counts.
-        sha256: Of its float32 pixels as the model sees them, which tells a renamed one at the image
-            sizes of the table.
+    ``sha256``, of its float32 pixels as the model sees them, tells a renamed one at the image sizes of the table.
     """
     names, digests = _measured_pictures()
     return Path(picture).stem in names or sha256[:DIGITS] in digests
@@ -104,27 +85,24 @@ def _table() -> dict[str, Tensor]:
 @lru_cache(maxsize=4)
 def patch_statistics(image_size: int, patch_size: int) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the pixels of a patch, in [0, 1], for sizes that the table knows."""
-    mean = _table()[f"{image_size}.mean"].double().repeat_interleave(patch_size**2)
-    covariance = patch_covariance(_table()[f"{image_size}.autocovariance"].double(), patch_size)
-    return mean, covariance
+    mean, autocovariance = (_table()[f"{image_size}.{name}"].double() for name in ("mean", "autocovariance"))
+    return mean.repeat_interleave(patch_size**2), patch_covariance(autocovariance, patch_size)
 
 
 def patch_covariance(autocovariance: Tensor, patch_size: int) -> Tensor:
-    """Covariance of the pixels of a patch from that of two pixels at a distance.
+    """Covariance (values, values) of the pixels of a patch from that of two pixels at a distance.
+
+    What sampling left below the variance of 8-bit rounding is lifted to it, which also makes it positive definite.
 
     Args:
         autocovariance: (3, 3, 2 L + 1, 2 L + 1) float64; entry [c, d, L + y, L + x] is the covariance
             of channel c at a place and channel d at y rows below and x columns right of it.
         patch_size: At most L + 1.
-
-    Returns:
-        (3 * patch_size ** 2, 3 * patch_size ** 2). What sampling left below the variance of 8-bit
-        rounding is lifted to it, which also makes it positive definite.
     """
     pixels = torch.arange(patch_size)
     lag = pixels[None] - pixels[:, None] + autocovariance.shape[-1] // 2
     pairs = autocovariance[:, :, lag][:, :, :, :, lag]  # (c, d, row, row', column, column')
-    covariance = pairs.permute(0, 2, 4, 1, 3, 5).reshape(3 * patch_size**2, 3 * patch_size**2)
+    covariance = pairs.permute(0, 2, 4, 1, 3, 5).reshape(3 * patch_size**2, -1)
     variances, directions = torch.linalg.eigh((covariance + covariance.T) / 2)
     lifted: Tensor = (directions * variances.clamp(min=ROUNDING_VARIANCE)) @ directions.T
     return lifted

@@ -1,9 +1,8 @@
 """What whole natural pictures look like: a Gaussian prior for attacks that lay patches side by side.
 
-The energy of a picture is the mean, over all windows of 16 x 16 pixels, of their energies under the
-statistics of ``attacks.natural_patches``: (x_w - m)^T S^-1 (x_w - m). S is the same everywhere, so its
-gradient is a convolution of the picture with one short kernel, done by FFT. At the borders the picture
-goes on as its mirror image: every pixel lies in as many windows.
+The energy of a picture is the mean, over all windows of 16 x 16 pixels, of their energies under the statistics of
+``attacks.natural_patches``: (x_w - m)^T S^-1 (x_w - m). S is the same everywhere, so its gradient is a convolution of
+the picture with one short kernel, done by FFT. At the borders the picture goes on as its mirror image.
 """
 
 from dataclasses import dataclass
@@ -40,24 +39,15 @@ class NaturalPictures:
 
     @staticmethod
     def for_model(model: Entrance) -> "NaturalPictures":
-        """The prior for the model's image size, on the model's device.
-
-        Raises:
-            AttackNotApplicableError: If the table has none.
-        """
-        refusal = size_refusal(model.image_size)
-        if refusal:
+        """The prior for the model's image size, on its device; AttackNotApplicableError if the table has none."""
+        if refusal := size_refusal(model.image_size):
             raise AttackNotApplicableError(refusal)
         mean, kernel = _statistics(model.image_size)
         centre, scale = (each.flatten().double().cpu() for each in (model.mean, model.std))
         kernel = kernel * scale[:, None, None, None] * scale[:, None, None]
         spectrum = _spectrum(kernel, 2 * model.image_size)
-        device = model.mean.device
-        return NaturalPictures(
-            ((mean - centre) / scale).float().to(device),
-            kernel.float().to(device),
-            spectrum.to(device, torch.complex64),
-        )
+        device, mean = model.mean.device, (mean - centre) / scale
+        return NaturalPictures(mean.float().to(device), kernel.float().to(device), spectrum.to(device, torch.complex64))
 
     def slope(self, image: Tensor) -> Tensor:
         """Half the gradient of the energy at ``mean + image``: the precision times an image (3, size, size)."""

@@ -1,23 +1,18 @@
 """Least squares on the patch-embedding gradient: no surgery on the model, exact for one picture."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from attacks.base import NoOptions, on_device
-from attacks.closed_form import ClosedForm, System, rounding_of, stacked
-from attacks.linear_systems import Estimate, least_squares, posterior_mean
+from attacks.base import on_device
+from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
+from attacks.linear_systems import least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
-from attacks.pictures import picture
-from attacks.token_gradients import TokenGradients, oracle_token_gradients, required_tensors
-from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
-
-_EXPLOITS = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
 
 
 class PatchEmbedding(ClosedForm[Entrance]):
@@ -33,9 +28,6 @@ class PatchEmbedding(ClosedForm[Entrance]):
     Of several pictures only sum_i D_i and sum_i D_i^T X_i are seen: more unknowns than equations.
     The solution is then a mixture of the pictures, given once per picture.
 
-    Without positions, equal patches are equal tokens with equal gradients, and the solution is not
-    unique. The one of minimum norm gives each of them their mean, which is right.
-
     On an MJP upload it is naive: it solves the wrong system that the option ``reading`` makes of the
     upload. The true rows of the masked tokens are not in it, only their sum is, and the error
     spreads over all patches.
@@ -45,19 +37,16 @@ class PatchEmbedding(ClosedForm[Entrance]):
     paper = "direct consequence of a linear patch embedding with learned positions; used in fedmjp"
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
     requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
-    exploits = _EXPLOITS
+    exploits = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
     needs_network = False
-
-    def tensors(self, model: Entrance) -> Sequence[str]:
-        """Position-embedding (and unknown-embedding) gradient, patch-embedding weight gradient."""
-        return [*required_tensors(model), names.PATCH_WEIGHT]
+    right_side = names.PATCH_WEIGHT
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Needs a model of a size that it can solve, besides what every closed form needs."""
         return super().requirement(model, threat) or self._size_refusal(model)
 
     def _size_refusal(self, model: Entrance) -> str | None:
-        patches, dim = model.grid**2, _dimensions(model)
+        patches, dim = model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))
         if patches > dim:
             return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
         return None
@@ -66,31 +55,23 @@ class PatchEmbedding(ClosedForm[Entrance]):
         """Batches are underdetermined."""
         if threat.batch_size == 1:
             return None
-        patches = model.grid**2
+        dim = len(model.get_parameter(names.PATCH_WEIGHT))
         return (
-            f"{self.name}: {threat.batch_size} pictures of {patches} patches share {_dimensions(model)} "
+            f"{self.name}: {threat.batch_size} pictures of {model.grid**2} patches share {dim} "
             "equations per pixel: underdetermined; what it gives is a mixture, repeated for every picture"
         )
 
     def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
         seen = self._seen(upload, model, threat)
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
-        return System(seen, self._rows(seen), right)
+        equations = len(right) / (upload.num_examples * len(seen.mask))
+        diagnostics = {"masked_patches": float(seen.mask.sum()), "equations_per_unknown": equations}
+        return System(seen, torch.cat([seen.patches, seen.unknown]), right, diagnostics)
 
-    def _rows(self, seen: TokenGradients) -> Tensor:
-        return torch.cat([seen.patches, seen.unknown])
-
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: Entrance, threat: ThreatModel
-    ) -> list[Reconstruction]:
-        del threat
+    def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
+        del model, rounding
         solved = least_squares(*stacked(systems))
-        found = []
-        for system, values, upload in zip(systems, solved, uploads, strict=True):
-            visible = len(system.seen.patches)
-            patches = system.seen.spread(values[:visible], values[visible:])
-            found.append(_reconstruction(system, patches, model, upload.num_examples, {}))
-        return found
+        return [(system.seen.spread(values), {}) for system, values in zip(systems, solved, strict=True)]
 
 
 class PatchEmbeddingWiener(PatchEmbedding):
@@ -106,77 +87,29 @@ class PatchEmbeddingWiener(PatchEmbedding):
     name = "patch_embedding_wiener"
     summary = "patch_embedding with noise estimated from the upload and a prior of natural patches"
     requires = "gradients or deltas of patch and position embedding; an image size that the prior knows"
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """Always."""
-        return True
-
-    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes whatever disturbs the equation like noise into account, too: it estimates how much from the upload."""
-        return super().handles(model, threat) | {"noisy", "rounded"}
+    uses_natural_patches = True
+    handled = frozenset({"scaled", "noisy", "rounded"})  # how much noise there is, it estimates from the upload
 
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)
 
-    def _solve(
-        self, systems: Sequence[System], uploads: Sequence[Upload], model: Entrance, threat: ThreatModel
-    ) -> list[Reconstruction]:
+    def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
+        system = super()._system(upload, model, threat)
+        return replace(system, rows=system.seen.in_place())
+
+    def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         prior = NaturalPatches.for_model(model).normalised(model)
-        estimate: Estimate = posterior_mean(*stacked(systems), prior, rounding_of(uploads, names.PATCH_WEIGHT, threat))
-        return [
-            _reconstruction(
-                system, values[: len(system.seen.mask)], model, upload.num_examples, {"relative_noise": float(noise)}
-            )
-            for system, values, noise, upload in zip(systems, estimate.values, estimate.noise, uploads, strict=True)
-        ]
-
-    def _rows(self, seen: TokenGradients) -> Tensor:
-        return seen.in_place()
+        estimate = posterior_mean(*stacked(systems), prior, rounding)
+        patches = estimate.values[:, : model.grid**2]
+        return [(each, {"relative_noise": float(noise)}) for each, noise in zip(patches, estimate.noise, strict=True)]
 
 
-class OraclePatchEmbedding(PatchEmbeddingWiener):
+class OraclePatchEmbedding(Oracle[Entrance], PatchEmbeddingWiener):
     """Bound: ``patch_embedding_wiener`` if a server saw every token's gradient, masked or not. None does.
 
-    Without positions, equal patches are equal tokens with equal gradients: the equations are then
-    dependent, and what tells them apart is nothing. The prior gives them the same values, which is right.
+    Equal patches without positions are equal tokens with equal gradients; the prior gives them equal values.
     """
 
     name = "oracle_patch_embedding"
     summary = "bound: patch_embedding_wiener given the gradient at every token, which no upload holds"
     requires = "direct mode, which adds the tokens' gradients to the upload; an image size that the prior knows"
-    exploits = "more than any server sees"
-    role = "bound"
-    options_type = NoOptions
-
-    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Needs the gradient of a single picture, besides what the attack itself needs."""
-        if threat.update != "gradient" or threat.batch_size != 1:
-            return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
-        return super().requirement(model, threat)
-
-    def tensors(self, model: Entrance) -> Sequence[str]:
-        """All tokens' gradients, position-embedding gradient (for the mask), patch-embedding weight gradient."""
-        del model
-        return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
-
-    def _seen(self, upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
-        return oracle_token_gradients(upload, model, threat)
-
-
-def _dimensions(model: Entrance) -> int:
-    return len(model.get_parameter(names.PATCH_WEIGHT))
-
-
-def _reconstruction(
-    system: System, patches: Tensor, model: Entrance, pictures: int, diagnostics: dict[str, float]
-) -> Reconstruction:
-    unknowns = pictures * len(system.seen.mask)
-    return Reconstruction(
-        images=picture(patches, model).expand(pictures, -1, -1, -1).contiguous(),
-        diagnostics={
-            "masked_patches": float(system.seen.mask.sum()),
-            "equations_per_unknown": system.rows.shape[1] / unknowns,
-            **diagnostics,
-        },
-    )

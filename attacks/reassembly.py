@@ -49,12 +49,11 @@ def reassemble(patches: Tensor, hole: Tensor, grid: int, patch_size: int, *, gen
         patches: (grid * grid, 3 * patch_size ** 2) in [0, 1], as ``fedmjp.patches`` has them; exact or not.
         hole: (grid * grid,) bool, True where the patch may belong elsewhere in the hole.
         grid: Patches per side.
-        patch_size: Pixels per side of a patch, at least 2.
-        generator: Source of randomness, on the CPU.
+        patch_size: At least 2.
+        generator: On the CPU.
 
     Returns:
-        (grid * grid,) int64; place i of the reassembled picture shows ``patches[source[i]]``. The
-        identity outside of the hole.
+        ``source``, (grid * grid,) int64: place i shows ``patches[source[i]]``, its own outside of the hole.
     """
     places = hole.cpu().nonzero().flatten().numpy()
     source = np.arange(grid * grid)
@@ -67,11 +66,7 @@ def reassemble(patches: Tensor, hole: Tensor, grid: int, patch_size: int, *, gen
 
 
 def _misfit(pieces: Floats) -> Floats:
-    """[i, j]: how badly piece j fits to the right of piece i, from 0 to 2.
-
-    Args:
-        pieces: (pieces, rows, columns, 3).
-    """
+    """[i, j]: how badly piece j of (pieces, rows, columns, 3) fits to the right of piece i, from 0 to 2."""
     distances = _seam_distances(pieces)
     rank = int(len(distances) * _FITTING_SHARE)
     scale_of_left = np.partition(distances, rank, axis=1)[:, rank, None] / 2 + _LEAST_SCALE
@@ -103,13 +98,7 @@ def _jumps_inside(jumps: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class _Puzzle:
-    """A quadratic assignment problem on a grid.
-
-    Attributes:
-        grid: Places per side.
-        across: (pieces, pieces), [i, j] the misfit of j to the right of i.
-        down: The same of j below i.
-    """
+    """A quadratic assignment problem on a grid: misfits [i, j] of piece j to the right of piece i, and below it."""
 
     grid: int
     across: Floats
@@ -144,17 +133,11 @@ class _Puzzle:
         """The places of the hole that are nearest to one, two or three that fit badly."""
         misfit = self._misfit_at(source)[hole] + np.finfo(np.float64).tiny
         centres = random.choice(hole, random.integers(1, _MOST_CENTRES + 1), p=misfit / misfit.sum())
-        down, across = (np.subtract.outer(own, its) for own, its in zip(self._at(hole), self._at(centres), strict=True))
+        at, of_centres = np.divmod(hole, self.grid), np.divmod(centres, self.grid)
+        down, across = (np.subtract.outer(own, its) for own, its in zip(at, of_centres, strict=True))
         nearness = np.hypot(down, across).min(axis=1) + 0.01 * random.random(len(hole))
         size = max(2, round(len(hole) * random.uniform(_SMALLEST_PART, _LARGEST_PART)))
         return np.sort(hole[np.argsort(nearness)[:size]])
-
-    def _at(self, places: Places) -> tuple[Places, Places]:
-        rows, columns = np.divmod(places, self.grid)
-        return rows, columns
-
-    def _framed(self, values: Places, outside: int) -> Places:
-        return np.pad(values.reshape(self.grid, self.grid), 1, constant_values=outside)
 
     def _anneal(self, source: Places, free: Places, steps: int) -> Places:
         """Arrange the pieces at the free places anew."""
@@ -171,25 +154,21 @@ class _Puzzle:
         return arranged
 
     def _surroundings(self, source: Places, free: Places) -> tuple[Floats, list[tuple[Places, Floats]]]:
-        """What annealing needs of the four sides of the free places.
+        """(places, pieces) misfit of the free places with certain neighbours, and what each has on its four sides.
 
-        Returns:
-            (places, pieces) misfit with the certain neighbours; and per side, which free place each free
-            place has there (the number of free places for none), with the misfit [its piece, own piece].
+        Per side, that is the free place there, or the number of them for none, and the misfit [its piece, own piece].
         """
-        rows, columns = self._at(free)
+        rows, columns = np.divmod(free, self.grid)
         numbers = np.full(self.grid**2, len(free))
         numbers[free] = np.arange(len(free))
-        numbers, pieces = self._framed(numbers, len(free)), self._framed(source, -1)
+        square = (self.grid, self.grid)
+        numbers = np.pad(numbers.reshape(square), 1, constant_values=len(free))
+        pieces = np.pad(source.reshape(square), 1, constant_values=-1)
         own = source[free]
         certain = np.zeros((len(free), len(free)))
         sides = []
-        for down, across, misfit in (
-            (0, -1, self.across),
-            (0, 1, self.across.T),
-            (-1, 0, self.down),
-            (1, 0, self.down.T),
-        ):
+        neighbours = (0, -1, self.across), (0, 1, self.across.T), (-1, 0, self.down), (1, 0, self.down.T)
+        for down, across, misfit in neighbours:
             there = rows + 1 + down, columns + 1 + across
             fixed = (numbers[there] == len(free)) & (pieces[there] >= 0)
             certain[fixed] += misfit[pieces[there][fixed]][:, own]

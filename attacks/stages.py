@@ -1,10 +1,8 @@
 """What may follow an attack: work on its pictures with what the upload tells besides."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from attacks.mask import mask_refusal, read_mask
 from attacks.reassembly import reassemble
@@ -16,13 +14,11 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 Stage = Literal["reassembly"]
-REASSEMBLY: Stage = "reassembly"
-# What it reads of an upload.
-TENSORS = (names.POSITION_EMBEDDING,)
+TENSORS = (names.POSITION_EMBEDDING,)  # what it reads of an upload
 
 
 def stage_refusal(model: VitClassifier, threat: ThreatModel) -> str | None:
-    """Which requirement of reassembly this model or threat model fails; None if it applies."""
+    """Say which requirement of reassembly this model or threat model fails; None if it applies."""
     if threat.batch_size != 1:
         return f"reassembly needs uploads of one picture: of {threat.batch_size}, no upload tells the masks apart"
     if threat.clients > 1:
@@ -39,35 +35,15 @@ def stage_caveat(model: VitClassifier) -> str | None:
 
 
 def reassembled(
-    made: Sequence[Reconstruction],
-    uploads: Sequence[Upload],
-    model: VitClassifier,
-    threat: ThreatModel,
-    *,
-    generator: torch.Generator,
-) -> list[Reconstruction]:
-    """Put the masked patches of pictures in shuffled order into the order in which they fit together.
-
-    Args:
-        made: What the attack made of ``uploads``, one picture each.
-        uploads: With ``TENSORS``.
-        model: That the server had sent.
-        threat: Under which the uploads were made.
-        generator: Source of randomness, on the CPU.
+    made: Reconstruction, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+) -> Reconstruction:
+    """Put the masked patches of what an attack made of an upload of one picture into the order in which they fit.
 
     Raises:
-        AttackFailedError: If an upload leaves in doubt which patches were masked.
+        AttackFailedError: If the upload leaves in doubt which patches were masked.
     """
-    return [
-        _one(each, read_mask(upload, model, threat), model, generator)
-        for each, upload in zip(made, uploads, strict=True)
-    ]
-
-
-def _one(made: Reconstruction, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Reconstruction:
-    patches = to_patches(made.images, model.patch_size)[0]
-    own = torch.Generator().manual_seed(generator.initial_seed())  # a result does not depend on its neighbours
-    source = reassemble(patches, hole, model.grid, model.patch_size, generator=own)
+    patches, hole = to_patches(made.images, model.patch_size)[0], read_mask(upload, model, threat)
+    source = reassemble(patches, hole, model.grid, model.patch_size, generator=generator)
     moved = float((source != torch.arange(len(source))).sum())
     images = from_patches(patches[None, source], model.image_size, model.patch_size)
     return Reconstruction(images, {**made.diagnostics, "moved_patches": moved})

@@ -1,9 +1,7 @@
-"""What the position-embedding gradient says about each token, and about MJP's mask.
+"""What the position-embedding gradient says about each token.
 
-The position embedding is added to the tokens, so row i of its gradient is the gradient of the loss
-with respect to token i. With MJP, masked tokens use the shared unknown embedding instead: their own
-rows are exactly zero, which gives the mask away, and the unknown embedding's gradient is the sum of
-theirs.
+The position embedding is added to the tokens, so row i of its gradient is the gradient of the loss at token i. With
+MJP, masked tokens use the shared unknown embedding instead, whose gradient is the sum of theirs.
 """
 
 from contextlib import suppress
@@ -27,9 +25,8 @@ from fedmjp.threat import ThreatModel
 class Reading(StrEnum):
     """How an attacker that does not know MJP takes the unknown embedding's gradient d_unk.
 
-    The masked tokens' own gradients are not in the upload, only their sum d_unk is. Each reading
-    makes another wrong system of it; what a solver of minimum norm then answers is given in brackets,
-    with M masked patches and u the value that one token with gradient d_unk would get.
+    It is the sum of the M masked tokens' own gradients, which are not in the upload. Each reading makes another wrong
+    system of it. In brackets: what a solver of minimum norm then answers, where a token of gradient d_unk gets u.
     """
 
     # Every masked row is d_unk / M: one token, shown at every masked place [u].
@@ -54,12 +51,10 @@ class TokenGradients:
 
     Attributes:
         prefix: (prefix tokens, dim) float64, the class token's.
-        patches: (visible patches, dim) float64, those of the patches that kept their position.
-        mask: (patches,) bool, True where no row is known: the masked patches.
-        without_position: (patches,) bool, True where the token carries the unknown embedding: the
-            masked patches, whether their row is known or not.
-        unknown: (0 or 1, dim) float64, the sum over the masked patches; empty if none is masked or
-            the reading does not use it.
+        patches: (visible patches, dim) float64, of the patches whose row is known.
+        mask: (patches,) bool, True where no row is known.
+        without_position: (patches,) bool, True where the token carries the unknown embedding.
+        unknown: (0 or 1, dim) float64, the sum over the masked patches, where there are any and the reading uses it.
         reading: How masked patches are taken.
     """
 
@@ -70,16 +65,13 @@ class TokenGradients:
     unknown: Tensor
     reading: Reading
 
-    def spread(self, visible: Tensor, unknown: Tensor) -> Tensor:
-        """Minimum-norm value per patch: its own where visible, what the reading says where masked.
+    def spread(self, values: Tensor) -> Tensor:
+        """Minimum-norm value (patches, values): its own where visible, what the reading says where masked.
 
-        Args:
-            visible: (visible patches, values).
-            unknown: (0 or 1, values), the value of one token with the unknown embedding's gradient.
-
-        Returns:
-            (patches, values).
+        ``values`` are those of the visible patches, then that of one token with the unknown embedding's gradient if
+        there is one.
         """
+        visible, unknown = values[: len(self.patches)], values[len(self.patches) :]
         everywhere = visible.new_zeros(len(self.mask), visible.shape[1])
         everywhere[~self.mask] = visible
         if len(unknown) and self.reading is not Reading.SEPARATE:
@@ -88,12 +80,9 @@ class TokenGradients:
         return everywhere
 
     def in_place(self) -> Tensor:
-        """One row per patch as the reading has it, in place, and the separate token's last if there is one.
+        """One row (dim,) per patch as the reading has it, in place, and the separate token's last if there is one.
 
         With a prior every place counts, known or not, so that the system is written out in full.
-
-        Returns:
-            (patches or patches + 1, dim).
         """
         rows = self.patches.new_zeros(len(self.mask), self.patches.shape[1])
         rows[~self.mask] = self.patches
@@ -105,53 +94,37 @@ class TokenGradients:
 
 
 def positions_refusal(model: Entrance) -> str | None:
-    """The requirement of a position embedding."""
-    if not model.has_positions:
-        return "the model has no position embedding, so that no upload shows the gradients at the tokens"
-    return None
-
-
-def required_tensors(model: Entrance) -> list[str]:
-    """Names of the tensors that ``token_gradients`` reads."""
-    return [names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] if model.defended else [])]
+    """Say that a model lacks a position embedding; None if it has one."""
+    reason = "the model has no position embedding, so that no upload shows the gradients at the tokens"
+    return None if model.has_positions else reason
 
 
 def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, reading: Reading) -> TokenGradients:
-    """Read token gradients and mask out of an upload.
+    """Read token gradients and mask out of an upload; of several pictures, their sums and what is masked in all.
 
-    With several pictures behind it, each row is the sum over the pictures, and a patch counts as
-    masked where it is masked in all of them. Where nobody can tell which patches were masked, none
-    counts as masked. Attackers who know MJP come elsewhere.
+    Where nobody can tell which patches were masked, none counts as masked. Attackers who know MJP come elsewhere.
 
     Raises:
         AttackNotApplicableError: If an undefended model's upload has no gradient at any patch.
     """
     rows = on_device(upload, names.POSITION_EMBEDDING, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
-    mask = _mask_if_told(upload, model, threat) if model.defended else (patches == 0).all(dim=1)
+    mask = (patches == 0).all(dim=1)
     if mask.all() and not model.defended:
         raise AttackNotApplicableError("the position-embedding gradient is zero for every patch: nothing to solve for")
+    if model.defended:
+        mask = torch.zeros_like(mask)
+        if mask_refusal(model, threat) is None:
+            with suppress(AttackFailedError):
+                mask = read_mask(upload, model, threat)
     unknown = rows.new_empty(0, rows.shape[1])
     if model.defended and mask.any() and reading is not Reading.ZEROS:
         unknown = on_device(upload, names.UNKNOWN_EMBEDDING, model)[None]
     return TokenGradients(prefix, patches[~mask], mask, mask, unknown, reading)
 
 
-def _mask_if_told(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
-    if mask_refusal(model, threat) is None:
-        with suppress(AttackFailedError):
-            return read_mask(upload, model, threat)
-    return torch.zeros(model.grid**2, dtype=torch.bool, device=model.mean.device)
-
-
 def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
-    """Every token's gradient, masked or not, as no server sees it: for bounds.
-
-    The mask itself is read from the position embedding's gradient, as in any MJP upload.
-
-    Raises:
-        AttackFailedError: If it cannot be read.
-    """
+    """Every token's gradient, masked or not, as no server sees it: for bounds. The mask is read as in any upload."""
     rows = on_device(upload, names.ORACLE_TOKEN_GRADIENTS, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
     without_position = read_mask(upload, model, threat)

@@ -452,7 +452,7 @@ def test_broken_trial_is_an_error_with_breachings_message(
 def test_fused_attention_left_on_would_be_an_error(model: VitClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
     import attacks.breaching_case as module
 
-    monkeypatch.setattr(module, "twice_differentiable", lambda given: copy.deepcopy(given.backbone))
+    monkeypatch.setattr(module, "twice_differentiable", copy.deepcopy)
     with pytest.raises(AttackFailedError, match="RuntimeError: derivative for aten::_scaled_dot_product"):
         run(adapter.InvertingGradients({"iterations": 1}), upload_of(model, private()), model)
 

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from attacks import gradient_matching as subject
 from attacks import matching_loss
-from attacks.gradient_matching import GradientMatching
+from attacks.gradient_matching import GradientMatching, search
 from attacks.grey import LEVEL
 from attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
-from attacks.matching_loss import Loss
-from attacks.matching_priors import PatchPrior, patch_seams, total_variation
-from attacks.matching_search import Budget, search
+from attacks.matching_loss import Loss, patch_prior, patch_seams, total_variation
 from attacks.natural_patches import NaturalPatches
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import open_source
@@ -243,7 +241,7 @@ def test_patch_prior_is_about_one_on_patches_of_its_own_kind(generator: torch.Ge
     drawn = natural.mean + torch.randn(8, PATCHES, 192, generator=generator, dtype=torch.float64) @ root.T
     images = from_patches(drawn, 32, 8).float()[None]
     noise = torch.rand(1, 8, 3, 32, 32, generator=generator)
-    prior = PatchPrior(model)
+    prior = patch_prior(model)
     assert prior(images).item() < 1.1
     assert prior(noise).item() > 10
 
@@ -260,7 +258,7 @@ def test_search_returns_the_best_iterate_it_visited() -> None:
         return losses
 
     start = torch.tensor([0.2, 0.7]).view(2, 1, 1, 1, 1)
-    found = search(start, bumpy, budget=Budget(15), step_size=0.3, on_step=lambda *_: None)
+    found = search(start, bumpy, iterations=15, step_size=0.3, on_step=lambda *_: None)
     assert torch.equal(found.losses, torch.stack(visited).amin(0))
     assert torch.equal(bumpy(found.images), found.losses)
     assert found.iterations == 15
@@ -276,7 +274,7 @@ def test_search_keeps_the_best_of_a_candidate_that_diverges_and_the_others() -> 
         bad = torch.tensor([float("nan") if len(calls) == 3 else 1.0, 1.0])
         return (images.flatten(1) - 0.5).square().sum(1) * bad
 
-    found = search(torch.zeros(2, 1, 1, 1, 1), breaks, budget=Budget(40), step_size=0.1, on_step=lambda *_: None)
+    found = search(torch.zeros(2, 1, 1, 1, 1), breaks, iterations=40, step_size=0.1, on_step=lambda *_: None)
     assert 0.05 < found.losses[0] < 0.25, "lower than at the start, and not what came later"
     assert found.losses[1] < 0.01
 

@@ -5,13 +5,13 @@ from contextlib import suppress
 
 import torch
 
+from attacks.base import picture
 from attacks.mjp import batches
 from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.closing import close
 from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
 from attacks.mjp.linking import linked
 from attacks.mjp.prior import ClosedFacts
-from attacks.pictures import picture
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
 from fedmjp.models.entrance import Entrance

@@ -13,13 +13,12 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks import ATTACKS
-from attacks.base import Attack
+from attacks.base import Attack, picture
 from attacks.labels import labels_of, mean_gradient
 from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.facts import LinearFacts, linear_facts
 from attacks.mjp.prior import MJP, ClosedFacts
-from attacks.pictures import picture
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError

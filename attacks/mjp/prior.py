@@ -7,13 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, Model
+from attacks.base import Attack, Model, picture
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.closing import close
 from attacks.mjp.facts import linear_facts, refusal, required_tensors
 from attacks.natural_patches import size_refusal
 from attacks.natural_pictures import NaturalPictures
-from attacks.pictures import picture
 from fedmjp.defences.base import Mark
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches
@@ -33,6 +32,7 @@ class ClosedFacts(Attack[Model]):
     )
     stack = 1
     needs_network = False
+    uses_natural_patches = True
 
     def tensors(self, model: Model) -> Sequence[str]:
         """Gradients of patch, position and, of a defended model, unknown embedding."""
@@ -46,11 +46,6 @@ class ClosedFacts(Attack[Model]):
         """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise."""
         del threat
         return HANDLED if model.defended else HANDLED - MJP
-
-    @property
-    def uses_natural_patches(self) -> bool:
-        """For what stays open."""
-        return True
 
     @abstractmethod
     def _one(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from attacks.base import picture
 from attacks.mjp import facts as linear
 from attacks.mjp.affine import AffinePatches, of_one_upload
 from attacks.mjp.closing import close
@@ -19,7 +20,6 @@ from attacks.mjp.span.naturalness import Naturalness
 from attacks.mjp.span.search import Search
 from attacks.mjp.span.visible import IMPOSSIBLE
 from attacks.natural_patches import prior_refusal
-from attacks.pictures import picture
 from attacks.reassembly import reassemble
 from fedmjp.config import Config
 from fedmjp.models import names
