@@ -1,9 +1,7 @@
 """What the store says of each planned cell: values per picture, failures, where they come from."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from benchmarks.plan.experiment import PlannedCell
 from fedmjp.errors import RecordError
 from fedmjp.metrics import metric
 
-COMMONEST = 10  # error messages per cell
 TAKEN = (
     "key", "status", "error", "realised_ratio", "weights_sha256", "attack_seconds", "scores", "recorded_at",
     "environment_sha256",
@@ -26,50 +23,15 @@ TAKEN = (
 class Observation:
     """A cell as it was observed.
 
-    Attributes:
-        planned: The cell.
-        rows: Its planned trials, with what the store has of them.
-        pictures: Value of each metric per picture, the mean over its seeds; only pictures with leakage.
-        worst: Most revealing single value of each metric that has any.
+    ``rows`` are its planned trials, with what the store has of them. ``pictures`` has the value of each metric per
+    picture, the mean over its seeds; only pictures with leakage. ``worst`` is the most revealing single value of each
+    metric that has any.
     """
 
     planned: PlannedCell
     rows: pd.DataFrame
     pictures: pd.DataFrame
     worst: Mapping[str, float]
-
-    @cached_property
-    def pictures_sha256(self) -> str:
-        """One digest for all its pictures."""
-        return hashlib.sha256("\n".join(sorted(self.rows["picture_sha256"].unique())).encode()).hexdigest()
-
-    @property
-    def leakage(self) -> "pd.Series[float]":
-        """PSNR per picture."""
-        return self.pictures[LEAKAGE]
-
-    @property
-    def finished(self) -> pd.DataFrame:
-        """Trials that ended well."""
-        return self.rows[self.rows["status"] == "ok"]
-
-    @property
-    def failed(self) -> pd.DataFrame:
-        """Trials that ended with an error."""
-        return self.rows[self.rows["status"] == "failed"]
-
-    @property
-    def errors(self) -> tuple[str, ...]:
-        """The commonest error messages, each once."""
-        return tuple(map(str, self.failed["error"].fillna("no message").value_counts().index[:COMMONEST]))
-
-    @property
-    def times(self) -> tuple[str, str] | tuple[None, None]:
-        """First and last trial, UTC."""
-        recorded = pd.to_datetime(self.rows["recorded_at"], utc=True).dropna()
-        if recorded.empty:
-            return None, None
-        return recorded.min().isoformat(timespec="seconds"), recorded.max().isoformat(timespec="seconds")
 
 
 def observe(ledger: Ledger, trials: pd.DataFrame) -> list[Observation]:
@@ -105,14 +67,8 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     scores = pd.DataFrame(
         {name: np.array([record.get(name) for record in records], dtype=float) for name in metrics}, index=rows.index
     )
-    unscored: pd.Series[bool] = ok & scores[LEAKAGE].isna()
-    bad = unscored | scores.eq(np.inf).any(axis=1) | scores.eq(-np.inf).any(axis=1)
+    bad = (ok & scores[LEAKAGE].isna()) | np.isinf(scores.to_numpy()).any(axis=1)
     if bad.any():
         key = rows.loc[bad, "key"].iloc[0]
         raise RecordError(f"Trial {key} has finished, but a score is no finite number; run it again with --fresh")
     return scores
-
-
-def used(rows: pd.DataFrame, environments: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The environments of these trials."""
-    return [environments[digest] for digest in sorted(rows["environment_sha256"].dropna().unique())]

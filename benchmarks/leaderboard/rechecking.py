@@ -3,24 +3,10 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-import numpy as np
 import pandas as pd
 
-from benchmarks.leaderboard.assembly import exposed, recognisable
-from benchmarks.leaderboard.entries import (
-    LEAKAGE,
-    RECOGNISABLE,
-    Difference,
-    Entry,
-    Marginal,
-    Record,
-    Statistics,
-    Submission,
-    entry_id,
-)
-from benchmarks.leaderboard.pairing import Pairs
-from benchmarks.leaderboard.statistics import Floats, difference, intervals, statistics
-from benchmarks.leaderboard.verdicts import judge
+from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Entry, Record, Submission, entry_id
+from benchmarks.leaderboard.figures import Figures, judged, marginal_name
 from benchmarks.plan.experiment import AttackConfig, Cell
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE, Defences
@@ -48,46 +34,32 @@ def checked(submission: Submission) -> Submission:
     claimed = {entry.cell: entry for entry in submission.entries}
     if len(claimed) < len(submission.entries):
         raise AdmissionError("two entries are of the same cell; merge or remove one")
-    ids = {
-        cell: entry_id(
-            cell,
-            f"{submission.submitter.name} {entry.provenance.campaign}",
-            entry.provenance.pictures_sha256,
-            "submitted",
-        )
-        for cell, entry in claimed.items()
-    }
     for entry in submission.entries:
         _check_manifest(entry)
         _check_defences(entry)
         _check_attack(entry)
-    cells = Pairs(list(claimed))
-    pairs = {cell: (_entry_of(cells.floor(cell), claimed), _entry_of(cells.twin(cell), claimed)) for cell in claimed}
-    figured = {}
-    for cell, entry in claimed.items():
-        floor, twin = pairs[cell]
-        without = {label: claimed[other] for label, other in cells.without_each(cell).items()}
-        own = {
-            "origin": "submitted",
-            "submitter": submission.submitter,
-            "id": ids[cell],
-            "floor": floor and ids[floor.cell],
-            "twin": twin and ids[twin.cell],
-            "marginal": tuple(
-                Marginal(defence=label, twin=ids[without[label].cell], difference=added)
-                for label, added in _marginal(entry, without).items()
-                if label in without
-            ),
-        }
-        figured[cell] = _figured(entry, floor, twin).model_copy(update=own)
-    entries = tuple(
-        _judged(entry, *(other and figured[other.cell] for other in pairs[cell])) for cell, entry in figured.items()
+        _check_pictures(entry)
+    figures = Figures(
+        ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
+        pictures={cell: pd.DataFrame({LEAKAGE: entry.leakage}, dtype=float) for cell, entry in claimed.items()},
+        worst={cell: {name: each.worst for name, each in entry.metrics.items()} for cell, entry in claimed.items()},
+        recognisable_at=RECOGNISABLE,
     )
-    return submission.model_copy(update={"entries": entries})
+    entries = judged(
+        _figured(entry, cell, figures).model_copy(update={"origin": "submitted", "submitter": submission.submitter})
+        for cell, entry in claimed.items()
+    )
+    for theirs, ours in zip(submission.entries, entries, strict=True):
+        if theirs.verdict != ours.verdict:
+            raise AdmissionError(
+                f"{_named(theirs)} claims {theirs.verdict!r}, but the rules say {ours.verdict!r}: {ours.reason}"
+            )
+    return submission.model_copy(update={"entries": tuple(entries)})
 
 
-def _entry_of(cell: Cell | None, entries: Mapping[Cell, Entry]) -> Entry | None:
-    return entries[cell] if cell else None
+def _id(cell: Cell, entry: Entry, submitter: str) -> str:
+    provenance = entry.provenance
+    return entry_id(cell, f"{submitter} {provenance.campaign}", provenance.pictures_sha256, "submitted")
 
 
 def _check_manifest(entry: Entry) -> None:
@@ -161,8 +133,8 @@ def _takes_into_account(tried: AttackConfig, entry: Entry) -> bool:
 _blueprint = lru_cache(maxsize=16)(blueprint)
 
 
-def _figured(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
-    """The entry with figures made of its leakage per picture, which its own have to agree with."""
+def _check_pictures(entry: Entry) -> None:
+    """What cannot be computed again has to fit to what can."""
     if entry.n != len(entry.leakage) or not entry.n <= entry.trials <= entry.n * len(entry.provenance.seeds):
         raise AdmissionError(
             f"{_named(entry)}: n = {entry.n} and trials = {entry.trials} do not fit {len(entry.leakage)} pictures "
@@ -170,81 +142,46 @@ def _figured(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
         )
     for name in entry.metrics:
         metric(name)
-    leakage = pd.Series(entry.leakage, dtype=float)
-    over_floor, over_twin = _over(leakage, floor), _over(leakage, twin)
-    share = recognisable(leakage, RECOGNISABLE)
-    found = {
-        "over_floor": _difference(entry, "over_floor", entry.over_floor, over_floor),
-        "over_twin": _difference(entry, "over_twin", entry.over_twin, over_twin),
-        "recognisable": share,
-        "exposed": exposed(leakage, over_floor, RECOGNISABLE),
-        "metrics": {**entry.metrics, **_leakage(entry, np.asarray(leakage, dtype=np.float64))},
-    }
-    if share is not None:
-        _agree(entry, "recognisable", entry.recognisable, share)
-    if entry.exposed != found["exposed"]:
-        raise AdmissionError(_off(entry, "exposed", entry.exposed, found["exposed"]))
-    return entry.model_copy(update=found)
+    most, claimed = max(entry.leakage.values(), default=None), entry.metrics.get(LEAKAGE)
+    if most is not None and (claimed is None or claimed.worst < most - EXACT):
+        raise AdmissionError(_off(entry, f"{LEAKAGE} worst", claimed and claimed.worst, most))
 
 
-def _over(leakage: "pd.Series[float]", other: Entry | None) -> "pd.Series[float]":
-    return (leakage - pd.Series(other.leakage if other else {}, dtype=float)).dropna()
+def _figured(entry: Entry, cell: Cell, figures: Figures) -> Entry:
+    """The entry with figures made of its leakage per picture, which its own have to agree with."""
+    found = figures.of(cell)
+    ours = entry.model_copy(update=found | {"metrics": {**entry.metrics, **found["metrics"]}})
+    theirs, spreads = _claims(entry), figures.standard_errors(cell)
+    for name, figure in {**dict.fromkeys(theirs), **_claims(ours)}.items():
+        _agree(entry, name, theirs.get(name), figure, spread=spreads.get(name, 0.0))
+    if entry.exposed != ours.exposed:
+        raise AdmissionError(_off(entry, "exposed", entry.exposed, ours.exposed))
+    return ours
 
 
-def _marginal(entry: Entry, without: Mapping[str, Entry]) -> dict[str, Difference | None]:
-    """What each defence adds, by its label; claims have to agree."""
-    leakage = pd.Series(entry.leakage, dtype=float)
-    claimed = {each.defence: each.difference for each in entry.marginal}
+def _claims(entry: Entry) -> Mapping[str, Record | None]:
+    """Figures that follow from leakage per picture, as messages and samples name them."""
     return {
-        label: _difference(entry, f"marginal of {label}", claimed.get(label), _over(leakage, without.get(label)))
-        for label in {**claimed, **without}
+        LEAKAGE: entry.metrics.get(LEAKAGE),
+        "recognisable": entry.recognisable if entry.leakage else None,
+        "over_floor": entry.over_floor,
+        "over_twin": entry.over_twin,
+        **{marginal_name(each.defence): each.difference for each in entry.marginal},
     }
 
 
-def _leakage(entry: Entry, values: Floats) -> dict[str, Statistics]:
-    if not len(values):
-        return {}
-    claimed = entry.metrics.get(LEAKAGE)
-    if claimed is None or claimed.worst < values.max() - EXACT:
-        raise AdmissionError(_off(entry, f"{LEAKAGE} worst", claimed and claimed.worst, values.max()))
-    found = statistics(values, intervals([values])[0], worst=claimed.worst, higher_leaks=True)
-    _agree(entry, LEAKAGE, claimed, found, spread=_standard_error(values))
-    return {LEAKAGE: found}
-
-
-def _difference(entry: Entry, name: str, claimed: Difference | None, over: "pd.Series[float]") -> Difference | None:
-    values = np.asarray(over, dtype=np.float64)
-    found = difference(values, intervals([values])[0]) if len(values) else None
-    if found is None and claimed is not None:
+def _agree(entry: Entry, name: str, theirs: Record | None, ours: Record | None, *, spread: float) -> None:
+    if ours is None and theirs is not None:
         raise AdmissionError(f"{_named(entry)}: {name.replace('_', ' ')} is given, but not the entry to compare with")
-    if found is not None:
-        _agree(entry, name, claimed, found, spread=_standard_error(values))
-    return found
-
-
-def _standard_error(values: Floats) -> float:
-    return float(values.std() / np.sqrt(len(values)))
-
-
-def _agree(entry: Entry, name: str, claimed: Record | None, found: Record, *, spread: float = 0.0) -> None:
-    for field, ours in found.model_dump().items():
-        theirs = getattr(claimed, field, None)
+    for field, value in (ours.model_dump() if ours else {}).items():
+        claimed = getattr(theirs, field, None)
         tolerance = EXACT + (MONTE_CARLO * spread if field in ("low", "high") else 0)
-        if (ours is None) != (theirs is None) or (ours is not None and abs(ours - theirs) > tolerance):
-            raise AdmissionError(_off(entry, f"{name} {field}", theirs, ours))
+        if (value is None) != (claimed is None) or (value is not None and abs(value - claimed) > tolerance):
+            raise AdmissionError(_off(entry, f"{name} {field}", claimed, value))
 
 
 def _off(entry: Entry, name: str, theirs: object, ours: object) -> str:
     return f"{_named(entry)}: {name} is {theirs}, but its leakage per picture gives {ours}"
-
-
-def _judged(entry: Entry, floor: Entry | None, twin: Entry | None) -> Entry:
-    judgement = judge(entry, floor, twin)
-    if judgement.verdict != entry.verdict:
-        raise AdmissionError(
-            f"{_named(entry)} claims {entry.verdict!r}, but the rules say {judgement.verdict!r}: {judgement.reason}"
-        )
-    return entry.model_copy(update=judgement._asdict())
 
 
 def _named(entry: Entry) -> str:
