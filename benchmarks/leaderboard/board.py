@@ -1,15 +1,15 @@
-"""From trials to the leaderboard."""
+"""From trials to the leaderboard, and its manifest: what one needs to know to repeat a run or to doubt it."""
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.assembly import entries_of
-from benchmarks.leaderboard.entries import Board, Entry, Reported
-from benchmarks.leaderboard.manifest import manifest
+from benchmarks.leaderboard.entries import SCHEMA_VERSION, Board, Entry, Reported
 from benchmarks.leaderboard.notes import notes
 from benchmarks.leaderboard.observations import observe
 from benchmarks.leaderboard.standings import standings
@@ -37,14 +37,50 @@ def board_of(
     """
     entries = (*entries_of(observe(ledger, trials), ledger.about, environments), *submitted)
     return Board(
-        name=ledger.about["name"],
-        title=ledger.about["title"],
-        question=ledger.about["question"],
-        recognisable_at=ledger.about["recognisable_at"],
+        **{name: ledger.about[name] for name in ("name", "title", "question", "recognisable_at")},
         metrics=tuple(ledger.about["metrics"]),
         entries=entries,
         standings=tuple(standings(entries)),
         reported=tuple(reported),
         notes=tuple(notes(entries, ledger.about, reported)),
-        about=json.loads(json.dumps(manifest(ledger, trials, environments))),  # as it will be read again
+        about=json.loads(json.dumps(_manifest(ledger, trials, environments))),  # as it will be read again
     )
+
+
+def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Configuration, seeds, environments, digests: ``weights`` of the tensors that were sent, by model and defence."""
+    finished = trials[trials["status"] == "ok"]
+    times = trials["recorded_at"]
+    arms = (finished["model"] + "-" + finished["defence"]).to_list()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **{key: value for key, value in ledger.about.items() if key not in ("notes", "skipped")},
+        "seeds": sorted({int(seed) for seed in ledger.trials["seed"]}),
+        "threat_models": [
+            {**threat.model_dump(mode="json"), "sentence": threat.sentence()}
+            for threat in dict.fromkeys(planned.cell.threat for planned in ledger.cells)
+        ],
+        "trials": {
+            "planned": len(ledger.trials),
+            "ok": len(finished),
+            "failed": len(trials) - len(finished),
+            "refused_cells": sum(planned.refusal is not None for planned in ledger.cells),
+            "first": _stamp(times.min()) if len(times) else None,
+            "last": _stamp(times.max()) if len(times) else None,
+        },
+        # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
+        "environments": [environments[sha256] for sha256 in sorted(set(trials["environment_sha256"]))],
+        "pictures": dict(sorted(zip(ledger.trials["picture"], ledger.trials["picture_sha256"], strict=True))),
+        "skipped_pictures": list(ledger.about["skipped"]),
+        "weights": dict(sorted(zip(arms, finished["weights_sha256"], strict=True))),
+        "weights_origin": sorted({_origin(planned.cell.weights) for planned in ledger.cells}),
+        "rendered_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _stamp(time: pd.Timestamp) -> str:
+    return time.replace(tzinfo=UTC).isoformat(timespec="seconds")
+
+
+def _origin(weights: str) -> str:
+    return "initial weights drawn from the seed; untrained" if weights == "untrained" else f"checkpoint {weights}"

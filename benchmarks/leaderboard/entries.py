@@ -29,19 +29,12 @@ EXPOSED = 3.0  # dB over grey: half the error power of a guess
 
 SHOWN = 3  # errors of a file that is read
 
-# Not one of them says "private": no experiment can.
+# What each means stands in benchmarks.report.legend. Not one of them says "private": no experiment can.
 Verdict = Literal[
-    "leaks",  # recovered more than a guess; defended: no less than without the defence
-    "reduced",  # defended: recovered more than a guess, but less than without the defence
-    "withstood",  # defended: an attack that knows the defence recovered no more than a guess, though it does without it
-    "naive attack failed",  # the same of an attack that does not know the defence: no evidence of protection
-    "inconclusive",  # nothing follows: the twin is missing or does not leak, or pictures are too few to tell
-    "no leak seen",  # undefended: this attack recovered no more than a guess
-    "incomplete",  # trials are missing, or more than a twentieth failed
-    "refused",  # the attack does not apply, and was not run
-    "floor",
-    "bound",
-]
+    "leaks", "reduced", "withstood", "naive attack failed", "inconclusive", "no leak seen", "incomplete", "refused",
+    "floor", "bound",
+]  # fmt: skip
+Origin = Literal["reproduced", "submitted"]
 
 
 class _Short(str):
@@ -53,9 +46,6 @@ class _Short(str):
         return super().__new__(cls, textwrap.shorten(repr(value), 60))
 
     __repr__ = str.__str__
-
-
-Origin = Literal["reproduced", "submitted"]
 
 
 class Record(Config):
@@ -141,11 +131,7 @@ class Utility(Record):
 
 
 class Cost(Record):
-    """What attack and upload cost.
-
-    ``attack_seconds`` per picture, on the hardware of the provenance; ``upload_bytes`` of one whole
-    float32 update.
-    """
+    """``attack_seconds`` per picture, on the hardware of the provenance; ``upload_bytes`` of a whole float32 update."""
 
     attack_seconds: float | None
     upload_bytes: int | None
@@ -254,10 +240,9 @@ class Entry(Record):
 
 def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) -> str:
     """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
-    fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
     configured = {"threat": cell.threat.digest(), "defences": [config.text for config in cell.defences]}
-    named = fields | configured | {"campaign": campaign, "pictures": pictures_sha256}
-    return hashlib.sha256(json.dumps(named | {"origin": origin}, sort_keys=True).encode()).hexdigest()[:16]
+    named = vars(cell) | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Submission(Record):

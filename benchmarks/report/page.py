@@ -20,9 +20,9 @@ from benchmarks.report.drawing import Plot
 from benchmarks.report.findings import strongest
 from benchmarks.report.gallery import Gallery
 from benchmarks.report.legend import HEADINGS, LEAKAGE_HEADING, VERDICTS, columns, definitions, told_of
+from benchmarks.report.plots import inline
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import FILTERED, TEXT, Row, sections
-from benchmarks.report.svg import inline
 from benchmarks.report.tables import filled
 
 NO_GALLERY = (

@@ -9,8 +9,7 @@ from benchmarks.leaderboard.entries import Board
 from benchmarks.report.gallery import Gallery
 from benchmarks.report.latex import latex_text
 from benchmarks.report.page import page
-from benchmarks.report.plots import plots
-from benchmarks.report.svg import standalone
+from benchmarks.report.plots import plots, standalone
 from benchmarks.report.tables import csv_text, markdown_text
 
 Format = Literal["html", "md", "csv", "json", "latex"]
