@@ -26,15 +26,11 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Jigsaw:
-    """One drawn puzzle per picture.
+    """One drawn puzzle per picture."""
 
-    Attributes:
-        mask: (batch, patches) bool, True where the patch was shuffled.
-        source: (batch, patches) int64; place i of the shuffled picture shows patch ``source[i]`` of
-            the clean one. The identity outside the mask.
-    """
-
-    mask: Tensor
+    mask: Tensor  # (batch, patches) bool, True where the patch was shuffled
+    # (batch, patches) int64; place i of the shuffled picture shows patch ``source[i]`` of the clean one. The identity
+    # outside the mask
     source: Tensor
 
     @property

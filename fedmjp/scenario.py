@@ -37,15 +37,10 @@ INCIDENTAL = {
 
 
 class Turn(NamedTuple):
-    """What a client uploads in a round.
+    """What a client uploads in a round."""
 
-    Attributes:
-        batch: Which of its batches, from 0.
-        number: How often it has uploaded this batch before.
-    """
-
-    batch: int
-    number: int
+    batch: int  # which of its batches, from 0
+    number: int  # how often it has uploaded this batch before
 
 
 class Scenario(Defended):

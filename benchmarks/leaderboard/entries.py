@@ -8,6 +8,7 @@ Three kinds of figures are never mixed: ``reproduced`` here, ``submitted`` by a 
 import hashlib
 import json
 import textwrap
+from functools import cached_property
 from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -317,3 +318,8 @@ class Board(Record):
     reported: tuple[Reported, ...]
     notes: tuple[str, ...]
     about: dict[str, Any]
+
+    @cached_property
+    def by_id(self) -> dict[str | None, Entry]:
+        """The entries, to follow what they are held against."""
+        return {entry.id: entry for entry in self.entries}

@@ -1,6 +1,5 @@
 """Which reconstructions a row shows: the most revealing picture, the median one, the least revealing one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +16,9 @@ class Shown:
     reconstruction: Path
 
     @property
-    def files(self) -> tuple[Path, Path, Path]:
-        """Original, shuffled, reconstruction."""
-        return self.original, self.shuffled, self.reconstruction
+    def files(self) -> dict[str, Path]:
+        """By what they show."""
+        return {"original": self.original, "shuffled": self.shuffled, "reconstruction": self.reconstruction}
 
 
-@dataclass(frozen=True)
-class Gallery:
-    """Up to three pictures for each entry, by the entry's ``id``."""
-
-    entries: Mapping[str, tuple[Shown, ...]]
-
-    def of(self, entry_id: str) -> tuple[Shown, ...]:
-        """The pictures of one entry; none if it has none."""
-        return self.entries.get(entry_id, ())
+Gallery = dict[str, tuple[Shown, ...]]  # up to three pictures for each entry, by the entry's id

@@ -63,30 +63,24 @@ def board_in(ledger: Ledger, store: Store, folder: Path) -> Board:
 def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder) -> Gallery:
     """The kept pictures of each entry; fewer where files are missing."""
     trials = ledger.trials.merge(_trials(ledger, store)[["key", "status", "scores"]], on="key")
-    by_cell = dict(list(trials.groupby("cell")))
+    by_cell = dict(iter(trials.groupby("cell")))
     entries = [entry for entry in board.entries if entry.origin == "reproduced"]
-    shown = {
+    return {
         entry.id: _shown(by_cell[index], output.pictures.root)
         for index, entry in enumerate(entries)
         if index in by_cell
     }
-    return Gallery(shown)
 
 
 def _shown(cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
     rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
-    found = [
-        Shown(
-            label=label,
-            picture=row["picture"],
-            psnr=row["scores"]["psnr"],
-            original=pictures / row["clean"],
-            shuffled=pictures / row["shuffled"],
-            reconstruction=pictures / row["reconstruction"],
-        )
-        for label, row in ((label, rows[key]) for label, key in extremes(cell).items())
-    ]
-    return tuple(each for each in found if each.reconstruction.exists() and each.original.exists())
+    found = []
+    for label, key in extremes(cell).items():
+        row = rows[key]
+        original, shuffled, made = (pictures / row[name] for name in ("clean", "shuffled", "reconstruction"))
+        if original.exists() and made.exists():
+            found.append(Shown(label, row["picture"], row["scores"]["psnr"], original, shuffled, made))
+    return tuple(found)
 
 
 def _trials(ledger: Ledger, store: Store) -> pd.DataFrame:
