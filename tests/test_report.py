@@ -21,9 +21,8 @@ from benchmarks.leaderboard.standings import standings
 from benchmarks.report import numbers
 from benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
 from benchmarks.report.findings import LINES, NAIVE, findings, strongest
-from benchmarks.report.gallery import Gallery, Shown
 from benchmarks.report.latex import escaped, latex_text
-from benchmarks.report.page import page
+from benchmarks.report.page import Gallery, Shown, page
 from benchmarks.report.plots import inline, plots, standalone
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.reported import nearest_of_ours, reported_rows

@@ -22,18 +22,16 @@ class _Admitted(Record):
 
 
 def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
-    """Check a file of entries and put it beside a board.
+    """Check a file that holds a ``Submission`` and put it beside a board.
 
-    The file holds a ``Submission``: cells with the floors and undefended twins that they are held
-    against. Everything that can be computed again is, and is stored as it was computed here.
+    Everything that can be computed again is, and is stored as it was computed here.
 
     Returns:
         Its entries; the id of the first names the stored file.
 
     Raises:
         ConfigError: If the file is not of that form.
-        AdmissionError: If figures do not follow from the leakage per picture, a verdict not from the
-            rules, the manifest is not complete, or the entry is there already.
+        AdmissionError: If a claim does not follow, or the entry is there already.
         OutputError: If the folder holds no board or cannot be written.
     """
     if not (board_folder / ABOUT).is_file():
@@ -63,7 +61,11 @@ def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.wa
     found: list[Entry] = []
     for path in _files(board_folder):
         try:
-            found += _untouched(path).entries
+            admitted = _Admitted.read(path.read_bytes())
+            submission = admitted.submission
+            if admitted.sha256 != submission.digest() or path.stem != submission.entries[0].id:
+                raise AdmissionError("it was changed after it had been admitted")
+            found += checked(submission).entries
         except (OSError, BadInputError) as error:
             tell(f"{path} is left out: {error}; add the submission again")
     return tuple(found)
@@ -71,14 +73,6 @@ def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.wa
 
 def _files(board_folder: Path) -> list[Path]:
     return sorted((board_folder / SUBMITTED).glob("*.json"))
-
-
-def _untouched(path: Path) -> Submission:
-    admitted = _Admitted.read(path.read_bytes())
-    submission = admitted.submission
-    if admitted.sha256 != submission.digest() or path.stem != submission.entries[0].id:
-        raise AdmissionError("it was changed after it had been admitted")
-    return checked(submission)
 
 
 def _parsed(path: Path) -> Submission:

@@ -11,7 +11,6 @@ from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.assembly import entries_of
 from benchmarks.leaderboard.entries import SCHEMA_VERSION, Board, Entry, Reported
 from benchmarks.leaderboard.notes import notes
-from benchmarks.leaderboard.observations import observe
 from benchmarks.leaderboard.standings import standings
 
 
@@ -35,7 +34,7 @@ def board_of(
     Raises:
         RecordError: If a finished trial has scores that are no finite numbers.
     """
-    entries = (*entries_of(observe(ledger, trials), ledger.about, environments), *submitted)
+    entries = (*entries_of(ledger, trials, environments), *submitted)
     return Board(
         **{name: ledger.about[name] for name in ("name", "title", "question", "recognisable_at")},
         metrics=tuple(ledger.about["metrics"]),

@@ -38,17 +38,6 @@ Verdict = Literal[
 Origin = Literal["reproduced", "submitted"]
 
 
-class _Short(str):
-    """How a value stands in a message: cut where it is long."""
-
-    __slots__ = ()
-
-    def __new__(cls, value: object) -> Self:
-        return super().__new__(cls, textwrap.shorten(repr(value), 60))
-
-    __repr__ = str.__str__
-
-
 class Record(Config):
     """Base of the leaderboard's records: numbers are numbers."""
 
@@ -72,15 +61,23 @@ class Record(Config):
     def _explain(cls, detail: dict[str, Any]) -> str:
         if detail["type"] == "missing":
             return f"key {'.'.join(map(str, detail['loc']))!r} is missing"
-        return super()._explain(detail | {"input": _Short(detail["input"])})
+        return super()._explain(detail | {"input": _Short(repr(detail["input"]))})
+
+
+class _Short(str):
+    """A value as it stands in a message: cut where it is long."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return textwrap.shorten(self, 60)
 
 
 class Statistics(Record):
     """One metric over pictures, each picture with the mean over its seeds.
 
-    ``low`` and ``high`` bound the mean (95 % percentile bootstrap over pictures); none below two
-    pictures. ``p95`` is the 95th percentile towards revealing (for MSE the 5th). ``worst`` is the most
-    revealing single trial.
+    ``low`` and ``high`` bound the mean (95 % percentile bootstrap over pictures); none below two pictures. ``p95`` is
+    the 95th percentile towards revealing (for MSE the 5th). ``worst`` is the most revealing single trial.
     """
 
     mean: float
@@ -105,11 +102,7 @@ class Difference(Record):
 
 
 class Marginal(Record):
-    """What one defence of several adds: leakage of the cell minus that of its twin without this defence.
-
-    ``defence`` is its label, ``twin`` the id of the entry without it; ``difference`` is none where one of the two has
-    no scores yet.
-    """
+    """What one defence of several adds: leakage of the cell minus that of ``twin``, the entry without it."""
 
     defence: str
     twin: str
@@ -141,9 +134,8 @@ class Cost(Record):
 class Provenance(Record):
     """Where an entry's numbers come from.
 
-    ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` those of the
-    tensors that were sent; ``environments`` are versions, revision and hardware, one if all trials ran
-    alike; times are UTC.
+    ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` are those of the tensors that
+    were sent; ``environments`` are versions, revision and hardware, one if all trials ran alike; times are UTC.
     """
 
     campaign: str
@@ -168,13 +160,10 @@ class Submitter(Record):
 class Entry(Record):
     """One cell: what was attacked how, under which threat model, what came of it, and whence.
 
-    ``defences`` are as configured and in order, ``defence`` is their label. ``mask_ratio`` is the share of patches
-    that were to be shuffled or masked in what went into the gradient. ``adapted`` says whether the attack takes the
-    defences into account. ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``n`` counts pictures with a
-    score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run yet, ``left_out``
-    pictures that the attack's own prior was made of. ``leakage`` holds PSNR per picture. ``over_floor`` compares with
-    the grey guess, ``over_twin`` with the undefended twin: the same model, attack, pictures, seeds and server where
-    clients defend nothing, in setting a. ``marginal`` compares with the twins that lack one of several defences.
+    What ``Cell`` and ``PlannedCell`` have, too, means the same here; ``defence`` is the label of ``defences``. ``n``
+    counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
+    yet. ``leakage`` holds PSNR per picture. ``over_floor`` compares with the grey guess, ``over_twin`` with the
+    undefended twin: the same model, attack, pictures, seeds and server where clients defend nothing, in setting a.
     ``exposed`` counts pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin``
     are ids of entries.
     """
@@ -302,10 +291,7 @@ class Reported(Record):
 
 
 class Board(Record):
-    """A whole leaderboard.
-
-    ``standings`` and ``entries`` come in the order in which they are shown. ``about`` is the manifest.
-    """
+    """A whole leaderboard, in the order in which it is shown; ``about`` is the manifest."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
     name: str

@@ -11,11 +11,6 @@ from fedmjp.settings import Picture, Setting
 _UPLOAD = ("model", "weights", "defences", "mask_ratio", "setting", "threat")
 
 
-def is_control(cell: Cell) -> bool:
-    """Whether its clients do nothing to defend themselves."""
-    return not cell.defences
-
-
 class Pairs:
     """What each of some cells is held against among the others.
 
@@ -45,7 +40,7 @@ class Pairs:
 
     def twin(self, cell: Cell) -> Cell | None:
         """The same attack on the same uploads where clients do nothing to defend themselves, in setting a."""
-        return None if is_control(cell) else self._with(cell, ())
+        return self._with(cell, ()) if cell.defences else None
 
     def without_each(self, cell: Cell) -> dict[str, Cell]:
         """Of several defences, the same cell without one of them, by that one's label; those that are there."""

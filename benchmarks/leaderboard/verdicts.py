@@ -4,13 +4,11 @@ The rules are asked in the order of ``RULES``; the first that applies decides. T
 only, so that anybody's entries can be judged again. ``Verdict`` lists the outcomes.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from scipy import stats
 
 from benchmarks.leaderboard.entries import EXPOSED, LEAKAGE, MARGIN, Difference, Entry, Verdict
-from benchmarks.leaderboard.pairing import is_control
 
 TOLERATED = 0.05  # share of trials that may fail
 SIGNIFICANT = 0.05
@@ -92,60 +90,59 @@ def _no_floor(case: Case) -> Judgement | None:
 
 
 def _leaks(case: Case) -> Judgement | None:
-    """More than a guess. It is less than without the defence only if interval and test of the difference say so."""
+    """More than a guess. It is less than without the defence only if interval and test of the difference say so.
+
+    The interval alone is too narrow for few pictures.
+    """
     entry, _, twin = case
     if not leaking(entry):
         return None
     over = entry.over_twin
-    if over is not None and twin is not None and not unfinished(twin) and _covers(over, entry) and _lower(over):
-        return Judgement("reduced", f"{_figures(case)}, a difference of {_with_interval(over)}")
+    if over is not None and twin is not None and not unfinished(twin) and _covers(over, entry):
+        below = over.high is not None and over.high < 0
+        if below and over.p_value is not None and over.p_value < SIGNIFICANT:
+            return Judgement("reduced", f"{_figures(case)}, a difference of {_with_interval(over)}")
     return Judgement("leaks", _figures(case))
 
 
-def _lower(over: Difference) -> bool:
-    """Whether a difference is below 0: by its interval and, as that is too narrow for few pictures, by its test."""
-    below = over.high is not None and over.high < 0
-    return below and over.p_value is not None and over.p_value < SIGNIFICANT
-
-
 def _undecided(case: Case) -> Judgement | None:
-    """No more than a guess was found, but a leak is not excluded either: few pictures, or a wide interval."""
-    entry = case.entry
+    """No more than a guess was found, but a leak is not excluded either: few pictures, or a wide interval.
+
+    For few pictures the interval alone would exclude it too often, so that a test of its own has to, as well.
+    """
+    entry, floor, _ = case
     over = entry.over_floor
     if entry.n < FEWEST:
         return Judgement("inconclusive", f"{_figures(case)}; fewer than {FEWEST} pictures decide nothing")
     if over is None or over.high is None or over.high >= MARGIN:
         return Judgement("inconclusive", f"{_figures(case)}; the interval does not exclude {MARGIN:g} dB")
-    if not _surely_below_margin(case):
+    guessed = floor.leakage if floor else {}
+    beyond = [value - guessed[name] - MARGIN for name, value in entry.leakage.items() if name in guessed]
+    surely = stats.wilcoxon(beyond, alternative="less", zero_method="pratt").pvalue < SIGNIFICANT
+    if not surely:
         return Judgement("inconclusive", f"{_figures(case)}; a signed-rank test does not exclude {MARGIN:g} dB")
     return None
 
 
-def _surely_below_margin(case: Case) -> bool:
-    """Whether a test of its own says so: for few pictures the interval alone would say it too often."""
-    entry, floor, _ = case
-    guessed = floor.leakage if floor else {}
-    over = [value - guessed[name] - MARGIN for name, value in entry.leakage.items() if name in guessed]
-    return bool(stats.wilcoxon(over, alternative="less", zero_method="pratt").pvalue < SIGNIFICANT)
-
-
 def _control(case: Case) -> Judgement | None:
     """An undefended model that does not leak: the attack is too weak here."""
-    return Judgement("no leak seen", _figures(case)) if is_control(case.entry.cell) else None
+    return None if case.entry.defences else Judgement("no leak seen", _figures(case))
 
 
 def _no_twin(case: Case) -> Judgement | None:
     """Where the attack is not seen to work without the defence, its failure says nothing of the defence."""
     entry, _, twin = case
     if twin is None:
-        return Judgement("inconclusive", f"{_figures(case)}; the same attack was not run without the defence")
-    if unfinished(twin) or not _covers(entry.over_twin, entry):
-        return Judgement("inconclusive", f"{_figures(case)}; the cell without the defence is incomplete")
-    if twin.over_floor is None:
-        return Judgement("inconclusive", f"{_figures(case)}; no guess to compare the cell without the defence with")
-    if not leaking(twin):
-        return Judgement("inconclusive", f"{_figures(case)}, where the attack recovers no more than a guess either")
-    return None
+        reason = "; the same attack was not run without the defence"
+    elif unfinished(twin) or not _covers(entry.over_twin, entry):
+        reason = "; the cell without the defence is incomplete"
+    elif twin.over_floor is None:
+        reason = "; no guess to compare the cell without the defence with"
+    elif not leaking(twin):
+        reason = ", where the attack recovers no more than a guess either"
+    else:
+        return None
+    return Judgement("inconclusive", _figures(case) + reason)
 
 
 def _withstood(case: Case) -> Judgement:
@@ -155,24 +152,15 @@ def _withstood(case: Case) -> Judgement:
     than the guess: an attack that knew what it met would have answered with the guess.
     """
     over = case.entry.over_floor
-    if case.entry.adapted and over is not None and over.high is not None and over.high < -MARGIN:
+    if not case.entry.adapted:
+        naive = "; the attack does not know the defence, so this is no evidence of protection"
+        return Judgement("naive attack failed", _figures(case) + naive)
+    if over is not None and over.high is not None and over.high < -MARGIN:
         return Judgement("inconclusive", f"{_figures(case)}; worse than the guess, which is the attack's own failure")
-    if case.entry.adapted:
-        return Judgement("withstood", _figures(case))
-    naive = "; the attack does not know the defence, so this is no evidence of protection"
-    return Judgement("naive attack failed", _figures(case) + naive)
+    return Judgement("withstood", _figures(case))
 
 
-RULES: tuple[Callable[[Case], Judgement | None], ...] = (
-    _role,
-    _incomplete,
-    _no_floor,
-    _leaks,
-    _undecided,
-    _control,
-    _no_twin,
-    _withstood,
-)
+RULES = (_role, _incomplete, _no_floor, _leaks, _undecided, _control, _no_twin, _withstood)
 
 
 def _covers(difference: Difference | None, entry: Entry) -> bool:

@@ -18,7 +18,6 @@ from benchmarks.report import legend, numbers
 from benchmarks.report.advice import advice
 from benchmarks.report.drawing import Plot
 from benchmarks.report.findings import strongest
-from benchmarks.report.gallery import Gallery
 from benchmarks.report.plots import inline
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import FILTERED, TEXT, Row, sections
@@ -26,6 +25,26 @@ from benchmarks.report.tables import filled
 
 SENTENCES = ("reason", "differs")  # columns that would make rows high
 SHARED = ("protocol", "source")  # columns of interest only where rows are not alike
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture of an entry: its name, what leaked of it (PSNR in dB), and three PNG files."""
+
+    label: str
+    picture: str
+    psnr: float
+    original: Path
+    shuffled: Path
+    reconstruction: Path
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """By what they show."""
+        return {"original": self.original, "shuffled": self.shuffled, "reconstruction": self.reconstruction}
+
+
+Gallery = dict[str, tuple[Shown, ...]]  # up to three pictures for each entry, by the entry's id
 
 
 @dataclass(frozen=True)

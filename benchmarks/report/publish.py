@@ -6,9 +6,8 @@ from typing import Literal, get_args
 
 from benchmarks.folder.output import write_text
 from benchmarks.leaderboard.entries import Board
-from benchmarks.report.gallery import Gallery
 from benchmarks.report.latex import latex_text
-from benchmarks.report.page import page
+from benchmarks.report.page import Gallery, page
 from benchmarks.report.plots import plots, standalone
 from benchmarks.report.tables import csv_text, markdown_text
 

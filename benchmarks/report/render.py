@@ -15,7 +15,7 @@ from benchmarks.leaderboard.entries import Board
 from benchmarks.leaderboard.reported import reported_in
 from benchmarks.plan.experiment import Plan
 from benchmarks.report.figure import write_figure
-from benchmarks.report.gallery import Gallery, Shown
+from benchmarks.report.page import Gallery, Shown
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.tables import print_table
 from benchmarks.running.retention import extremes
