@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,59 +28,32 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     Raises:
         RecordError: If a finished trial has no leakage, or a score that is no finite number.
     """
-    about = ledger.about
-    by_cell = {observation.planned.cell: observation for observation in _observe(ledger, trials)}
-    provenances = {cell: _provenance(observation, about, environments) for cell, observation in by_cell.items()}
+    about, planned = ledger.about, {each.cell: each for each in ledger.cells}
+    places = {cell: place for place, cell in enumerate(planned)}
+    rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
+    scores = _scores(rows, about["metrics"])
+    # Each picture with the mean over its seeds; only pictures with leakage.
+    pictures = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean().dropna(subset=[LEAKAGE])
+    most_revealing = {name: "max" if metric(name).higher_leaks else "min" for name in about["metrics"]}
+    extremes = scores.groupby(rows["cell"]).agg(most_revealing).reindex(range(len(places)))
+    worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
+    own = {cell: rows[rows["cell"] == place] for cell, place in places.items()}
+    provenances = {cell: _provenance(own[cell], about, environments) for cell in places}
     figures = Figures(
         ids={
             cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
             for cell, provenance in provenances.items()
         },
-        pictures={cell: observation.pictures for cell, observation in by_cell.items()},
-        worst={cell: observation.worst for cell, observation in by_cell.items()},
+        pictures={
+            cell: pictures[pictures.index.get_level_values(0) == place].droplevel(0) for cell, place in places.items()
+        },
+        worst={cell: worst[place] for cell, place in places.items()},
         recognisable_at=about["recognisable_at"],
     )
     return judged(
-        _entry(observation, figures.of(cell), _utility(cell, about["utility"]), provenances[cell])
-        for cell, observation in by_cell.items()
+        _entry(planned[cell], own[cell], figures.of(cell), _utility(cell, about["utility"]), provenances[cell])
+        for cell in places
     )
-
-
-@dataclass(frozen=True)
-class _Observation:
-    """A cell as it was observed.
-
-    ``rows`` are its planned trials, with what the store has of them. ``pictures`` has the value of each metric per
-    picture, the mean over its seeds; only pictures with leakage. ``worst`` is the most revealing single value of each
-    metric that has any.
-    """
-
-    planned: PlannedCell
-    rows: pd.DataFrame
-    pictures: pd.DataFrame
-    worst: Mapping[str, float]
-
-
-def _observe(ledger: Ledger, trials: pd.DataFrame) -> list[_Observation]:
-    """Every cell of the ledger, in its order."""
-    metrics = list(ledger.about["metrics"])
-    rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
-    scores = _scores(rows, metrics)
-    by_picture = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean().dropna(subset=[LEAKAGE])
-    by_cell = scores.groupby(rows["cell"])
-    most, least = by_cell.max(), by_cell.min()
-    groups: dict[Any, pd.DataFrame] = dict(iter(rows.groupby("cell")))
-    tables: dict[Any, pd.DataFrame] = {cell: table.droplevel(0) for cell, table in by_picture.groupby(level=0)}
-    worst = {name: (most if metric(name).higher_leaks else least)[name].dropna() for name in metrics}
-    return [
-        _Observation(
-            planned=planned,
-            rows=groups.get(index, rows.iloc[:0]),
-            pictures=tables.get(index, scores.iloc[:0]),
-            worst={name: float(found[index]) for name, found in worst.items() if index in found.index},
-        )
-        for index, planned in enumerate(ledger.cells)
-    ]
 
 
 def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
@@ -99,9 +71,12 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
 
 
 def _entry(
-    observation: _Observation, figures: Mapping[str, Any], utility: Utility | None, provenance: Provenance
+    planned: PlannedCell,
+    rows: pd.DataFrame,
+    figures: Mapping[str, Any],
+    utility: Utility | None,
+    provenance: Provenance,
 ) -> Entry:
-    planned, rows = observation.planned, observation.rows
     finished, failed = (rows[rows["status"] == status] for status in ("ok", "failed"))
     errors = failed["error"].fillna("no message").value_counts()
     return Entry(
@@ -129,8 +104,7 @@ def _utility(cell: Cell, known: Mapping[str, Mapping[str, Any]]) -> Utility | No
     return next((Utility.parse(known[label]) for label in labels if label in known), None)
 
 
-def _provenance(observation: _Observation, about: Mapping[str, Any], environments: Environments) -> Provenance:
-    rows = observation.rows
+def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Environments) -> Provenance:
     pictures = "\n".join(sorted(rows["picture_sha256"].unique()))
     recorded = pd.to_datetime(rows["recorded_at"], utc=True).dropna()
     return Provenance(

@@ -8,16 +8,18 @@ Three kinds of figures are never mixed: ``reproduced`` here, ``submitted`` by a 
 import hashlib
 import json
 import textwrap
+from collections.abc import Iterable
 from functools import cached_property
+from importlib import resources
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from attacks.base import Role
 from benchmarks.plan.experiment import Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -288,6 +290,25 @@ class Reported(Record):
     metrics: dict[str, float]
     compares_with: str | None = Field(description="model of ours that comes nearest; none if there is none")
     differs: str
+
+
+_REPORTED = TypeAdapter(tuple[Reported, ...])
+
+
+def reported_in(names: Iterable[str]) -> tuple[Reported, ...]:
+    """The rows of papers' tables, by name (``mjp_table5``).
+
+    Raises:
+        UnknownNameError: If there is no such table.
+    """
+    folder = resources.files(__package__).joinpath("reported")
+    tables = {file.name.removesuffix(".json"): file for file in folder.iterdir()}
+    rows: list[Reported] = []
+    for name in names:
+        if name not in tables:
+            raise UnknownNameError("reported table", name, tables)
+        rows += _REPORTED.validate_json(tables[name].read_bytes())
+    return tuple(rows)
 
 
 class Board(Record):

@@ -33,25 +33,17 @@ def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: 
     Returns:
         The files.
     """
-    written: list[Path] = []
+    files: dict[str, str] = {}
     for name in formats:
         if name == "html":
-            written += _write_page(board, folder, pictures)
+            figures = plots(board)
+            drawn = {plot.name: standalone(plot) for plot in figures}
+            (folder / "plots").mkdir(exist_ok=True)
+            files["leaderboard.html"] = page(board, pictures, drawn, figures)
+            files |= {f"plots/{plot}.svg": content for plot, content in drawn.items()}
         else:
             suffix, text = _TEXTS[name]
-            written.append(_write(folder / f"leaderboard.{suffix}", text(board)))
-    return written
-
-
-def _write_page(board: Board, folder: Path, pictures: Gallery | None) -> list[Path]:
-    figures = plots(board)
-    drawn = {plot.name: standalone(plot) for plot in figures}
-    plot_folder = folder / "plots"
-    plot_folder.mkdir(exist_ok=True)
-    files = [_write(plot_folder / f"{name}.svg", content) for name, content in drawn.items()]
-    return [_write(folder / "leaderboard.html", page(board, pictures, drawn, figures)), *files]
-
-
-def _write(path: Path, content: str) -> Path:
-    write_text(path, content)
-    return path
+            files[f"leaderboard.{suffix}"] = text(board)
+    for path, content in files.items():
+        write_text(folder / path, content)
+    return [folder / path for path in files]

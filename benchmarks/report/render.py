@@ -11,8 +11,7 @@ from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.store import Store
 from benchmarks.leaderboard.admission import submitted
 from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import Board
-from benchmarks.leaderboard.reported import reported_in
+from benchmarks.leaderboard.entries import Board, reported_in
 from benchmarks.plan.experiment import Plan
 from benchmarks.report.figure import write_figure
 from benchmarks.report.page import Gallery, Shown
