@@ -12,6 +12,7 @@ from benchmarks.folder.ledger import ABOUT
 from benchmarks.folder.output import write_text
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Entry, Record, Submission, entry_id
 from benchmarks.leaderboard.figures import Figures, judged, marginal_name
+from benchmarks.leaderboard.statistics import Floats
 from benchmarks.plan.experiment import AttackConfig, Cell
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
@@ -132,7 +133,7 @@ def _checked(submission: Submission) -> Submission:
     for cell, entry in claimed.items():
         found = figures.of(cell) | {"origin": "submitted", "submitter": submission.submitter}
         ours = entry.model_copy(update=found | {"metrics": {**entry.metrics, **found["metrics"]}})
-        _refuse(entry, _differences(entry, ours, figures.standard_errors(cell)))
+        _refuse(entry, _differences(entry, ours, figures.samples[cell]))
         computed.append(ours)
     entries = judged(computed)
     for theirs, ours in zip(submission.entries, entries, strict=True):
@@ -221,8 +222,9 @@ def _of_attack(entry: Entry) -> Iterator[str]:
 _blueprint = lru_cache(maxsize=16)(blueprint)
 
 
-def _differences(theirs: Entry, ours: Entry, spreads: Mapping[str, float]) -> Iterator[str]:
+def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> Iterator[str]:
     """Where claimed figures are not those that follow from the leakage per picture."""
+    spreads = {name: float(values.std() / len(values) ** 0.5) for name, values in samples.items()}
     claims, figures = _figures(theirs), _figures(ours)
     for name in {**claims, **figures}:
         claim, figure = claims.get(name), figures.get(name)

@@ -72,14 +72,13 @@ def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, M
         "pictures": dict(sorted(zip(ledger.trials["picture"], ledger.trials["picture_sha256"], strict=True))),
         "skipped_pictures": list(ledger.about["skipped"]),
         "weights": dict(sorted(zip(arms, finished["weights_sha256"], strict=True))),
-        "weights_origin": sorted({_origin(planned.cell.weights) for planned in ledger.cells}),
+        "weights_origin": sorted(
+            "initial weights drawn from the seed; untrained" if weights == "untrained" else f"checkpoint {weights}"
+            for weights in {planned.cell.weights for planned in ledger.cells}
+        ),
         "rendered_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 def _stamp(time: pd.Timestamp) -> str:
     return time.replace(tzinfo=UTC).isoformat(timespec="seconds")
-
-
-def _origin(weights: str) -> str:
-    return "initial weights drawn from the seed; untrained" if weights == "untrained" else f"checkpoint {weights}"

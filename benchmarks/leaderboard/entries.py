@@ -248,8 +248,7 @@ class Submission(Record):
 class Standing(Record):
     """A model with its defences before one server and in one setting, judged by the strongest attack.
 
-    ``rank`` 1 leaks least, among all that one server sees and that is compared with the same version of the picture:
-    settings a and c rank together, b apart. None where the verdict forbids ranking (inconclusive, incomplete, refused).
+    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused).
     ``attacks`` counts those that ran; ``adapted`` whether one of them takes the defence into account.
     What a third party submitted is judged but never ranked.
     """

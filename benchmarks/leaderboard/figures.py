@@ -15,8 +15,6 @@ from benchmarks.leaderboard.verdicts import judge
 from benchmarks.plan.experiment import Cell
 from fedmjp.metrics import metric
 
-Samples = Mapping[tuple[Cell, str], Floats]
-
 
 def marginal_name(label: str) -> str:
     """How samples and messages name what one of several defences adds."""
@@ -45,9 +43,9 @@ class Figures:
         return Pairs(list(self.pictures))
 
     @cached_property
-    def samples(self) -> Samples:
-        """Everything that has a mean with an interval, by cell and name: metrics, and differences of leakage."""
-        return {(cell, name): values for cell in self.pictures for name, values in self._samples(cell) if len(values)}
+    def samples(self) -> dict[Cell, dict[str, Floats]]:
+        """Everything that has a mean with an interval, by name: metrics, and differences of leakage."""
+        return {cell: {name: values for name, values in self._samples(cell) if len(values)} for cell in self.pictures}
 
     def _samples(self, cell: Cell) -> Iterable[tuple[str, Floats]]:
         for name, column in self.pictures[cell].items():
@@ -65,13 +63,8 @@ class Figures:
     @cached_property
     def _intervals(self) -> dict[tuple[Cell, str], Interval]:
         """All are computed in one go."""
-        return dict(zip(self.samples, intervals(list(self.samples.values())), strict=True))
-
-    def standard_errors(self, cell: Cell) -> dict[str, float]:
-        """Of the mean of each of the cell's samples."""
-        return {
-            name: float(values.std() / len(values) ** 0.5) for (of, name), values in self.samples.items() if of == cell
-        }
+        flat = {(cell, name): values for cell, own in self.samples.items() for name, values in own.items()}
+        return dict(zip(flat, intervals(list(flat.values())), strict=True))
 
     def of(self, cell: Cell) -> dict[str, Any]:
         """The fields of the cell's entry that follow; a figure without pictures is none."""
@@ -84,13 +77,13 @@ class Figures:
             "n": len(leakage),
             "metrics": {
                 name: statistics(
-                    self.samples[cell, name],
+                    self.samples[cell][name],
                     self._intervals[cell, name],
                     worst=self.worst[cell][name],
                     higher_leaks=metric(name).higher_leaks,
                 )
                 for name in map(str, self.pictures[cell])
-                if (cell, name) in self.samples
+                if name in self.samples[cell]
             },
             "leakage": {str(name): float(value) for name, value in leakage.items()},
             "recognisable": share(int((leakage >= self.recognisable_at).sum()), len(leakage)) if len(leakage) else None,
@@ -106,8 +99,8 @@ class Figures:
         }
 
     def _difference(self, cell: Cell, name: str) -> Difference | None:
-        known = (cell, name) in self.samples
-        return difference(self.samples[cell, name], self._intervals[cell, name]) if known else None
+        values = self.samples[cell].get(name)
+        return None if values is None else difference(values, self._intervals[cell, name])
 
 
 def judged(entries: Iterable[Entry]) -> list[Entry]:

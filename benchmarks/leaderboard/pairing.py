@@ -1,9 +1,9 @@
 """Which cells a cell is held against: the guess, and the same attack where clients do less to defend themselves."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.leaderboard.listing import grouped
 from benchmarks.plan.experiment import Cell
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Picture, Setting
@@ -23,9 +23,7 @@ class Pairs:
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._floors = [cell for cell in cells if cell.role == "floor"]
-        self._alike: defaultdict[tuple[Any, ...], list[Cell]] = defaultdict(list)
-        for cell in cells:
-            self._alike[_key(cell, cell.defences)].append(cell)
+        self._alike = grouped(cells, lambda cell: _key(cell, cell.defences))
 
     def floor(self, cell: Cell) -> Cell | None:
         """The guess at the same pictures; none for a guess itself.
@@ -53,7 +51,7 @@ class Pairs:
         return {label: twin for label, twin in found.items() if twin is not None}
 
     def _with(self, cell: Cell, defences: Defences) -> Cell | None:
-        twins = self._alike[_key(cell, defences)]
+        twins = self._alike.get(_key(cell, defences), [])
         same = [other for other in twins if other.weights == cell.weights]
         found = same or twins
         return found[0] if len(found) == 1 else None

@@ -3,9 +3,6 @@
 Ranked together is what one server would see without defences, and what is compared with the same version of the
 picture: settings a and c with the picture itself, b with the shuffled one. So a defence that shuffles (c) stands beside
 one that does not (a), and beside none.
-
-Standings are made of what was reproduced here. What a third party submitted is judged by the same rules,
-flagged and never ranked.
 """
 
 from collections.abc import Iterable, Sequence

@@ -27,7 +27,7 @@ from benchmarks.report.drawing import (
     name_of,
     panels,
     plain,
-    styles,
+    styles_of,
 )
 from benchmarks.report.findings import deployed
 from fedmjp.settings import Picture
@@ -72,8 +72,7 @@ def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Entr
     guesses = floors(each for each in board.entries if (each.server, each.model, each.protocol) == system)
     scale = Scale("y", board.recognisable_at, [end for entry in entries for end in interval_of(entry)], guesses)
     lines = _lines(entries)
-    present = {entry.defence for entry in entries}
-    drawn = {defence: style for defence, style in styles(board).items() if defence in present}
+    drawn = styles_of(board, entries)
 
     def draw(axes: Axes, setting: str) -> None:
         for place, (defence, style) in enumerate(drawn.items()):
@@ -95,7 +94,7 @@ def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Entr
                 )
 
     figure = panels([str(entry.setting) for entry in entries], scale, draw, height=3.2, against="mask ratio")
-    legend(figure, scale, defence_handles(board, entries))
+    legend(figure, scale, defence_handles(drawn))
     return figure
 
 
@@ -107,7 +106,7 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     entries = [entry for entry, _ in judged]
     scale = Scale("y", board.recognisable_at, [end for entry in entries for end in interval_of(entry)], {})
     markers = dict(zip(dict.fromkeys(entry.model for entry in entries), cycle(MODEL_MARKERS), strict=False))
-    drawn = styles(board)
+    drawn = styles_of(board, entries)
 
     def draw(axes: Axes, setting: str) -> None:
         for entry, top1 in judged:
@@ -130,7 +129,7 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
         Line2D([], [], color="black", linestyle="", marker=marker, fillstyle="none", label=plain(model))
         for model, marker in markers.items()
     ]
-    legend(figure, scale, defence_handles(board, entries), shapes)
+    legend(figure, scale, defence_handles(drawn), shapes)
     caption = (
         "Leakage of the strongest attack (mean and 95 % interval) against top-1 accuracy; low and right is best. A "
         f"larger marker is a higher mask ratio. {CEILING_NOTE}"

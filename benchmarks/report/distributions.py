@@ -24,7 +24,7 @@ from benchmarks.report.drawing import (
     name_of,
     panels,
     plain,
-    styles,
+    styles_of,
 )
 from fedmjp.threat import ThreatModel
 
@@ -66,9 +66,10 @@ def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
 
 
 def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
-    drawn = styles(board)
-    labels = _labels([entry for entry in entries if entry.role == "attack"], list(drawn))
-    attacks = [entry for entry in entries if entry.role == "attack" and _label(entry) in labels]
+    tried = [entry for entry in entries if entry.role == "attack"]
+    drawn = styles_of(board, tried)
+    labels = _labels(tried, list(drawn))
+    attacks = [entry for entry in tried if _label(entry) in labels]
     bounds = [entry for entry in entries if entry.role == "bound"]
     values = [value for entry in attacks for value in entry.leakage.values()]
     values += [entry.metrics[LEAKAGE].median for entry in bounds]
@@ -95,7 +96,7 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
     for label, tick in zip(labels, first.get_yticklabels(), strict=True):
         tick.set_fontweight("bold" if label.attack is None else "normal")
     first.set_ylim(len(labels) - 0.4, -0.6)
-    legend(figure, scale, [*defence_handles(board, attacks), *([BOUND] if bounds else [])])
+    legend(figure, scale, [*defence_handles(drawn), *([BOUND] if bounds else [])])
     return figure
 
 

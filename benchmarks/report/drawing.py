@@ -184,13 +184,17 @@ def panels(
     return figure
 
 
-def defence_handles(board: Board, entries: Sequence[Entry]) -> list[Line2D]:
-    """What the colours of the entries mean."""
+def styles_of(board: Board, entries: Sequence[Entry]) -> dict[str, Style]:
+    """Those of the board that the entries have."""
     present = {entry.defence for entry in entries}
+    return {label: style for label, style in styles(board).items() if label in present}
+
+
+def defence_handles(drawn: Mapping[str, Style]) -> list[Line2D]:
+    """What colours and lines mean."""
     return [
         Line2D([], [], color=style.colour, linestyle=style.line, linewidth=2.5, label=plain(defence_name(label)))
-        for label, style in styles(board).items()
-        if label in present
+        for label, style in drawn.items()
     ]
 
 

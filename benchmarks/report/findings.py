@@ -55,11 +55,9 @@ def _line(board: Board, found: Sequence[tuple[Standing, Entry]]) -> str:
     ordered = sorted(found, key=_badness)
     references = {_references(board, entry) for _, entry in ordered if LEAKAGE in entry.metrics}
     shared = references.pop() if len(references) == 1 else ""
-    clauses: dict[tuple[str, str], list[str]] = {}
-    for standing, entry in ordered:
-        behind = "" if shared else _references(board, entry)
-        clauses.setdefault(_clause(standing, entry, behind), []).append(str(standing.setting))
-    said = [before + listed(sorted(settings)) + after for (before, after), settings in clauses.items()]
+    clauses = grouped(ordered, lambda pair: _clause(*pair, "" if shared else _references(board, pair[1])))
+    settings = [listed(sorted(str(standing.setting) for standing, _ in alike)) for alike in clauses.values()]
+    said = [before + named + after for (before, after), named in zip(clauses, settings, strict=True)]
     tried = [standing for standing, _ in found if standing.attacks]
     naive = [NAIVE] if tried and not any(standing.adapted for standing in tried) else []
     return f"{_named(found[0][0])}{shared}: {'; '.join([*said, *naive])}"

@@ -58,14 +58,7 @@ class Picture:
 
 
 def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots: Sequence[Plot]) -> str:
-    """Render the page.
-
-    Args:
-        board: What is shown.
-        gallery: Pictures per entry; the page says why there are none.
-        drawn: SVG by name of the plot.
-        plots: In the order in which they are shown.
-    """
+    """Render the page, with plots in this order, which ``drawn`` has as SVG by name; without a gallery it says why."""
     decided = ((standing, strongest(board, standing)) for standing in board.standings)
     environments = (one for entry in board.entries for one in entry.provenance.environments)
     return (

@@ -36,12 +36,7 @@ def standalone(plot: Plot) -> str:
 
 
 def inline(plot: Plot, content: str) -> str:
-    """The ``<svg>`` element for a page: the text's colour for black, ids of its own, a title.
-
-    Args:
-        plot: What is shown.
-        content: ``standalone(plot)``.
-    """
+    """``standalone(plot)`` as an ``<svg>`` element for a page: the text's colour for black, ids of its own, a title."""
     element = content[content.index("<svg ") :]
     element = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{plot.name}-", element)
     element = element.replace("#000000", "currentColor")

@@ -29,9 +29,6 @@ def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: 
         folder: Exists.
         formats: ``html`` brings the plots along, as files of their own in ``plots/``.
         pictures: Reconstructions for the page; without them it says why it has none.
-
-    Returns:
-        The files.
     """
     files: dict[str, str] = {}
     for name in formats:
