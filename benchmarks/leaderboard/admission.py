@@ -38,16 +38,12 @@ class _Admitted(Record):
 
 
 def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
-    """Check a file that holds a ``Submission`` and put it beside a board.
-
-    Everything that can be computed again is, and is stored as it was computed here.
-
-    Returns:
-        Its entries; the id of the first names the stored file.
+    """Check a file that holds a ``Submission`` and put it beside a board, with all figures as computed here.
 
     Raises:
         ConfigError: If the file is not of that form.
-        AdmissionError: If a claim does not follow, or the entry is there already.
+        AdmissionError: If figures do not follow from the leakage per picture, a verdict not from the rules, the
+            manifest is not complete, or the entry is there already.
         OutputError: If the folder holds no board or cannot be written.
     """
     if not (board_folder / ABOUT).is_file():
@@ -70,9 +66,7 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
 def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[Entry, ...]:
     """The entries that were admitted to a board, checked again.
 
-    Args:
-        board_folder: The board's folder.
-        tell: Gets one line for each file that was changed or damaged since; its entries are left out.
+    Files that were changed or damaged since are left out; ``tell`` gets a line for each.
     """
     found: list[Entry] = []
     for path in _files(board_folder):
@@ -111,13 +105,7 @@ def _parsed(path: Path) -> Submission:
 
 
 def _checked(submission: Submission) -> Submission:
-    """The same with every figure, id and verdict as computed here.
-
-    Raises:
-        AdmissionError: If figures do not follow from the leakage per picture, a verdict does not follow
-            from the rules, or the manifest is not complete.
-        BadInputError: If there is no such metric, defence or option.
-    """
+    """The same with every figure, id and verdict as computed here."""
     claimed = {entry.cell: entry for entry in submission.entries}
     if len(claimed) < len(submission.entries):
         raise AdmissionError("two entries are of the same cell; merge or remove one")

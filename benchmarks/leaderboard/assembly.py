@@ -23,11 +23,7 @@ Environments = Mapping[str, dict[str, Any]]
 
 
 def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments) -> list[Entry]:
-    """One judged entry per cell, in the order of the ledger.
-
-    Raises:
-        RecordError: If a finished trial has no leakage, or a score that is no finite number.
-    """
+    """One judged entry per cell, in the order of the ledger."""
     about, planned = ledger.about, {each.cell: each for each in ledger.cells}
     places = {cell: place for place, cell in enumerate(planned)}
     rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
@@ -106,7 +102,6 @@ def _utility(cell: Cell, known: Mapping[str, Mapping[str, Any]]) -> Utility | No
 
 def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Environments) -> Provenance:
     pictures = "\n".join(sorted(rows["picture_sha256"].unique()))
-    recorded = pd.to_datetime(rows["recorded_at"], utc=True).dropna()
     return Provenance(
         campaign=about["name"],
         config_sha256=about["config_sha256"],
@@ -115,9 +110,15 @@ def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Envi
         weights_sha256=tuple(sorted(rows["weights_sha256"].dropna().unique())),
         seeds=tuple(sorted(map(int, rows["seed"].unique()))),
         environments=tuple(environments[each] for each in sorted(rows["environment_sha256"].dropna().unique())),
-        first=None if recorded.empty else recorded.min().isoformat(timespec="seconds"),
-        last=None if recorded.empty else recorded.max().isoformat(timespec="seconds"),
+        **span(rows["recorded_at"]),
     )
+
+
+def span(recorded: "pd.Series[Any]") -> dict[str, str | None]:
+    """First and last time, UTC."""
+    times = pd.to_datetime(recorded, utc=True).dropna()
+    ends = {"first": times.min(), "last": times.max()}
+    return {name: None if times.empty else time.isoformat(timespec="seconds") for name, time in ends.items()}
 
 
 def _mean(values: "pd.Series[Any]") -> float | None:

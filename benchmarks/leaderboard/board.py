@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.leaderboard.assembly import entries_of
+from benchmarks.leaderboard.assembly import entries_of, span
 from benchmarks.leaderboard.entries import SCHEMA_VERSION, Board, Entry, Reported
 from benchmarks.leaderboard.notes import notes
 from benchmarks.leaderboard.standings import standings
@@ -22,17 +22,17 @@ def board_of(
     reported: Sequence[Reported] = (),
     submitted: Sequence[Entry] = (),
 ) -> Board:
-    """The leaderboard of a folder of results.
+    """The leaderboard of a folder of results: every planned cell gets an entry, also without any trial.
 
     Args:
-        ledger: What was planned. Every cell gets an entry, also without any trial.
+        ledger: What was planned.
         trials: What the store has of it, as ``Store.frame`` gives it.
         environments: What trials were run with, by digest, as ``Store.environments`` gives it.
         reported: Rows of papers to stand beside it.
         submitted: Entries by third parties to stand behind ours.
 
     Raises:
-        RecordError: If a finished trial has scores that are no finite numbers.
+        RecordError: If a finished trial has no leakage, or a score that is no finite number.
     """
     entries = (*entries_of(ledger, trials, environments), *submitted)
     return Board(
@@ -49,7 +49,6 @@ def board_of(
 def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Configuration, seeds, environments, digests: ``weights`` of the tensors that were sent, by model and defence."""
     finished = trials[trials["status"] == "ok"]
-    times = trials["recorded_at"]
     arms = (finished["model"] + "-" + finished["defence"]).to_list()
     return {
         "schema_version": SCHEMA_VERSION,
@@ -64,8 +63,7 @@ def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, M
             "ok": len(finished),
             "failed": len(trials) - len(finished),
             "refused_cells": sum(planned.refusal is not None for planned in ledger.cells),
-            "first": _stamp(times.min()) if len(times) else None,
-            "last": _stamp(times.max()) if len(times) else None,
+            **span(trials["recorded_at"]),
         },
         # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
         "environments": [environments[sha256] for sha256 in sorted(set(trials["environment_sha256"]))],
@@ -78,7 +76,3 @@ def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, M
         ),
         "rendered_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _stamp(time: pd.Timestamp) -> str:
-    return time.replace(tzinfo=UTC).isoformat(timespec="seconds")

@@ -1,9 +1,4 @@
-"""The leaderboard's records: one typed entry per cell, numbers as numbers, enough to rebuild every table.
-
-Leakage is PSNR in dB against the private picture, higher reveals more; other metrics stand beside it.
-Three kinds of figures are never mixed: ``reproduced`` here, ``submitted`` by a third party, and
-``Reported`` in a paper.
-"""
+"""The leaderboard's records: one typed entry per cell, numbers as numbers, enough to rebuild every table."""
 
 import hashlib
 import json
@@ -25,7 +20,7 @@ from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 2
-LEAKAGE = "psnr"
+LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
 EXPOSED = 3.0  # dB over grey: half the error power of a guess
@@ -37,7 +32,7 @@ Verdict = Literal[
     "leaks", "reduced", "withstood", "naive attack failed", "inconclusive", "no leak seen", "incomplete", "refused",
     "floor", "bound",
 ]  # fmt: skip
-Origin = Literal["reproduced", "submitted"]
+Origin = Literal["reproduced", "submitted"]  # here, or by a third party: never mixed, nor with what papers report
 
 
 class Record(Config):

@@ -25,11 +25,8 @@ def marginal_name(label: str) -> str:
 class Figures:
     """Figures of the cells of a board or a submission.
 
-    Args:
-        ids: Of the entries.
-        pictures: A column per metric, a row per picture that has a leakage.
-        worst: The most revealing single value of each metric.
-        recognisable_at: Leakage from which on a picture counts as recognisable.
+    ``ids`` are those of entries. ``pictures`` have a column per metric and a row per picture that has a leakage;
+    ``worst`` is the most revealing single value of each metric.
     """
 
     ids: Mapping[Cell, str]

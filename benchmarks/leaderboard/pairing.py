@@ -12,13 +12,10 @@ _UPLOAD = ("model", "weights", "defences", "mask_ratio", "setting", "threat")
 
 
 class Pairs:
-    """What each of some cells is held against among the others.
+    """What each cell of a board or a submission is held against among the others.
 
     A defended model may have a checkpoint of its own. Its twin is then the cell of the model's name, if there is
     exactly one.
-
-    Args:
-        cells: All of a board, or of a submission.
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:

@@ -1,9 +1,4 @@
-"""Who leaks how much: each model with its defences judged by the strongest attack on it.
-
-Ranked together is what one server would see without defences, and what is compared with the same version of the
-picture: settings a and c with the picture itself, b with the shuffled one. So a defence that shuffles (c) stands beside
-one that does not (a), and beside none.
-"""
+"""Who leaks how much: each model with its defences judged by the strongest attack on it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,6 +25,11 @@ def _judged_together(entry: Entry) -> tuple[Any, ...]:
 
 
 def _ranked_together(entry: Entry) -> tuple[str, str, str]:
+    """What one server would see without defences, and what is compared with the same version of the picture.
+
+    That is the picture itself in settings a and c, the shuffled one in b. So a defence that shuffles (c) stands beside
+    one that does not (a), and beside none.
+    """
     return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol
 
 

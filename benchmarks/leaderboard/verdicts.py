@@ -1,7 +1,4 @@
-"""What a cell's figures allow to say, rule by rule.
-
-The first rule that applies decides. They look at figures only, so that anybody's entries can be judged again.
-"""
+"""What a cell's figures allow to say, rule by rule; of figures alone, so that anybody's entries can be judged again."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

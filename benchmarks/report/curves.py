@@ -203,7 +203,7 @@ def _counts(entries: Sequence[Entry]) -> list[int]:
 
 def _quartiles(entry: Entry) -> list[float]:
     values = [capped(value) for value in entry.leakage.values()]
-    return [float(value) for value in np.quantile(values, QUARTILES)]
+    return list(map(float, np.quantile(values, QUARTILES)))
 
 
 def _uploads(entry: Entry) -> int:

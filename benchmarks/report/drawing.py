@@ -131,10 +131,7 @@ def interval_of(entry: Entry) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of leakage, with the lines that it is read against: the grey guess by setting, and what is recognisable.
-
-    ``values`` have to fit in.
-    """
+    """A scale of leakage that ``values`` fit in, and what they are read against: guesses by setting, a threshold."""
 
     axis: Literal["x", "y"]
     recognisable_at: float
@@ -164,14 +161,9 @@ class Scale:
 def panels(
     settings: Iterable[str], scale: Scale, draw: Callable[[Axes, str], None], *, height: float, against: str
 ) -> Figure:
-    """A row of axes with the same scales, one per setting.
+    """A row of axes with the same scales, one per setting, which ``draw`` fills; ``height`` is in inches.
 
-    Args:
-        settings: In any order.
-        scale: Of leakage.
-        draw: Draws what is shown in a setting.
-        height: Inches.
-        against: Label of the axis across that of leakage.
+    ``against`` labels the axis across that of leakage.
     """
     names = sorted(set(settings))
     figure = Figure(figsize=(WIDTH_INCHES, height))

@@ -22,13 +22,9 @@ _TEXTS: dict[Format, tuple[str, Callable[[Board], str]]] = {
 
 
 def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: Gallery | None) -> list[Path]:
-    """Write a leaderboard into a folder, each file whole or not at all.
+    """Write a leaderboard into a folder that exists, each file whole or not at all.
 
-    Args:
-        board: What is written.
-        folder: Exists.
-        formats: ``html`` brings the plots along, as files of their own in ``plots/``.
-        pictures: Reconstructions for the page; without them it says why it has none.
+    ``html`` brings the plots along, as files of their own in ``plots/``. Without pictures the page says why.
     """
     files: dict[str, str] = {}
     for name in formats:

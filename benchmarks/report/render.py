@@ -20,8 +20,12 @@ from benchmarks.report.tables import print_table
 from benchmarks.running.retention import extremes
 
 
-def render(ledger: Ledger, store: Store, output: OutputFolder, console: Console) -> pd.DataFrame:
+def render(
+    ledger: Ledger, store: Store, output: OutputFolder, console: Console, figure_of: Plan | None = None
+) -> pd.DataFrame:
     """Write leaderboard in every format and manifest into the output folder, and print the table.
+
+    The plan of a single experiment adds a figure of all its reconstructions.
 
     Returns:
         The failed trials, as rows of ``Store.frame``.
@@ -33,19 +37,11 @@ def render(ledger: Ledger, store: Store, output: OutputFolder, console: Console)
     print_table(board, console)
     for note in board.notes:
         console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+    if figure_of:
+        planned = figure_of.trials
+        kept = store.trials([trial.key for trial in planned])
+        write_figure(planned, kept, output.pictures, output.root / "reconstructions.png")
     return trials[trials["status"] == "failed"]
-
-
-def render_experiment(plan: Plan, ledger: Ledger, store: Store, output: OutputFolder, console: Console) -> pd.DataFrame:
-    """The same for a single experiment, with a figure of all its reconstructions.
-
-    Returns:
-        The failed trials, as rows of ``Store.frame``.
-    """
-    failed = render(ledger, store, output, console)
-    trials = store.trials([trial.key for trial in plan.trials])
-    write_figure(plan.trials, trials, output.pictures, output.root / "reconstructions.png")
-    return failed
 
 
 def board_in(ledger: Ledger, store: Store, folder: Path) -> Board:

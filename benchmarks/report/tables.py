@@ -119,10 +119,7 @@ def filled(rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(board: Board, console: Console) -> None:
-    """Standings per server, and the cells of a small board.
-
-    A terminal that is too narrow gets fewer columns, and is told.
-    """
+    """Standings per server, and the cells of a small board; a narrow terminal gets fewer columns, and is told."""
     whole = len(board.entries) <= PRINTED
     left_out: dict[str, None] = {}
     for sentence in advice(board):
