@@ -243,9 +243,8 @@ class Submission(Record):
 class Standing(Record):
     """A model with its defences before one server and in one setting, judged by the strongest attack.
 
-    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused).
-    ``attacks`` counts those that ran; ``adapted`` whether one of them takes the defence into account.
-    What a third party submitted is judged but never ranked.
+    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused), and for what a
+    third party submitted. ``attacks`` counts those that ran; ``adapted``: one of them takes the defence into account.
     """
 
     rank: int | None

@@ -101,8 +101,7 @@ def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
         yield f"; fewer than {FEWEST} pictures decide nothing"
     if over is None or over.high is None or over.high >= MARGIN:
         yield f"; the interval does not exclude {MARGIN:g} dB"
-    guessed = floor.leakage
-    beyond = [value - guessed[name] - MARGIN for name, value in entry.leakage.items() if name in guessed]
+    beyond = [value - floor.leakage[name] - MARGIN for name, value in entry.leakage.items() if name in floor.leakage]
     surely = stats.wilcoxon(beyond, alternative="less", zero_method="pratt").pvalue < SIGNIFICANT
     if not surely:
         yield f"; a signed-rank test does not exclude {MARGIN:g} dB"

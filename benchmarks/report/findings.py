@@ -25,7 +25,7 @@ def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
 
 
 def deployed(entry: Entry) -> bool:
-    """Whether it shows the picture itself, under defences that shuffle where they are made to: as somebody deploys them."""
+    """Whether somebody might deploy it: the picture itself is shown, and defences shuffle that are made to."""
     pipeline = entry.pipeline
     as_made = pipeline.shuffles or not pipeline.mask_ratio
     return bool(entry.defences) and as_made and entry.setting.compared_with is Picture.CLEAN

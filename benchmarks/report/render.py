@@ -38,9 +38,8 @@ def render(
     for note in board.notes:
         console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
     if figure_of:
-        planned = figure_of.trials
-        kept = store.trials([trial.key for trial in planned])
-        write_figure(planned, kept, output.pictures, output.root / "reconstructions.png")
+        attacked = store.trials([trial.key for trial in figure_of.trials])
+        write_figure(figure_of.trials, attacked, output.pictures, output.root / "reconstructions.png")
     return trials[trials["status"] == "failed"]
 
 
