@@ -36,7 +36,7 @@ def advice(board: Board) -> list[str]:
     ratio = min({entry.mask_ratio for entry in plain}, key=lambda found: abs(found - USUAL_RATIO))
     strongest = _strongest(entry for entry in known if _system(entry) == system and entry.mask_ratio in (0.0, ratio))
     own = [entry for entry in strongest if entry.defence == subject and entry.mask_ratio == ratio]
-    by_count = sorted((entry for entry in own if _is_plain(entry)), key=_uploads)
+    by_count = sorted({_uploads(entry): entry for entry in own if _is_plain(entry)}.values(), key=_uploads)
     others = [entry for entry in strongest if entry.defence != subject]
     others += [entry for entry in own if not _is_plain(entry)]
     where = (f"at mask ratio {ratio:g} " if ratio else "") + f"on {system[0]} ({numbers.weights(system[1])})"
