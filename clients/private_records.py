@@ -16,13 +16,21 @@ from fedmjp.wire import evaluator_of_round
 
 @dataclass(frozen=True)
 class PrivateRecords:
-    """Leaves the pictures behind an upload as they went into the network."""
+    """Leaves the pictures behind an upload as they went into the network.
 
-    records: Path | None  # folder of all rounds; None leaves nothing
-    scenario: Scenario  # of the run
-    training: Training  # its part; names the rounds
-    client: int  # its number
-    pictures: LabelledDataset  # gives them their names
+    Attributes:
+        records: Folder of all rounds; None leaves nothing.
+        scenario: Of the run.
+        training: Its part; names the rounds.
+        client: Its number.
+        pictures: Gives them their names.
+    """
+
+    records: Path | None
+    scenario: Scenario
+    training: Training
+    client: int
+    pictures: LabelledDataset
 
     def leave(self, batch: Batch, trainer: Trainer, server_round: int, epoch: int, step: int) -> None:
         """Leave a batch that an upload was computed from."""

@@ -83,16 +83,27 @@ def _shares(
 
 @dataclass
 class LocalTraining:
-    """One client in one round."""
+    """One client in one round.
 
-    scenario: Scenario  # of the run
-    training: Training  # its part that says how
-    client: int  # its number, from 0
-    pictures: LabelledDataset  # the data set that its pictures are in
-    indices: np.ndarray  # those that are its own
-    records: PrivateRecords  # where it leaves private pictures for the evaluator
-    noise: Randomness | None = None  # what defences of updates draw from; None draws from the scenario's seed
-    skipped: list[str] = field(default_factory=list)  # why pictures could not be read
+    Attributes:
+        scenario: Of the run.
+        training: Its part that says how.
+        client: Its number, from 0.
+        pictures: The data set that its pictures are in.
+        indices: Those that are its own.
+        records: Where it leaves private pictures for the evaluator.
+        noise: What defences of updates draw from; None draws from the scenario's seed.
+        skipped: Why pictures could not be read.
+    """
+
+    scenario: Scenario
+    training: Training
+    client: int
+    pictures: LabelledDataset
+    indices: np.ndarray
+    records: PrivateRecords
+    noise: Randomness | None = None
+    skipped: list[str] = field(default_factory=list)
 
     def answer(self, asked: RecordDict, server_round: int) -> RecordDict:
         """What the client sends back; see ``train_round``."""

@@ -146,15 +146,24 @@ class RunConfig(Config):
 
     Empty text means nowhere. ``evaluator_folder`` is for clients only: they leave the private pictures there, beside
     the run. Server-side code never opens it.
+
+    Attributes:
+        scenarios: A JSON list of ``fedmjp.scenario.Scenario``, played one after another; of a training run, one.
+        uploads_folder: Where the server keeps uploads.
+        evaluator_folder: Where clients leave what is behind them.
+        upload_tensors: The only tensors of each upload that are kept; empty keeps all.
+        output_folder: Where the server of a training run leaves history and weights.
+        partition_file: Which pictures each client of a training run has.
+        share_sizes: How many each has: where they are given, no client can claim more.
     """
 
-    scenarios: str = ""  # A JSON list of ``fedmjp.scenario.Scenario``, played one after another; of a training run, one
-    uploads_folder: str = ""  # where the server keeps uploads
-    evaluator_folder: str = ""  # where clients leave what is behind them
-    upload_tensors: Names = ()  # the only tensors of each upload that are kept; empty keeps all
-    output_folder: str = ""  # where the server of a training run leaves history and weights
-    partition_file: str = ""  # which pictures each client of a training run has
-    share_sizes: Numbers = ()  # how many each has: where they are given, no client can claim more
+    scenarios: str = ""
+    uploads_folder: str = ""
+    evaluator_folder: str = ""
+    upload_tensors: Names = ()
+    output_folder: str = ""
+    partition_file: str = ""
+    share_sizes: Numbers = ()
 
     def flat(self) -> dict[str, str | int | float | bool]:
         """As Flower takes it: kebab-case keys, scalars only."""

@@ -26,11 +26,15 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Jigsaw:
-    """One drawn puzzle per picture."""
+    """One drawn puzzle per picture.
 
-    mask: Tensor  # (batch, patches) bool, True where the patch was shuffled
-    # (batch, patches) int64; place i of the shuffled picture shows patch ``source[i]`` of the clean one. The identity
-    # outside the mask
+    Attributes:
+        mask: (batch, patches) bool, True where the patch was shuffled.
+        source: (batch, patches) int64; place i of the shuffled picture shows patch ``source[i]`` of
+            the clean one. The identity outside the mask.
+    """
+
+    mask: Tensor
     source: Tensor
 
     @property

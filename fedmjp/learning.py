@@ -21,17 +21,21 @@ class Puzzle(Config):
 
     Whether and how much is shuffled is the defence's. The official code (yhlleo/MJP, ``main.py`` and ``train.sh``)
     differs: see ``OFFICIAL_CODE``.
+
+    Attributes:
+        probability: Share of batches that are shuffled; 1 in the paper, 0.5 in its code.
+        warmup_epochs: Epochs without a puzzle at the start; none in the paper, those of the learning
+            rate's warm-up in its code.
+        masks: One per picture (Alg. 1 takes a picture), or one for the whole batch (the code).
+        localisation_weight: Weight of the DAL loss, 0.01 (paper, section 4.2).
+        localisation_schedule: "constant" (paper), or "cosine" from the weight to its half after a linear
+            warm-up from 0 (the code).
     """
 
-    # share of batches that are shuffled; 1 in the paper, 0.5 in its code
     probability: float = Field(1.0, gt=0.0, le=1.0)
-    # epochs without a puzzle at the start; none in the paper, those of the learning rate's warm-up in its code
     warmup_epochs: int = Field(0, ge=0)
-    # one per picture (Alg. 1 takes a picture), or one for the whole batch (the code)
     masks: Literal["picture", "batch"] = "picture"
-    # weight of the DAL loss, 0.01 (paper, section 4.2)
     localisation_weight: float = Field(0.01, ge=0.0, allow_inf_nan=False)
-    # "constant" (paper), or "cosine" from the weight to its half after a linear warm-up from 0 (the code)
     localisation_schedule: Literal["constant", "cosine"] = "constant"
 
 
@@ -101,14 +105,19 @@ class Learning(Config):
 
 
 class PartitionConfig(Config):
-    """How pictures are dealt to clients, by flwr-datasets' partitioners."""
+    """How pictures are dealt to clients, by flwr-datasets' partitioners.
 
-    # "iid" (shuffled, equal shares), "dirichlet" (Hsu et al., 2019; each class is dealt by proportions drawn from a
-    # symmetric Dirichlet distribution), "pathological" (McMahan et al., 2017; each client has pictures of few
-    # classes)
+    Attributes:
+        scheme: "iid" (shuffled, equal shares), "dirichlet" (Hsu et al., 2019; each class is dealt by
+            proportions drawn from a symmetric Dirichlet distribution), "pathological" (McMahan et al.,
+            2017; each client has pictures of few classes).
+        alpha: Concentration of the Dirichlet distribution.
+        classes_per_client: Of the pathological scheme.
+    """
+
     scheme: Scheme = "iid"
-    alpha: float = Field(0.3, gt=0, allow_inf_nan=False)  # concentration of the Dirichlet distribution
-    classes_per_client: int = Field(2, ge=1)  # of the pathological scheme
+    alpha: float = Field(0.3, gt=0, allow_inf_nan=False)
+    classes_per_client: int = Field(2, ge=1)
 
 
 class Training(Learning):
@@ -117,19 +126,26 @@ class Training(Learning):
     Each round a share of the clients trains for ``local_epochs`` with the recipe and uploads how its weights changed;
     rounds x local epochs take the place of ``recipe.epochs``, and the learning rate runs over them. With "fedsgd" a
     client uploads the gradient of its next batch instead, and the server takes a step of plain SGD.
+
+    Attributes:
+        participation: Share of the clients that take part in a round, at least one.
+        server_momentum: Of FedAvgM.
+        proximal_mu: Of FedProx.
+        round_seconds: How long the server waits for the clients of a round, which may wait for a core.
+        records: Rounds in which everything that crosses the wire is recorded.
+        checkpoint_every: Rounds between checkpoints.
     """
 
     partition: PartitionConfig = PartitionConfig()
     strategy: Strategy = "fedavg"
     rounds: int = Field(10, ge=1)
     local_epochs: int = Field(1, ge=1)
-    participation: float = Field(1.0, gt=0.0, le=1.0)  # share of the clients that take part in a round, at least one
-    server_momentum: float = Field(0.9, ge=0.0, lt=1.0)  # of FedAvgM
-    proximal_mu: float = Field(0.01, ge=0.0, allow_inf_nan=False)  # of FedProx
-    # how long the server waits for the clients of a round, which may wait for a core
+    participation: float = Field(1.0, gt=0.0, le=1.0)
+    server_momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    proximal_mu: float = Field(0.01, ge=0.0, allow_inf_nan=False)
     round_seconds: float = Field(ROUND_SECONDS, gt=0)
-    records: Numbers = ()  # rounds in which everything that crosses the wire is recorded
-    checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
+    records: Numbers = ()
+    checkpoint_every: int = Field(1, ge=1)
 
     @property
     def update(self) -> UpdateKind:

@@ -19,15 +19,25 @@ from fedmjp.settings import Picture
 
 @dataclass(frozen=True)
 class PrivateBatch:
-    """What a client holds and the evaluator scores against. Attack code has no parameter for it."""
+    """What a client holds and the evaluator scores against. Attack code has no parameter for it.
 
-    clean: Tensor  # (batch, 3, size, size) float32 in [0, 1], the private pictures x
-    shuffled: Tensor  # the same shape, their jigsaw-shuffled version x~
-    mask: Tensor  # (batch, patches) bool, True where the patch was shuffled
-    source: Tensor  # (batch, patches) int64, place i of x~ shows patch ``source[i]`` of x
-    labels: Tensor  # (batch,) int64
-    pictures: tuple[str, ...]  # name of each picture in its source
-    gradient_of: Picture  # the version whose gradient the client uploaded
+    Attributes:
+        clean: (batch, 3, size, size) float32 in [0, 1], the private pictures x.
+        shuffled: The same shape, their jigsaw-shuffled version x~.
+        mask: (batch, patches) bool, True where the patch was shuffled.
+        source: (batch, patches) int64, place i of x~ shows patch ``source[i]`` of x.
+        labels: (batch,) int64.
+        pictures: Name of each picture in its source.
+        gradient_of: The version whose gradient the client uploaded.
+    """
+
+    clean: Tensor
+    shuffled: Tensor
+    mask: Tensor
+    source: Tensor
+    labels: Tensor
+    pictures: tuple[str, ...]
+    gradient_of: Picture
 
     def __post_init__(self) -> None:
         require_images("clean", self.clean)

@@ -42,10 +42,15 @@ class Randomness(ABC):
 
 @dataclass(frozen=True)
 class SeededRandomness(Randomness):
-    """The same values for the same seed and name, on every machine."""
+    """The same values for the same seed and name, on every machine.
 
-    seed: int  # 63 bits
-    purpose: tuple[str | float, ...] = ()  # names that tell this source from others of the same seed
+    Attributes:
+        seed: 63 bits.
+        purpose: Names that tell this source from others of the same seed.
+    """
+
+    seed: int
+    purpose: tuple[str | float, ...] = ()
 
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
         """As of ``Randomness``."""

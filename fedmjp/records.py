@@ -101,19 +101,28 @@ UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sent in one round, as it crossed the wire."""
+    """What one client sent in one round, as it crossed the wire.
 
-    tensors: Mapping[str, Tensor]  # parameter name to gradient ("gradient") or weight change ("delta")
-    kind: UpdateKind  # which of the two
-    num_examples: int  # pictures behind it, as the client reports them
-    server_round: int  # round number, from 1
-    node: int  # the client's node identifier in that run
-    weights: str  # digest of the weights that the server had sent for the round
-    # the labels of the pictures in no particular order, where the threat model grants them to the attacker; None
-    # otherwise. They never cross the wire and are never on disk
+    Attributes:
+        tensors: Parameter name to gradient ("gradient") or weight change ("delta").
+        kind: Which of the two.
+        num_examples: Pictures behind it, as the client reports them.
+        server_round: Round number, from 1.
+        node: The client's node identifier in that run.
+        weights: Digest of the weights that the server had sent for the round.
+        labels: The labels of the pictures in no particular order, where the threat model grants them
+            to the attacker; None otherwise. They never cross the wire and are never on disk.
+        others: Further uploads of the same client that the server kept, each with the weights that it had
+            sent then. They have files of their own, and no others.
+    """
+
+    tensors: Mapping[str, Tensor]
+    kind: UpdateKind
+    num_examples: int
+    server_round: int
+    node: int
+    weights: str
     labels: tuple[int, ...] | None = None
-    # further uploads of the same client that the server kept, each with the weights that it had sent then. They have
-    # files of their own, and no others
     others: tuple["Upload", ...] = ()
 
     def __post_init__(self) -> None:
@@ -139,11 +148,15 @@ class Upload:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What an attack made of one upload."""
+    """What an attack made of one upload.
 
-    images: Tensor  # (batch, 3, size, size) float32 in [0, 1]
-    # what the attacker itself can tell about it (rank, condition number, patches that it found masked); never
-    # anything computed with private data
+    Attributes:
+        images: (batch, 3, size, size) float32 in [0, 1].
+        diagnostics: What the attacker itself can tell about it (rank, condition number, patches
+            that it found masked); never anything computed with private data.
+    """
+
+    images: Tensor
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

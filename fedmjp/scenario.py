@@ -37,10 +37,15 @@ INCIDENTAL = {
 
 
 class Turn(NamedTuple):
-    """What a client uploads in a round."""
+    """What a client uploads in a round.
 
-    batch: int  # which of its batches, from 0
-    number: int  # how often it has uploaded this batch before
+    Attributes:
+        batch: Which of its batches, from 0.
+        number: How often it has uploaded this batch before.
+    """
+
+    batch: int
+    number: int
 
 
 class Scenario(Defended):

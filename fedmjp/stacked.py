@@ -119,14 +119,23 @@ def _positions(model: VitClassifier, masks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Entrance:
-    """Turns gradients at the tokens into those of parameters."""
+    """Turns gradients at the tokens into those of parameters.
 
-    model: VitClassifier  # its sizes
-    tokens: Tensor  # (batches, pictures, tokens, dim), gradient at every token
-    patches: Tensor  # (batches, pictures * patches, 3 * patch_size ** 2), what was embedded
-    masks: Tensor  # (batches, pictures, patches)
-    attention_inputs: Tensor  # (batches, pictures * tokens, dim), of the first qkv layer
-    attention_outputs: Tensor  # (batches, pictures * tokens, 3 * dim), gradient at its output
+    Attributes:
+        model: Its sizes.
+        tokens: (batches, pictures, tokens, dim), gradient at every token.
+        patches: (batches, pictures * patches, 3 * patch_size ** 2), what was embedded.
+        masks: (batches, pictures, patches).
+        attention_inputs: (batches, pictures * tokens, dim), of the first qkv layer.
+        attention_outputs: (batches, pictures * tokens, 3 * dim), gradient at its output.
+    """
+
+    model: VitClassifier
+    tokens: Tensor
+    patches: Tensor
+    masks: Tensor
+    attention_inputs: Tensor
+    attention_outputs: Tensor
 
     def gradient(self, name: str) -> Tensor:
         """(batches, *shape of the parameter)."""

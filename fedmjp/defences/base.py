@@ -54,26 +54,42 @@ class NoOptions(Config):
 
 @dataclass(frozen=True)
 class Client:
-    """What a client knows when it protects an update."""
+    """What a client knows when it protects an update.
 
-    kind: UpdateKind  # of the update
-    # structural role ("patch_embedding", "position_embedding", "head") to names of tensors
+    Attributes:
+        kind: Of the update.
+        roles: Structural role ("patch_embedding", "position_embedding", "head") to names of tensors.
+        examples: Pictures behind the update.
+        model: With the weights that the server had sent; None in a mod, which sees messages only.
+        images: (batch, 3, size, size) in [0, 1] as they went into the network; None in a mod.
+        mask: (batch, patches) bool as it went into the network; None without one.
+    """
+
+    kind: UpdateKind
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    examples: int = 1  # pictures behind the update
-    model: nn.Module | None = None  # with the weights that the server had sent; None in a mod, which sees messages only
-    images: Tensor | None = None  # (batch, 3, size, size) in [0, 1] as they went into the network; None in a mod
-    mask: Tensor | None = None  # (batch, patches) bool as it went into the network; None without one
+    examples: int = 1
+    model: nn.Module | None = None
+    images: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Differential privacy that uploads have cost one client."""
+    """Differential privacy that uploads have cost one client.
 
-    epsilon: float  # over all uploads so far
-    delta: float  # of the same guarantee
-    relation: Relation  # what two data sets differ in, of which an observer cannot tell which was used
-    unit: Literal["client", "picture"]  # what is protected: a client's whole share, or a single picture
-    uploads: int  # how many
+    Attributes:
+        epsilon: Over all uploads so far.
+        delta: Of the same guarantee.
+        relation: What two data sets differ in, of which an observer cannot tell which was used.
+        unit: What is protected: a client's whole share, or a single picture.
+        uploads: How many.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    unit: Literal["client", "picture"]
+    uploads: int
 
 
 @dataclass(frozen=True)
@@ -82,21 +98,33 @@ class Plan:
 
     Options that are called as these fields, and that nobody gave, are taken from here: a guarantee that is for the
     rounds of the run is then the one that was asked for.
+
+    Attributes:
+        rounds: Uploads of the client that makes most.
+        steps: Of the optimiser of a client, in all rounds.
+        steps_per_upload: Of them behind one upload.
+        batch_size: Pictures of a step, at most.
     """
 
-    rounds: int  # uploads of the client that makes most
-    steps: int  # of the optimiser of a client, in all rounds
-    steps_per_upload: int  # of them behind one upload
-    batch_size: int  # pictures of a step, at most
+    rounds: int
+    steps: int
+    steps_per_upload: int
+    batch_size: int
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """Pictures as they go into the network."""
+    """Pictures as they go into the network.
 
-    images: Tensor  # (batch, 3, size, size) in [0, 1]
-    mask: Tensor  # (batch, patches) bool on the CPU, True where a patch changed places or lost its position
-    source: Tensor  # (batch, patches) int64 on the CPU; place i shows patch ``source[i]`` of the picture before
+    Attributes:
+        images: (batch, 3, size, size) in [0, 1].
+        mask: (batch, patches) bool on the CPU, True where a patch changed places or lost its position.
+        source: (batch, patches) int64 on the CPU; place i shows patch ``source[i]`` of the picture before.
+    """
+
+    images: Tensor
+    mask: Tensor
+    source: Tensor
 
 
 class Defence(ABC):

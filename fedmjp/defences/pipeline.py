@@ -140,11 +140,14 @@ Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
 class Pipeline:
     """What a client does to protect itself, in order.
 
+    Attributes:
+        configs: Of each defence.
+
     Raises:
         ConfigError: If an order is impossible, with the reason.
     """
 
-    configs: tuple[DefenceConfig, ...] = ()  # of each defence
+    configs: tuple[DefenceConfig, ...] = ()
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.configs]

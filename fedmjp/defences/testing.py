@@ -43,10 +43,15 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True)
 class Trial:
-    """A defence under test."""
+    """A defence under test.
 
-    defence: Defence  # ready to use, with the options that the suite is to run with
-    tolerance: float = 0.1  # largest relative error of ``noise_on`` against the measured standard deviation
+    Attributes:
+        defence: Ready to use, with the options that the suite is to run with.
+        tolerance: Largest relative error of ``noise_on`` against the measured standard deviation.
+    """
+
+    defence: Defence
+    tolerance: float = 0.1
 
     def update(self) -> dict[str, Tensor]:
         """Tensors of all kinds that an update can hold, anew each time."""

@@ -25,27 +25,43 @@ _REQUIRED = (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
 
 @dataclass(frozen=True)
 class Role:
-    """One parameter of the user's module."""
+    """One parameter of the user's module.
 
-    name: str  # as the user's module calls it
-    parameter: nn.Parameter  # with the shape and the order of pixels that attacks expect
-    shape: torch.Size  # that the user's module gives it
+    Attributes:
+        name: As the user's module calls it.
+        parameter: With the shape and the order of pixels that attacks expect.
+        shape: That the user's module gives it.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    shape: torch.Size
 
 
 @dataclass
 class Adopted:
-    """A user's own vision transformer as closed forms see it: its entrance, under the names that they use."""
+    """A user's own vision transformer as closed forms see it: its entrance, under the names that they use.
 
-    image_size: int  # pixels per side of its pictures
-    patch_size: int  # pixels per side of its patches
-    prefix_tokens: int  # rows of its position embedding before those of the patches
-    mean: Tensor  # (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module
-    std: Tensor  # (3, 1, 1), what they are divided by then
-    roles: Mapping[str, Role]  # by the names of ``fedmjp.models.names``
-    # what was found where, in the user's own names; None for what was not found and is not needed
+    Attributes:
+        image_size: Pixels per side of its pictures.
+        patch_size: Pixels per side of its patches.
+        prefix_tokens: Rows of its position embedding before those of the patches.
+        mean: (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module.
+        std: (3, 1, 1), what they are divided by then.
+        roles: By the names of ``fedmjp.models.names``.
+        parts: What was found where, in the user's own names; None for what was not found and is not needed.
+        weights: Digest of the module's weights.
+        pixel_order: How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
+    """
+
+    image_size: int
+    patch_size: int
+    prefix_tokens: int
+    mean: Tensor
+    std: Tensor
+    roles: Mapping[str, Role]
     parts: Mapping[str, str | None]
-    weights: str  # digest of the module's weights
-    # how channel (0), row (1) and column (2) follow each other in the patch embedding's weight
+    weights: str
     pixel_order: tuple[int, ...]
 
     @property

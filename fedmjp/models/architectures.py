@@ -45,16 +45,27 @@ class Positions(StrEnum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model name stands for."""
+    """What a model name stands for.
 
-    timm_name: str  # the timm model that it is made of
-    base: str  # that model in words
-    purpose: str  # what it is for here
-    family: Family = Family.TRANSFORMER  # how it is built
-    positions: Positions = Positions.LEARNED  # what becomes of its position embedding
-    april: bool = False  # whether the first block is the one that APRIL's closed form needs
-    patch_size: int | None = None  # the only one that it can have; None where any fits
-    changes: Mapping[str, Any] = field(default_factory=dict)  # arguments of the timm model that are others
+    Attributes:
+        timm_name: The timm model that it is made of.
+        base: That model in words.
+        purpose: What it is for here.
+        family: How it is built.
+        positions: What becomes of its position embedding.
+        april: Whether the first block is the one that APRIL's closed form needs.
+        patch_size: The only one that it can have; None where any fits.
+        changes: Arguments of the timm model that are others.
+    """
+
+    timm_name: str
+    base: str
+    purpose: str
+    family: Family = Family.TRANSFORMER
+    positions: Positions = Positions.LEARNED
+    april: bool = False
+    patch_size: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:

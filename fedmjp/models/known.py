@@ -35,14 +35,23 @@ OF_TIMM = (
 
 @dataclass(frozen=True)
 class KnownCheckpoint:
-    """Published weights."""
+    """Published weights.
 
-    name: str  # what they are called here
-    model: str  # the model that they fit, at 224 pixels and with 1000 classes
-    unknown_embedding: bool  # whether they are of a model with MJP's
-    source: str  # where they come from, in words
-    repository: str = ""  # on the Hugging Face hub; empty if they are not there
-    release: str = ""  # the file's name in releases; empty if it is unknown
+    Attributes:
+        name: What they are called here.
+        model: The model that they fit, at 224 pixels and with 1000 classes.
+        unknown_embedding: Whether they are of a model with MJP's.
+        source: Where they come from, in words.
+        repository: On the Hugging Face hub; empty if they are not there.
+        release: The file's name in releases; empty if it is unknown.
+    """
+
+    name: str
+    model: str
+    unknown_embedding: bool
+    source: str
+    repository: str = ""
+    release: str = ""
 
     @property
     def saved_as(self) -> str:

@@ -54,15 +54,21 @@ class Positions:
 
 @dataclass(frozen=True)
 class FoundEntrance:
-    """What the equation holds for."""
+    """What the equation holds for.
 
-    embedding: PatchEmbedding  # the patch embedding
-    positions: Positions  # the position embedding
-    # how channel (0), row (1) and column (2) follow each other in the patch embedding's weight
+    Attributes:
+        embedding: The patch embedding.
+        positions: The position embedding.
+        pixel_order: How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
+        class_token: Name of the parameter that the position embedding's first row is added to, if there is one.
+        head: Name of the Linear that gives the module's output, if there is one.
+    """
+
+    embedding: PatchEmbedding
+    positions: Positions
     pixel_order: tuple[int, ...]
-    # name of the parameter that the position embedding's first row is added to, if there is one
     class_token: str | None
-    head: str | None  # name of the Linear that gives the module's output, if there is one
+    head: str | None
 
 
 @dataclass(frozen=True)
