@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.leaderboard.admission import admit, submitted
+from benchmarks.leaderboard.admission import AdmissionError, admit, submitted
 from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.rechecking import AdmissionError
 from fedmjp.errors import BadInputError, ConfigError, OutputError
 from tests.boards import ENVIRONMENTS, Row, board, cell, grey, ledger_of, near
 

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import Board, entry_id
+from benchmarks.leaderboard.entries import Board, entry_id, reported_in
 from benchmarks.leaderboard.pairing import Pairs
-from benchmarks.leaderboard.reported import reported_in
 from benchmarks.plan.experiment import AttackConfig, experiments_of
 from benchmarks.plan.planning import plan
 from fedmjp.errors import RecordError, UnknownNameError

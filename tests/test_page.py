@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from benchmarks.report.gallery import Gallery, Shown
+from benchmarks.report.page import Gallery, Shown
 from benchmarks.report.publish import publish
 from tests.sample_board import NASTY, nasty_entry, sample_board
 

@@ -21,14 +21,12 @@ from benchmarks.leaderboard.standings import standings
 from benchmarks.report import numbers
 from benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
 from benchmarks.report.findings import LINES, NAIVE, findings, strongest
-from benchmarks.report.gallery import Gallery, Shown
 from benchmarks.report.latex import escaped, latex_text
-from benchmarks.report.page import page
-from benchmarks.report.plots import plots
+from benchmarks.report.page import Gallery, Shown, page
+from benchmarks.report.plots import inline, plots, standalone
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.reported import nearest_of_ours, reported_rows
 from benchmarks.report.rows import CHANGED, Row, Section, sections
-from benchmarks.report.svg import inline, standalone
 from benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
 from fedmjp.defences import DEFENCES
 from tests.sample_board import NASTY, THREATS, nasty_entry, sample_board, sample_entry

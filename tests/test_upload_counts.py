@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.leaderboard.entries import Board, Entry, Standing
+from benchmarks.report.curves import upload_counts
 from benchmarks.report.plots import plots
-from benchmarks.report.upload_counts import upload_counts
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.sample_board import sample_board, sample_entry

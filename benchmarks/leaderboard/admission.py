@@ -2,16 +2,32 @@
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
+
+import pandas as pd
 
 from benchmarks.folder.ledger import ABOUT
 from benchmarks.folder.output import write_text
-from benchmarks.leaderboard.entries import Entry, Record, Submission
-from benchmarks.leaderboard.rechecking import AdmissionError, checked
-from fedmjp.errors import BadInputError, ConfigError, OutputError
+from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Entry, Record, Submission, entry_id
+from benchmarks.leaderboard.figures import Figures, judged, marginal_name
+from benchmarks.leaderboard.statistics import Floats
+from benchmarks.plan.experiment import AttackConfig, Cell
+from fedmjp.config import ModelConfig
+from fedmjp.defences.pipeline import NONE
+from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError
+from fedmjp.metrics import metric
+from fedmjp.models.build import blueprint
+from fedmjp.settings import Picture
 
 SUBMITTED = "submitted"
+EXACT = 1e-6
+MONTE_CARLO = 0.2  # standard errors of the mean by which two bootstrap intervals may differ
+
+
+class AdmissionError(BadInputError):
+    """Entries that the rules do not admit. Remedy: mend what the message names."""
 
 
 class _Admitted(Record):
@@ -22,23 +38,17 @@ class _Admitted(Record):
 
 
 def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
-    """Check a file of entries and put it beside a board.
-
-    The file holds a ``Submission``: cells with the floors and undefended twins that they are held
-    against. Everything that can be computed again is, and is stored as it was computed here.
-
-    Returns:
-        Its entries; the id of the first names the stored file.
+    """Check a file that holds a ``Submission`` and put it beside a board, with all figures as computed here.
 
     Raises:
         ConfigError: If the file is not of that form.
-        AdmissionError: If figures do not follow from the leakage per picture, a verdict not from the
-            rules, the manifest is not complete, or the entry is there already.
+        AdmissionError: If figures do not follow from the leakage per picture, a verdict not from the rules, the
+            manifest is not complete, or the entry is there already.
         OutputError: If the folder holds no board or cannot be written.
     """
     if not (board_folder / ABOUT).is_file():
         raise OutputError(f"{board_folder} holds no results to add an entry to; name the folder of a campaign")
-    submission = checked(_parsed(entry_file))
+    submission = _checked(_parsed(entry_file))
     known = {entry.id for entry in submitted(board_folder)} | {path.stem for path in _files(board_folder)}
     for entry in submission.entries:
         if entry.id in known:
@@ -56,14 +66,16 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
 def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[Entry, ...]:
     """The entries that were admitted to a board, checked again.
 
-    Args:
-        board_folder: The board's folder.
-        tell: Gets one line for each file that was changed or damaged since; its entries are left out.
+    Files that were changed or damaged since are left out; ``tell`` gets a line for each.
     """
     found: list[Entry] = []
     for path in _files(board_folder):
         try:
-            found += _untouched(path).entries
+            admitted = _Admitted.read(path.read_bytes())
+            submission = admitted.submission
+            if admitted.sha256 != submission.digest() or path.stem != submission.entries[0].id:
+                raise AdmissionError("it was changed after it had been admitted")
+            found += _checked(submission).entries
         except (OSError, BadInputError) as error:
             tell(f"{path} is left out: {error}; add the submission again")
     return tuple(found)
@@ -71,14 +83,6 @@ def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.wa
 
 def _files(board_folder: Path) -> list[Path]:
     return sorted((board_folder / SUBMITTED).glob("*.json"))
-
-
-def _untouched(path: Path) -> Submission:
-    admitted = _Admitted.read(path.read_bytes())
-    submission = admitted.submission
-    if admitted.sha256 != submission.digest() or path.stem != submission.entries[0].id:
-        raise AdmissionError("it was changed after it had been admitted")
-    return checked(submission)
 
 
 def _parsed(path: Path) -> Submission:
@@ -98,3 +102,145 @@ def _parsed(path: Path) -> Submission:
         return Submission.read(json.dumps(content))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _checked(submission: Submission) -> Submission:
+    """The same with every figure, id and verdict as computed here."""
+    claimed = {entry.cell: entry for entry in submission.entries}
+    if len(claimed) < len(submission.entries):
+        raise AdmissionError("two entries are of the same cell; merge or remove one")
+    for entry in submission.entries:
+        _refuse(entry, _contradictions(entry))
+    figures = Figures(
+        ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
+        pictures={cell: pd.DataFrame({LEAKAGE: entry.leakage}, dtype=float) for cell, entry in claimed.items()},
+        worst={cell: {name: each.worst for name, each in entry.metrics.items()} for cell, entry in claimed.items()},
+        recognisable_at=RECOGNISABLE,
+    )
+    computed = []
+    for cell, entry in claimed.items():
+        found = figures.of(cell) | {"origin": "submitted", "submitter": submission.submitter}
+        ours = entry.model_copy(update=found | {"metrics": {**entry.metrics, **found["metrics"]}})
+        _refuse(entry, _differences(entry, ours, figures.samples[cell]))
+        computed.append(ours)
+    entries = judged(computed)
+    for theirs, ours in zip(submission.entries, entries, strict=True):
+        if theirs.verdict != ours.verdict:
+            raise AdmissionError(
+                f"{_named(theirs)} claims {theirs.verdict!r}, but the rules say {ours.verdict!r}: {ours.reason}"
+            )
+    return submission.model_copy(update={"entries": tuple(entries)})
+
+
+def _refuse(entry: Entry, reasons: Iterable[str]) -> None:
+    for reason in reasons:
+        raise AdmissionError(f"{_named(entry)}: {reason}")
+
+
+def _id(cell: Cell, entry: Entry, submitter: str) -> str:
+    provenance = entry.provenance
+    return entry_id(cell, f"{submitter} {provenance.campaign}", provenance.pictures_sha256, "submitted")
+
+
+def _contradictions(entry: Entry) -> Iterator[str]:
+    """What an entry says against itself or against what is known here, without computing anything."""
+    if entry.verdict == "refused":
+        yield "an attack that was not run has nothing to show; leave the entry out"
+    given = entry.provenance
+    asked = ("campaign", "config_sha256", "data", "pictures_sha256", "weights_sha256", "seeds", "environments")
+    missing = [name for name in asked if not getattr(given, name)]
+    if missing or not all(given.environments):
+        yield f"its provenance lacks {', '.join(missing or ['an environment'])}"
+    yield from _of_defences(entry)
+    yield from _of_attack(entry)
+    if entry.n != len(entry.leakage) or not entry.n <= entry.trials <= entry.n * len(given.seeds):
+        yield (
+            f"n = {entry.n} and trials = {entry.trials} do not fit {len(entry.leakage)} pictures with leakage and "
+            f"{len(given.seeds)} seeds"
+        )
+    for name in entry.metrics:
+        metric(name)
+    most, claimed = max(entry.leakage.values(), default=None), entry.metrics.get(LEAKAGE)
+    if most is not None and (claimed is None or claimed.worst < most - EXACT):
+        yield _off(f"{LEAKAGE} worst", claimed and claimed.worst, most)
+
+
+def _of_defences(entry: Entry) -> Iterator[str]:
+    """What the clients did must not be told one way to pair cells, and another to show them."""
+    pipeline = entry.pipeline
+    seen = pipeline.of_stage("examples", "update", "aggregate").configs
+    if entry.threat.defences != seen:
+        named, made = (" + ".join(each.text for each in configs) or NONE for configs in (entry.threat.defences, seen))
+        yield f"its threat model names {named} on the uploads, but its defences make {made}"
+    if pipeline.shuffles is not (entry.setting.gradient_of is Picture.SHUFFLED):
+        done = "shuffle" if pipeline.shuffles else "do not shuffle"
+        yield f"its defences {done} the picture, which is not setting {entry.setting}"
+    if entry.mask_ratio != pipeline.mask_ratio:
+        yield f"its mask ratio is {entry.mask_ratio:g}, but that of its defences {pipeline.mask_ratio:g}"
+
+
+def _of_attack(entry: Entry) -> Iterator[str]:
+    """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
+    unseen = "so that nobody can see whether {} takes the defence into account; set adapted to false"
+    try:
+        tried = AttackConfig.of_label(entry.attack)
+    except UnknownNameError:
+        if entry.role != "attack":
+            yield f"{entry.attack!r} is no {entry.role} that is known here"
+        elif entry.adapted:
+            yield f"{entry.attack!r} is not known here, {unseen.format('it')}"
+        return
+    role = tried.made().role
+    if role != entry.role:
+        yield f"its role is {role}, not {entry.role}"
+    if not entry.adapted:
+        return
+    pipeline = entry.pipeline
+    try:
+        knows = bool(entry.defences) and tried.adapted(
+            pipeline, _blueprint(pipeline.change_model(ModelConfig(name=entry.model))), entry.threat, entry.setting
+        )
+    except UnknownNameError:
+        yield f"the model {entry.model!r} is not known here, {unseen.format(entry.attack)}"
+    else:
+        if not knows:
+            yield f"{entry.attack} does not take the defence {entry.defence} into account"
+
+
+_blueprint = lru_cache(maxsize=16)(blueprint)
+
+
+def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> Iterator[str]:
+    """Where claimed figures are not those that follow from the leakage per picture."""
+    spreads = {name: float(values.std() / len(values) ** 0.5) for name, values in samples.items()}
+    claims, figures = _figures(theirs), _figures(ours)
+    for name in {**claims, **figures}:
+        claim, figure = claims.get(name), figures.get(name)
+        if figure is None and claim is not None:
+            yield f"{name.replace('_', ' ')} is given, but not the entry to compare with"
+        for field, value in (figure.model_dump() if figure else {}).items():
+            claimed = getattr(claim, field, None)
+            tolerance = EXACT + (MONTE_CARLO * spreads.get(name, 0.0) if field in ("low", "high") else 0)
+            if (value is None) != (claimed is None) or (value is not None and abs(value - claimed) > tolerance):
+                yield _off(f"{name} {field}", claimed, value)
+    if theirs.exposed != ours.exposed:
+        yield _off("exposed", theirs.exposed, ours.exposed)
+
+
+def _figures(entry: Entry) -> dict[str, Record | None]:
+    """As messages and samples name them."""
+    return {
+        LEAKAGE: entry.metrics.get(LEAKAGE),
+        "recognisable": entry.recognisable if entry.leakage else None,
+        "over_floor": entry.over_floor,
+        "over_twin": entry.over_twin,
+        **{marginal_name(each.defence): each.difference for each in entry.marginal},
+    }
+
+
+def _off(name: str, theirs: object, ours: object) -> str:
+    return f"{name} is {theirs}, but its leakage per picture gives {ours}"
+
+
+def _named(entry: Entry) -> str:
+    return f"{entry.model}, {entry.defence}, {entry.attack}, setting {entry.setting}"

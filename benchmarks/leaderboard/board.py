@@ -1,17 +1,16 @@
-"""From trials to the leaderboard."""
+"""From trials to the leaderboard, and its manifest: what one needs to know to repeat a run or to doubt it."""
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.leaderboard.assembly import entries_of
-from benchmarks.leaderboard.entries import Board, Entry, Reported
-from benchmarks.leaderboard.manifest import manifest
+from benchmarks.leaderboard.assembly import entries_of, span
+from benchmarks.leaderboard.entries import SCHEMA_VERSION, Board, Entry, Reported
 from benchmarks.leaderboard.notes import notes
-from benchmarks.leaderboard.observations import observe
 from benchmarks.leaderboard.standings import standings
 
 
@@ -23,28 +22,57 @@ def board_of(
     reported: Sequence[Reported] = (),
     submitted: Sequence[Entry] = (),
 ) -> Board:
-    """The leaderboard of a folder of results.
+    """The leaderboard of a folder of results: every planned cell gets an entry, also without any trial.
 
     Args:
-        ledger: What was planned. Every cell gets an entry, also without any trial.
+        ledger: What was planned.
         trials: What the store has of it, as ``Store.frame`` gives it.
         environments: What trials were run with, by digest, as ``Store.environments`` gives it.
         reported: Rows of papers to stand beside it.
         submitted: Entries by third parties to stand behind ours.
 
     Raises:
-        RecordError: If a finished trial has scores that are no finite numbers.
+        RecordError: If a finished trial has no leakage, or a score that is no finite number.
     """
-    entries = (*entries_of(observe(ledger, trials), ledger.about, environments), *submitted)
+    entries = (*entries_of(ledger, trials, environments), *submitted)
     return Board(
-        name=ledger.about["name"],
-        title=ledger.about["title"],
-        question=ledger.about["question"],
-        recognisable_at=ledger.about["recognisable_at"],
+        **{name: ledger.about[name] for name in ("name", "title", "question", "recognisable_at")},
         metrics=tuple(ledger.about["metrics"]),
         entries=entries,
         standings=tuple(standings(entries)),
         reported=tuple(reported),
         notes=tuple(notes(entries, ledger.about, reported)),
-        about=json.loads(json.dumps(manifest(ledger, trials, environments))),  # as it will be read again
+        about=json.loads(json.dumps(_manifest(ledger, trials, environments))),  # as it will be read again
     )
+
+
+def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Configuration, seeds, environments, digests: ``weights`` of the tensors that were sent, by model and defence."""
+    finished = trials[trials["status"] == "ok"]
+    arms = (finished["model"] + "-" + finished["defence"]).to_list()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **{key: value for key, value in ledger.about.items() if key not in ("notes", "skipped")},
+        "seeds": sorted({int(seed) for seed in ledger.trials["seed"]}),
+        "threat_models": [
+            {**threat.model_dump(mode="json"), "sentence": threat.sentence()}
+            for threat in dict.fromkeys(planned.cell.threat for planned in ledger.cells)
+        ],
+        "trials": {
+            "planned": len(ledger.trials),
+            "ok": len(finished),
+            "failed": len(trials) - len(finished),
+            "refused_cells": sum(planned.refusal is not None for planned in ledger.cells),
+            **span(trials["recorded_at"]),
+        },
+        # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
+        "environments": [environments[sha256] for sha256 in sorted(set(trials["environment_sha256"]))],
+        "pictures": dict(sorted(zip(ledger.trials["picture"], ledger.trials["picture_sha256"], strict=True))),
+        "skipped_pictures": list(ledger.about["skipped"]),
+        "weights": dict(sorted(zip(arms, finished["weights_sha256"], strict=True))),
+        "weights_origin": sorted(
+            "initial weights drawn from the seed; untrained" if weights == "untrained" else f"checkpoint {weights}"
+            for weights in {planned.cell.weights for planned in ledger.cells}
+        ),
+        "rendered_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,61 +1,38 @@
-"""The leaderboard's records: one typed entry per cell, numbers as numbers, enough to rebuild every table.
-
-Leakage is PSNR in dB against the private picture, higher reveals more; other metrics stand beside it.
-Three kinds of figures are never mixed: ``reproduced`` here, ``submitted`` by a third party, and
-``Reported`` in a paper.
-"""
+"""The leaderboard's records: one typed entry per cell, numbers as numbers, enough to rebuild every table."""
 
 import hashlib
 import json
 import textwrap
+from collections.abc import Iterable
+from functools import cached_property
+from importlib import resources
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from attacks.base import Role
 from benchmarks.plan.experiment import Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 2
-LEAKAGE = "psnr"
+LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
 EXPOSED = 3.0  # dB over grey: half the error power of a guess
 
 SHOWN = 3  # errors of a file that is read
 
-# Not one of them says "private": no experiment can.
+# What each means stands in benchmarks.report.legend. Not one of them says "private": no experiment can.
 Verdict = Literal[
-    "leaks",  # recovered more than a guess; defended: no less than without the defence
-    "reduced",  # defended: recovered more than a guess, but less than without the defence
-    "withstood",  # defended: an attack that knows the defence recovered no more than a guess, though it does without it
-    "naive attack failed",  # the same of an attack that does not know the defence: no evidence of protection
-    "inconclusive",  # nothing follows: the twin is missing or does not leak, or pictures are too few to tell
-    "no leak seen",  # undefended: this attack recovered no more than a guess
-    "incomplete",  # trials are missing, or more than a twentieth failed
-    "refused",  # the attack does not apply, and was not run
-    "floor",
-    "bound",
-]
-
-
-class _Short(str):
-    """How a value stands in a message: cut where it is long."""
-
-    __slots__ = ()
-
-    def __new__(cls, value: object) -> Self:
-        return super().__new__(cls, textwrap.shorten(repr(value), 60))
-
-    __repr__ = str.__str__
-
-
-Origin = Literal["reproduced", "submitted"]
+    "leaks", "reduced", "withstood", "naive attack failed", "inconclusive", "no leak seen", "incomplete", "refused",
+    "floor", "bound",
+]  # fmt: skip
+Origin = Literal["reproduced", "submitted"]  # here, or by a third party: never mixed, nor with what papers report
 
 
 class Record(Config):
@@ -81,15 +58,23 @@ class Record(Config):
     def _explain(cls, detail: dict[str, Any]) -> str:
         if detail["type"] == "missing":
             return f"key {'.'.join(map(str, detail['loc']))!r} is missing"
-        return super()._explain(detail | {"input": _Short(detail["input"])})
+        return super()._explain(detail | {"input": _Short(repr(detail["input"]))})
+
+
+class _Short(str):
+    """A value as it stands in a message: cut where it is long."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return textwrap.shorten(self, 60)
 
 
 class Statistics(Record):
     """One metric over pictures, each picture with the mean over its seeds.
 
-    ``low`` and ``high`` bound the mean (95 % percentile bootstrap over pictures); none below two
-    pictures. ``p95`` is the 95th percentile towards revealing (for MSE the 5th). ``worst`` is the most
-    revealing single trial.
+    ``low`` and ``high`` bound the mean (95 % percentile bootstrap over pictures); none below two pictures. ``p95`` is
+    the 95th percentile towards revealing (for MSE the 5th). ``worst`` is the most revealing single trial.
     """
 
     mean: float
@@ -114,11 +99,7 @@ class Difference(Record):
 
 
 class Marginal(Record):
-    """What one defence of several adds: leakage of the cell minus that of its twin without this defence.
-
-    ``defence`` is its label, ``twin`` the id of the entry without it; ``difference`` is none where one of the two has
-    no scores yet.
-    """
+    """What one defence of several adds: leakage of the cell minus that of ``twin``, the entry without it."""
 
     defence: str
     twin: str
@@ -141,11 +122,7 @@ class Utility(Record):
 
 
 class Cost(Record):
-    """What attack and upload cost.
-
-    ``attack_seconds`` per picture, on the hardware of the provenance; ``upload_bytes`` of one whole
-    float32 update.
-    """
+    """``attack_seconds`` per picture, on the hardware of the provenance; ``upload_bytes`` of a whole float32 update."""
 
     attack_seconds: float | None
     upload_bytes: int | None
@@ -154,9 +131,8 @@ class Cost(Record):
 class Provenance(Record):
     """Where an entry's numbers come from.
 
-    ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` those of the
-    tensors that were sent; ``environments`` are versions, revision and hardware, one if all trials ran
-    alike; times are UTC.
+    ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` are those of the tensors that
+    were sent; ``environments`` are versions, revision and hardware, one if all trials ran alike; times are UTC.
     """
 
     campaign: str
@@ -181,13 +157,10 @@ class Submitter(Record):
 class Entry(Record):
     """One cell: what was attacked how, under which threat model, what came of it, and whence.
 
-    ``defences`` are as configured and in order, ``defence`` is their label. ``mask_ratio`` is the share of patches
-    that were to be shuffled or masked in what went into the gradient. ``adapted`` says whether the attack takes the
-    defences into account. ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``n`` counts pictures with a
-    score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run yet, ``left_out``
-    pictures that the attack's own prior was made of. ``leakage`` holds PSNR per picture. ``over_floor`` compares with
-    the grey guess, ``over_twin`` with the undefended twin: the same model, attack, pictures, seeds and server where
-    clients defend nothing, in setting a. ``marginal`` compares with the twins that lack one of several defences.
+    What ``Cell`` and ``PlannedCell`` have, too, means the same here; ``defence`` is the label of ``defences``. ``n``
+    counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
+    yet. ``leakage`` holds PSNR per picture. ``over_floor`` compares with the grey guess, ``over_twin`` with the
+    undefended twin: the same model, attack, pictures, seeds and server where clients defend nothing, in setting a.
     ``exposed`` counts pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin``
     are ids of entries.
     """
@@ -254,10 +227,9 @@ class Entry(Record):
 
 def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) -> str:
     """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
-    fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
     configured = {"threat": cell.threat.digest(), "defences": [config.text for config in cell.defences]}
-    named = fields | configured | {"campaign": campaign, "pictures": pictures_sha256}
-    return hashlib.sha256(json.dumps(named | {"origin": origin}, sort_keys=True).encode()).hexdigest()[:16]
+    named = vars(cell) | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Submission(Record):
@@ -271,10 +243,8 @@ class Submission(Record):
 class Standing(Record):
     """A model with its defences before one server and in one setting, judged by the strongest attack.
 
-    ``rank`` 1 leaks least, among all that one server sees and that is compared with the same version of the picture:
-    settings a and c rank together, b apart. None where the verdict forbids ranking (inconclusive, incomplete, refused).
-    ``attacks`` counts those that ran; ``adapted`` whether one of them takes the defence into account.
-    What a third party submitted is judged but never ranked.
+    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused), and for what a
+    third party submitted. ``attacks`` counts those that ran; ``adapted``: one of them takes the defence into account.
     """
 
     rank: int | None
@@ -315,11 +285,27 @@ class Reported(Record):
     differs: str
 
 
-class Board(Record):
-    """A whole leaderboard.
+_REPORTED = TypeAdapter(tuple[Reported, ...])
 
-    ``standings`` and ``entries`` come in the order in which they are shown. ``about`` is the manifest.
+
+def reported_in(names: Iterable[str]) -> tuple[Reported, ...]:
+    """The rows of papers' tables, by name (``mjp_table5``).
+
+    Raises:
+        UnknownNameError: If there is no such table.
     """
+    folder = resources.files(__package__).joinpath("reported")
+    tables = {file.name.removesuffix(".json"): file for file in folder.iterdir()}
+    rows: list[Reported] = []
+    for name in names:
+        if name not in tables:
+            raise UnknownNameError("reported table", name, tables)
+        rows += _REPORTED.validate_json(tables[name].read_bytes())
+    return tuple(rows)
+
+
+class Board(Record):
+    """A whole leaderboard, in the order in which it is shown; ``about`` is the manifest."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
     name: str
@@ -332,3 +318,8 @@ class Board(Record):
     reported: tuple[Reported, ...]
     notes: tuple[str, ...]
     about: dict[str, Any]
+
+    @cached_property
+    def by_id(self) -> dict[str | None, Entry]:
+        """The entries, to follow what they are held against."""
+        return {entry.id: entry for entry in self.entries}

@@ -1,9 +1,9 @@
 """Which cells a cell is held against: the guess, and the same attack where clients do less to defend themselves."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.leaderboard.listing import grouped
 from benchmarks.plan.experiment import Cell
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Picture, Setting
@@ -11,26 +11,16 @@ from fedmjp.settings import Picture, Setting
 _UPLOAD = ("model", "weights", "defences", "mask_ratio", "setting", "threat")
 
 
-def is_control(cell: Cell) -> bool:
-    """Whether its clients do nothing to defend themselves."""
-    return not cell.defences
-
-
 class Pairs:
-    """What each of some cells is held against among the others.
+    """What each cell of a board or a submission is held against among the others.
 
     A defended model may have a checkpoint of its own. Its twin is then the cell of the model's name, if there is
     exactly one.
-
-    Args:
-        cells: All of a board, or of a submission.
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._floors = [cell for cell in cells if cell.role == "floor"]
-        self._alike: defaultdict[tuple[Any, ...], list[Cell]] = defaultdict(list)
-        for cell in cells:
-            self._alike[_key(cell, cell.defences)].append(cell)
+        self._alike = grouped(cells, lambda cell: _key(cell, cell.defences))
 
     def floor(self, cell: Cell) -> Cell | None:
         """The guess at the same pictures; none for a guess itself.
@@ -45,7 +35,7 @@ class Pairs:
 
     def twin(self, cell: Cell) -> Cell | None:
         """The same attack on the same uploads where clients do nothing to defend themselves, in setting a."""
-        return None if is_control(cell) else self._with(cell, ())
+        return self._with(cell, ()) if cell.defences else None
 
     def without_each(self, cell: Cell) -> dict[str, Cell]:
         """Of several defences, the same cell without one of them, by that one's label; those that are there."""
@@ -58,7 +48,7 @@ class Pairs:
         return {label: twin for label, twin in found.items() if twin is not None}
 
     def _with(self, cell: Cell, defences: Defences) -> Cell | None:
-        twins = self._alike[_key(cell, defences)]
+        twins = self._alike.get(_key(cell, defences), [])
         same = [other for other in twins if other.weights == cell.weights]
         found = same or twins
         return found[0] if len(found) == 1 else None

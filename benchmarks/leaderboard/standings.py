@@ -1,67 +1,55 @@
-"""Who leaks how much: each model with its defences judged by the strongest attack on it.
-
-Ranked together is what one server would see without defences, and what is compared with the same version of the
-picture: settings a and c with the picture itself, b with the shuffled one. So a defence that shuffles (c) stands beside
-one that does not (a), and beside none.
-
-Standings are made of what was reproduced here. What a third party submitted is judged by the same rules,
-flagged and never ranked.
-"""
+"""Who leaks how much: each model with its defences judged by the strongest attack on it."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.leaderboard.entries import LEAKAGE, Entry, Standing
+from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.verdicts import LEAKING, Judgement
 
-RANKED = (*sorted(LEAKING), "withstood")
-
-
-class _Judged(NamedTuple):
-    standing: Standing
-    leakage: float | None
+RANKED = (*LEAKING, "withstood")
+_SHARED = ("origin", "threat", "setting", "protocol", "model", "weights", "defences", "defence", "mask_ratio")
 
 
 def standings(entries: Iterable[Entry]) -> list[Standing]:
     """By server, version compared with and protocol: ranked ones, the least leaking first, then the others."""
-    groups: dict[Any, list[Entry]] = {}
-    for entry in entries:
-        if entry.role == "attack":
-            groups.setdefault(_group(entry), []).append(entry)
-    tables: dict[Any, list[_Judged]] = {}
-    for group in groups.values():
-        tables.setdefault(_table(group[0]), []).append(_judged(group))
+    groups = grouped((entry for entry in entries if entry.role == "attack"), _judged_together)
+    tables = grouped(groups.values(), lambda group: _ranked_together(group[0]))
     return [standing for table in sorted(tables) for standing in _ranked(tables[table])]
 
 
-def _group(entry: Entry) -> tuple[Any, ...]:
-    """What is judged together: the attacks on one defended model, by one source."""
+def _judged_together(entry: Entry) -> tuple[Any, ...]:
+    """The attacks on one defended model, by one source."""
     source = (entry.origin, entry.submitter and entry.submitter.name, entry.provenance.campaign)
-    return (*_table(entry), entry.setting, entry.model, entry.weights, entry.defences, *source)
+    return (*_ranked_together(entry), entry.setting, entry.model, entry.weights, entry.defences, *source)
 
 
-def _table(entry: Entry) -> tuple[str, str, str]:
-    """What is ranked together."""
+def _ranked_together(entry: Entry) -> tuple[str, str, str]:
+    """What one server would see without defences, and what is compared with the same version of the picture.
+
+    That is the picture itself in settings a and c, the shuffled one in b. So a defence that shuffles (c) stands beside
+    one that does not (a), and beside none.
+    """
     return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol
 
 
-def _ranked(judged: Sequence[_Judged]) -> list[Standing]:
+def _ranked(groups: Sequence[Sequence[Entry]]) -> list[Standing]:
     """What prints the same decibels shares a rank."""
-    shown = {id(each): round(each.leakage, 1) for each in judged if _is_ranked(each) and each.leakage is not None}
-    values = list(shown.values())
-    ranked = sorted((each for each in judged if id(each) in shown), key=lambda each: shown[id(each)])
-    first = [
-        each.standing.model_copy(update={"rank": 1 + sum(value < shown[id(each)] for value in values)})
-        for each in ranked
+    judged = [_judged(group) for group in groups]
+    shown = [
+        (round(_leakage(strongest), 1), standing) for standing, strongest in judged if _has_rank(standing, strongest)
     ]
-    return first + [each.standing for each in judged if id(each) not in shown]
+    shown.sort(key=lambda pair: pair[0])
+    decibels = [value for value, _ in shown]
+    first = [standing.model_copy(update={"rank": 1 + decibels.index(value)}) for value, standing in shown]
+    return first + [standing for standing, strongest in judged if not _has_rank(standing, strongest)]
 
 
-def _is_ranked(judged: _Judged) -> bool:
-    return judged.standing.origin == "reproduced" and judged.standing.verdict in RANKED
+def _has_rank(standing: Standing, strongest: Entry) -> bool:
+    return standing.origin == "reproduced" and standing.verdict in RANKED and strongest.n > 0
 
 
-def _judged(group: Sequence[Entry]) -> _Judged:
+def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
     ran = [entry for entry in group if entry.verdict != "refused"]
     measured = sorted((entry for entry in ran if entry.n), key=_leakage, reverse=True)
     strongest = (measured or ran or group)[0]
@@ -75,10 +63,7 @@ def _judged(group: Sequence[Entry]) -> _Judged:
         verdict=verdict,
         reason=reason,
     )
-    return _Judged(standing, _leakage(strongest) if measured else None)
-
-
-_SHARED = ("origin", "threat", "setting", "protocol", "model", "weights", "defences", "defence", "mask_ratio")
+    return standing, strongest
 
 
 def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) -> Judgement:
@@ -86,19 +71,13 @@ def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) 
 
     While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that
     recovers more than a guess is a leak, whatever the others do. And a failure of attacks that do not
-    know the defence is theirs.
+    know the defence is theirs: it stands if one that takes the defence into account was withstood, too.
     """
-    leaking = [entry for entry in measured if entry.verdict in LEAKING]
     incomplete = [entry for entry in ran if entry.verdict == "incomplete"]
-    for entry in incomplete + leaking:
-        return _said_by(entry, strongest)
-    if strongest.verdict in ("withstood", "naive attack failed"):
-        return _withstood(strongest, measured)
-    return Judgement(strongest.verdict, strongest.reason)
-
-
-def _withstood(strongest: Entry, measured: Sequence[Entry]) -> Judgement:
-    """It stands if an attack that takes the defence into account was withstood, too."""
+    for entry in incomplete + [entry for entry in measured if entry.verdict in LEAKING]:
+        return Judgement(entry.verdict, entry.reason if entry is strongest else f"{entry.attack}: {entry.reason}")
+    if strongest.verdict not in ("withstood", "naive attack failed"):
+        return Judgement(strongest.verdict, strongest.reason)
     adapted = [entry for entry in measured if entry.adapted]
     if any(entry.verdict == "withstood" for entry in adapted):
         return Judgement("withstood", strongest.reason)
@@ -109,11 +88,6 @@ def _withstood(strongest: Entry, measured: Sequence[Entry]) -> Judgement:
         "inconclusive",
         f"no attack that takes the defence into account was run; {naive} recovered no more than a guess",
     )
-
-
-def _said_by(entry: Entry, strongest: Entry) -> Judgement:
-    named = "" if entry is strongest else f"{entry.attack}: "
-    return Judgement(entry.verdict, named + entry.reason)
 
 
 def _leakage(entry: Entry) -> float:

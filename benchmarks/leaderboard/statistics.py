@@ -19,8 +19,7 @@ Interval = tuple[float, float] | None
 def intervals(samples: Sequence[Floats]) -> list[Interval]:
     """95 % percentile bootstrap interval of each sample's mean; none below two values.
 
-    Samples of one length share their resamples: drawn once, from a seed, and multiplied with all of
-    them together.
+    Samples of one length share their resamples: drawn once, from a seed, and multiplied with all of them together.
     """
     found: list[Interval] = [None] * len(samples)
     for n in sorted({len(sample) for sample in samples if len(sample) > 1}):

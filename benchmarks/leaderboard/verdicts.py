@@ -1,16 +1,11 @@
-"""What a cell's figures allow to say, rule by rule.
+"""What a cell's figures allow to say, rule by rule; of figures alone, so that anybody's entries can be judged again."""
 
-The rules are asked in the order of ``RULES``; the first that applies decides. They look at figures
-only, so that anybody's entries can be judged again. ``Verdict`` lists the outcomes.
-"""
-
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from scipy import stats
 
 from benchmarks.leaderboard.entries import EXPOSED, LEAKAGE, MARGIN, Difference, Entry, Verdict
-from benchmarks.leaderboard.pairing import is_control
 
 TOLERATED = 0.05  # share of trials that may fail
 SIGNIFICANT = 0.05
@@ -26,18 +21,37 @@ class Judgement(NamedTuple):
     reason: str
 
 
-class Case(NamedTuple):
-    """An entry with the guess and the undefended twin that it is held against, where there are any."""
-
-    entry: Entry
-    floor: Entry | None
-    twin: Entry | None
-
-
 def judge(entry: Entry, floor: Entry | None, twin: Entry | None) -> Judgement:
-    """Verdict on an entry that was not refused. ``entry.verdict`` is not looked at."""
-    case = Case(entry, floor, twin)
-    return next(found for rule in RULES if (found := rule(case)))
+    """Verdict on an entry that was not refused; ``entry.verdict`` is not looked at."""
+    return next(_judgements(entry, floor, twin))
+
+
+def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterator[Judgement]:
+    """What the rules that apply say, in their order."""
+    figures = _figures(entry, floor, twin)
+    if entry.role == "floor":
+        yield Judgement("floor", f"a guess that uses nothing of the upload: {_mean(entry)}")
+    if entry.role == "bound":
+        yield Judgement("bound", f"was given more than any server sees, limits what attacks can reach: {_mean(entry)}")
+    # Nothing is said before all trials are there.
+    if reason := unfinished(entry):
+        yield Judgement("incomplete", reason)
+    # Without a guess on the same pictures, decibels mean nothing.
+    if floor is None:
+        yield Judgement("inconclusive", f"{_mean(entry)}, and no guess to compare with")
+    elif unfinished(floor) or not _covers(entry.over_floor, entry):
+        yield Judgement("inconclusive", f"{_mean(entry)}; the guess to compare with ({floor.attack}) is incomplete")
+    elif leaking(entry):
+        reduced = _reduction(entry, twin)
+        yield Judgement("reduced", f"{figures}, {reduced}") if reduced else Judgement("leaks", figures)
+    else:
+        yield from (Judgement("inconclusive", figures + doubt) for doubt in _doubts(entry, floor))
+    # An undefended model that does not leak: the attack is too weak here.
+    if not entry.defences:
+        yield Judgement("no leak seen", figures)
+    # Where the attack is not seen to work without the defence, its failure says nothing of the defence.
+    yield from (Judgement("inconclusive", figures + doubt) for doubt in _doubts_of_twin(entry, twin))
+    yield _withstood(entry, figures)
 
 
 def unfinished(entry: Entry) -> str | None:
@@ -65,123 +79,67 @@ def leaking(entry: Entry) -> bool:
     return recovered(entry) or entry.exposed > 0
 
 
-def _role(case: Case) -> Judgement | None:
-    """Floors and bounds are references, never judged."""
-    mean = _mean(case.entry)
-    if case.entry.role == "floor":
-        return Judgement("floor", f"a guess that uses nothing of the upload: {mean}")
-    if case.entry.role == "bound":
-        return Judgement("bound", f"was given more than any server sees, limits what attacks can reach: {mean}")
-    return None
+def _reduction(entry: Entry, twin: Entry | None) -> str | None:
+    """How much less is recovered than without the defence, if interval and test of the difference both say less.
 
-
-def _incomplete(case: Case) -> Judgement | None:
-    """Nothing is said before all trials are there."""
-    reason = unfinished(case.entry)
-    return Judgement("incomplete", reason) if reason else None
-
-
-def _no_floor(case: Case) -> Judgement | None:
-    """Without a guess on the same pictures, decibels mean nothing."""
-    entry, floor, _ = case
-    if floor is None:
-        return Judgement("inconclusive", f"{_mean(entry)}, and no guess to compare with")
-    if unfinished(floor) or not _covers(entry.over_floor, entry):
-        return Judgement("inconclusive", f"{_mean(entry)}; the guess to compare with ({floor.attack}) is incomplete")
-    return None
-
-
-def _leaks(case: Case) -> Judgement | None:
-    """More than a guess. It is less than without the defence only if interval and test of the difference say so."""
-    entry, _, twin = case
-    if not leaking(entry):
-        return None
+    The interval alone is too narrow for few pictures.
+    """
     over = entry.over_twin
-    if over is not None and twin is not None and not unfinished(twin) and _covers(over, entry) and _lower(over):
-        return Judgement("reduced", f"{_figures(case)}, a difference of {_with_interval(over)}")
-    return Judgement("leaks", _figures(case))
+    if over is None or twin is None or unfinished(twin) or not _covers(over, entry):
+        return None
+    below = over.high is not None and over.high < 0 and over.p_value is not None and over.p_value < SIGNIFICANT
+    return f"a difference of {_with_interval(over)}" if below else None
 
 
-def _lower(over: Difference) -> bool:
-    """Whether a difference is below 0: by its interval and, as that is too narrow for few pictures, by its test."""
-    below = over.high is not None and over.high < 0
-    return below and over.p_value is not None and over.p_value < SIGNIFICANT
+def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
+    """Why a leak is not excluded, although no more than a guess was found: few pictures, or a wide interval.
 
-
-def _undecided(case: Case) -> Judgement | None:
-    """No more than a guess was found, but a leak is not excluded either: few pictures, or a wide interval."""
-    entry = case.entry
+    For few pictures the interval alone would exclude it too often, so that a test of its own has to, as well.
+    """
     over = entry.over_floor
     if entry.n < FEWEST:
-        return Judgement("inconclusive", f"{_figures(case)}; fewer than {FEWEST} pictures decide nothing")
+        yield f"; fewer than {FEWEST} pictures decide nothing"
     if over is None or over.high is None or over.high >= MARGIN:
-        return Judgement("inconclusive", f"{_figures(case)}; the interval does not exclude {MARGIN:g} dB")
-    if not _surely_below_margin(case):
-        return Judgement("inconclusive", f"{_figures(case)}; a signed-rank test does not exclude {MARGIN:g} dB")
-    return None
+        yield f"; the interval does not exclude {MARGIN:g} dB"
+    beyond = [value - floor.leakage[name] - MARGIN for name, value in entry.leakage.items() if name in floor.leakage]
+    surely = stats.wilcoxon(beyond, alternative="less", zero_method="pratt").pvalue < SIGNIFICANT
+    if not surely:
+        yield f"; a signed-rank test does not exclude {MARGIN:g} dB"
 
 
-def _surely_below_margin(case: Case) -> bool:
-    """Whether a test of its own says so: for few pictures the interval alone would say it too often."""
-    entry, floor, _ = case
-    guessed = floor.leakage if floor else {}
-    over = [value - guessed[name] - MARGIN for name, value in entry.leakage.items() if name in guessed]
-    return bool(stats.wilcoxon(over, alternative="less", zero_method="pratt").pvalue < SIGNIFICANT)
-
-
-def _control(case: Case) -> Judgement | None:
-    """An undefended model that does not leak: the attack is too weak here."""
-    return Judgement("no leak seen", _figures(case)) if is_control(case.entry.cell) else None
-
-
-def _no_twin(case: Case) -> Judgement | None:
-    """Where the attack is not seen to work without the defence, its failure says nothing of the defence."""
-    entry, _, twin = case
+def _doubts_of_twin(entry: Entry, twin: Entry | None) -> Iterator[str]:
+    """Why nobody can say that the attack works without the defence."""
     if twin is None:
-        return Judgement("inconclusive", f"{_figures(case)}; the same attack was not run without the defence")
-    if unfinished(twin) or not _covers(entry.over_twin, entry):
-        return Judgement("inconclusive", f"{_figures(case)}; the cell without the defence is incomplete")
-    if twin.over_floor is None:
-        return Judgement("inconclusive", f"{_figures(case)}; no guess to compare the cell without the defence with")
-    if not leaking(twin):
-        return Judgement("inconclusive", f"{_figures(case)}, where the attack recovers no more than a guess either")
-    return None
+        yield "; the same attack was not run without the defence"
+    elif unfinished(twin) or not _covers(entry.over_twin, entry):
+        yield "; the cell without the defence is incomplete"
+    elif twin.over_floor is None:
+        yield "; no guess to compare the cell without the defence with"
+    elif not leaking(twin):
+        yield ", where the attack recovers no more than a guess either"
 
 
-def _withstood(case: Case) -> Judgement:
+def _withstood(entry: Entry, figures: str) -> Judgement:
     """The attack works without the defence, and with it recovers no more than a guess.
 
     If it does not know the defence, that is its own failure and has a name of its own. So is it if it comes out worse
     than the guess: an attack that knew what it met would have answered with the guess.
     """
-    over = case.entry.over_floor
-    if case.entry.adapted and over is not None and over.high is not None and over.high < -MARGIN:
-        return Judgement("inconclusive", f"{_figures(case)}; worse than the guess, which is the attack's own failure")
-    if case.entry.adapted:
-        return Judgement("withstood", _figures(case))
-    naive = "; the attack does not know the defence, so this is no evidence of protection"
-    return Judgement("naive attack failed", _figures(case) + naive)
-
-
-RULES: tuple[Callable[[Case], Judgement | None], ...] = (
-    _role,
-    _incomplete,
-    _no_floor,
-    _leaks,
-    _undecided,
-    _control,
-    _no_twin,
-    _withstood,
-)
+    over = entry.over_floor
+    if not entry.adapted:
+        naive = "; the attack does not know the defence, so this is no evidence of protection"
+        return Judgement("naive attack failed", figures + naive)
+    if over is not None and over.high is not None and over.high < -MARGIN:
+        return Judgement("inconclusive", f"{figures}; worse than the guess, which is the attack's own failure")
+    return Judgement("withstood", figures)
 
 
 def _covers(difference: Difference | None, entry: Entry) -> bool:
     return difference is not None and difference.n >= COVERED * entry.n
 
 
-def _figures(case: Case) -> str:
+def _figures(entry: Entry, floor: Entry | None, twin: Entry | None) -> str:
     """``12.8 dB, 0.3 dB over grey (-0.1 to 0.7); without the defence 88.5 dB``."""
-    entry, floor, twin = case
     said = _mean(entry)
     if entry.over_floor is not None and floor is not None:
         said += f", {_with_interval(entry.over_floor, f' over {floor.attack}')}"

@@ -20,8 +20,7 @@ import typer
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.store import Store, Trial
 from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import RECOGNISABLE
-from benchmarks.leaderboard.reported import reported_in
+from benchmarks.leaderboard.entries import RECOGNISABLE, reported_in
 from benchmarks.performance.store import filler
 from benchmarks.plan.experiment import Cell, PlannedCell
 from benchmarks.report.publish import FORMATS, publish

@@ -8,25 +8,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.listing import grouped
 from benchmarks.report.drawing import (
     CEILING_NOTE,
-    DASHED,
-    DOTTED,
     REFERENCE,
     Plot,
+    Scale,
     Style,
     by_model,
     capped,
     defence_handles,
     defence_name,
-    facets,
     floors,
-    leakage_scale,
     legend,
     name_of,
+    panels,
     plain,
-    reference_handles,
-    styles,
+    styles_of,
 )
 from fedmjp.threat import ThreatModel
 
@@ -35,6 +33,7 @@ DOTS = 100  # per row: more are drawn as so many evenly spread ones
 ROW_INCHES = 0.24
 GOLDEN = 0.618034  # spreads the dots of a row upwards without a pattern
 SPREAD = 0.5
+BOUND = Line2D([], [], color=REFERENCE, linestyle="", marker="|", markersize=11, markeredgewidth=2.5, label="bound")
 
 
 class _Label(NamedTuple):
@@ -67,46 +66,37 @@ def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
 
 
 def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
-    drawn = styles(board)
-    labels = _labels(entries, list(drawn))
-    attacks = [entry for entry in entries if entry.role == "attack" and _label(entry) in labels]
+    tried = [entry for entry in entries if entry.role == "attack"]
+    drawn = styles_of(board, tried)
+    labels = _labels(tried, list(drawn))
+    attacks = [entry for entry in tried if _label(entry) in labels]
     bounds = [entry for entry in entries if entry.role == "bound"]
-    guesses = floors(entries)
-    figure, columns = facets(attacks, height=1.2 + ROW_INCHES * len(labels))
     values = [value for entry in attacks for value in entry.leakage.values()]
     values += [entry.metrics[LEAKAGE].median for entry in bounds]
-    for setting, axes in columns.items():
+    scale = Scale("x", board.recognisable_at, values, floors(entries))
+
+    def draw(axes: Axes, setting: str) -> None:
         for entry in attacks:
             if entry.setting == setting:
                 _dots(axes, labels.index(_label(entry)), entry, drawn[entry.defence])
         for entry in bounds:
             if entry.setting == setting:
                 _bound(axes, entry, labels)
-        axes.axvline(board.recognisable_at, **DASHED)
-        if setting in guesses:
-            axes.axvline(guesses[setting], **DOTTED)
+
+    settings = [str(entry.setting) for entry in attacks]
+    figure = panels(settings, scale, draw, height=1.2 + ROW_INCHES * len(labels), against="")
+    for axes in figure.axes:
         for place, label in enumerate(labels):
             if place and label.attack is None:
                 axes.axhline(place - 0.5, color=REFERENCE, linewidth=0.5)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-        leakage_scale(axes, [*values, *guesses.values(), board.recognisable_at], "x")
-    first = next(iter(columns.values()))
+    first = figure.axes[0]
     first.set_yticks(range(len(labels)), [_text(label) for label in labels])
     for label, tick in zip(labels, first.get_yticklabels(), strict=True):
         tick.set_fontweight("bold" if label.attack is None else "normal")
     first.set_ylim(len(labels) - 0.4, -0.6)
-    bound = [
-        Line2D([], [], color=REFERENCE, linestyle="", marker="|", markersize=11, markeredgewidth=2.5, label="bound")
-    ]
-    legend(
-        figure,
-        [
-            *defence_handles(board, attacks),
-            *(bound if bounds else []),
-            *reference_handles(board, with_floor=bool(guesses)),
-        ],
-    )
+    legend(figure, scale, [*defence_handles(drawn), *([BOUND] if bounds else [])])
     return figure
 
 
@@ -120,29 +110,24 @@ def _text(label: _Label) -> str:
     return plain(defence_name(label.defence)) + (f", {label.mask_ratio:g}" if label.mask_ratio else "")
 
 
-def _labels(entries: Sequence[Entry], defences: Sequence[str]) -> list[_Label]:
+def _labels(attacks: Sequence[Entry], defences: Sequence[str]) -> list[_Label]:
     """Rows grouped by defence and ratio under a heading, the strongest attack of each group first."""
-    peaks: dict[_Label, float] = {}
-    for entry in entries:
-        if entry.role == "attack":
-            label = _label(entry)
-            peaks[label] = max(peaks.get(label, 0.0), entry.metrics[LEAKAGE].mean)
-    groups: dict[tuple[int, float], list[_Label]] = {}
-    for label in sorted(peaks, key=lambda label: -peaks[label]):
-        groups.setdefault((defences.index(label.defence), label.mask_ratio), []).append(label)
-    return [label for group in sorted(groups) for label in _group(groups[group])]
-
-
-def _group(labels: Sequence[_Label]) -> list[_Label]:
-    return [labels[0]._replace(attack=None), *labels[:ATTACKS]]
+    strongest_first = sorted(attacks, key=lambda entry: -entry.metrics[LEAKAGE].mean)
+    labels = dict.fromkeys(_label(entry) for entry in strongest_first)
+    groups = grouped(labels, lambda label: (defences.index(label.defence), label.mask_ratio))
+    return [
+        label
+        for group in sorted(groups)
+        for label in (groups[group][0]._replace(attack=None), *groups[group][:ATTACKS])
+    ]
 
 
 def _dots(axes: Axes, place: int, entry: Entry, style: Style) -> None:
     """Strokes without length under round caps, as one line, which is one element of the picture."""
     ordered = sorted(map(capped, entry.leakage.values()))
-    steps = max(1, min(DOTS, len(ordered)) - 1)
-    shown = ordered if len(ordered) <= DOTS else [ordered[round(k * (len(ordered) - 1) / steps)] for k in range(DOTS)]
-    heights = [place + SPREAD * ((k * GOLDEN) % 1 - 0.5) for k in range(len(shown))]
+    count = min(DOTS, len(ordered))
+    shown = [ordered[round(k * (len(ordered) - 1) / max(1, count - 1))] for k in range(count)]
+    heights = [place + SPREAD * ((k * GOLDEN) % 1 - 0.5) for k in range(count)]
     across = [x for value in shown for x in (value, value, float("nan"))]
     upwards = [y for height in heights for y in (height, height, float("nan"))]
     axes.plot(across, upwards, color=style.colour, linewidth=3.2, alpha=0.6, solid_capstyle="round")
@@ -152,7 +137,7 @@ def _dots(axes: Axes, place: int, entry: Entry, style: Style) -> None:
 
 def _bound(axes: Axes, entry: Entry, labels: Sequence[_Label]) -> None:
     """Across the rows of the defence that it belongs to."""
-    rows = [place for place, label in enumerate(labels) if label == _label(entry)._replace(attack=label.attack)]
+    rows = [place for place, label in enumerate(labels) if label[:2] == _label(entry)[:2]]
     if rows:
         median = capped(entry.metrics[LEAKAGE].median)
         ends = [rows[0] + 0.58, rows[-1] + 0.42]

@@ -1,6 +1,6 @@
-"""What the plots share: colours, scales, legends."""
+"""What the plots share: colours, scales, legends, and panels with the lines that leakage is read against."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.listing import grouped
 from benchmarks.report import numbers
 from benchmarks.report.findings import strongest
 from fedmjp.defences.pipeline import NONE
@@ -89,10 +90,7 @@ def judging(board: Board, server: ThreatModel) -> list[Entry]:
 
 def by_model(entries: Iterable[Entry]) -> list[list[Entry]]:
     """Entries of one model with one set of weights each, scored alike."""
-    found: dict[tuple[str, ...], list[Entry]] = {}
-    for entry in entries:
-        found.setdefault((entry.model, entry.weights, entry.protocol), []).append(entry)
-    return list(found.values())
+    return list(grouped(entries, lambda entry: (entry.model, entry.weights, entry.protocol)).values())
 
 
 def name_of(entry: Entry) -> str:
@@ -100,9 +98,11 @@ def name_of(entry: Entry) -> str:
     return f"{entry.model} ({numbers.weights(entry.weights)}, scored as {entry.protocol})"
 
 
-def floors(entries: Sequence[Entry]) -> dict[str, float]:
+def floors(entries: Iterable[Entry]) -> dict[str, float]:
     """Leakage of the grey guess, by setting."""
-    return {str(entry.setting): entry.metrics[LEAKAGE].mean for entry in entries if entry.role == "floor"}
+    return {
+        str(entry.setting): entry.metrics[LEAKAGE].mean for entry in entries if entry.role == "floor" and entry.leakage
+    }
 
 
 def defence_name(name: str) -> str:
@@ -121,59 +121,81 @@ def capped(value: float) -> float:
     return min(value, CEILING)
 
 
-def facets(entries: Sequence[Entry], height: float) -> tuple[Figure, dict[str, Axes]]:
-    """A row of axes with the same scales, one per setting."""
-    settings = sorted({str(entry.setting) for entry in entries})
-    figure = Figure(figsize=(WIDTH_INCHES, height))
-    row = figure.subplots(1, len(settings), sharey=True, sharex=True, squeeze=False)[0]
-    found = dict(zip(settings, row, strict=True))
-    for setting, axes in found.items():
-        axes.set_title(f"setting {setting}")
-    return figure, found
-
-
-def leakage_scale(axes: Axes, values: Iterable[float], axis: str) -> None:
-    """Tens or twenties, from the lowest value to the ceiling at most."""
-    found = [capped(value) for value in values]
-    low, high = 10 * (min(found) // 10), min(CEILING, 10 * (max(found) // 10 + 1))
-    low = min(low, high - 10)
-    step = 20 if axis == "x" and high - low > SPARSE else 10
-    ticks = [high - step * place for place in range(int((high - low) / step) + 1)]
-    labels = [CEILING_TICK if tick == CEILING else f"{tick:g}" for tick in ticks]
-    margin = 0.04 * (high - low)
-    if axis == "x":
-        axes.set(xticks=ticks, xticklabels=labels, xlim=(low - margin, high + margin), xlabel=LEAKAGE_LABEL)
-    else:
-        axes.set(yticks=ticks, yticklabels=labels, ylim=(low - margin, high + margin))
-
-
-def defence_handles(board: Board, entries: Sequence[Entry]) -> list[Line2D]:
-    """What the colours of the entries mean."""
-    present = {entry.defence for entry in entries}
-    return [
-        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=2.5, label=plain(defence_name(label)))
-        for label, style in styles(board).items()
-        if label in present
-    ]
-
-
-def reference_handles(board: Board, *, with_floor: bool) -> list[Line2D]:
-    """The lines that the plots are read against."""
-    grey = [Line2D([], [], **DOTTED, label="grey guess")] if with_floor else []
-    return [*grey, Line2D([], [], **DASHED, label=f"recognisable, {board.recognisable_at:g} dB")]
-
-
-def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """One row where it fits, and otherwise columns of the width of the longest name."""
-    widths = [HANDLE_INCHES + LETTER_INCHES * len(str(handle.get_label())) for handle in handles]
-    fits = sum(widths) <= figure.get_figwidth()
-    columns = len(handles) if fits else max(1, int(figure.get_figwidth() / max(widths)))
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
-
-
 def interval_of(entry: Entry) -> tuple[float, float]:
     """The interval of the mean as it is drawn; no length below two pictures."""
     found = entry.metrics[LEAKAGE]
     low = found.mean if found.low is None else found.low
     high = found.mean if found.high is None else found.high
     return capped(low), capped(high)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale of leakage that ``values`` fit in, and what they are read against: guesses by setting, a threshold."""
+
+    axis: Literal["x", "y"]
+    recognisable_at: float
+    values: Sequence[float]
+    guesses: Mapping[str, float]
+
+    def draw(self, axes: Axes, setting: str) -> None:
+        """Lines, and ticks at tens or twenties, from the lowest value to the ceiling at most."""
+        across = axes.axvline if self.axis == "x" else axes.axhline
+        across(self.recognisable_at, **DASHED)
+        if setting in self.guesses:
+            across(self.guesses[setting], **DOTTED)
+        found = [capped(value) for value in (*self.values, *self.guesses.values(), self.recognisable_at)]
+        low, high = 10 * (min(found) // 10), min(CEILING, 10 * (max(found) // 10 + 1))
+        low = min(low, high - 10)
+        step = 20 if self.axis == "x" and high - low > SPARSE else 10
+        ticks = [high - step * place for place in range(int((high - low) / step) + 1)]
+        margin = 0.04 * (high - low)
+        shown = {
+            "ticks": ticks,
+            "ticklabels": [CEILING_TICK if tick == CEILING else f"{tick:g}" for tick in ticks],
+            "lim": (low - margin, high + margin),
+        }
+        axes.set(**{f"{self.axis}{name}": value for name, value in shown.items()})
+
+
+def panels(
+    settings: Iterable[str], scale: Scale, draw: Callable[[Axes, str], None], *, height: float, against: str
+) -> Figure:
+    """A row of axes with the same scales, one per setting, which ``draw`` fills; ``height`` is in inches.
+
+    ``against`` labels the axis across that of leakage.
+    """
+    names = sorted(set(settings))
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    row = figure.subplots(1, len(names), sharey=True, sharex=True, squeeze=False)[0]
+    for setting, axes in zip(names, row, strict=True):
+        draw(axes, setting)
+        scale.draw(axes, setting)
+        axes.set(title=f"setting {setting}", xlabel=LEAKAGE_LABEL if scale.axis == "x" else against)
+    row[0].set_ylabel(against if scale.axis == "x" else LEAKAGE_LABEL)
+    return figure
+
+
+def styles_of(board: Board, entries: Sequence[Entry]) -> dict[str, Style]:
+    """Those of the board that the entries have."""
+    present = {entry.defence for entry in entries}
+    return {label: style for label, style in styles(board).items() if label in present}
+
+
+def defence_handles(drawn: Mapping[str, Style]) -> list[Line2D]:
+    """What colours and lines mean."""
+    return [
+        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=2.5, label=plain(defence_name(label)))
+        for label, style in drawn.items()
+    ]
+
+
+def legend(figure: Figure, scale: Scale, handles: Sequence[Line2D], more: Sequence[Line2D] = ()) -> None:
+    """Around the scale's lines; in one row where it fits, and otherwise columns of the width of the longest name."""
+    grey = [Line2D([], [], **DOTTED, label="grey guess")] if scale.guesses else []
+    recognisable = Line2D([], [], **DASHED, label=f"recognisable, {scale.recognisable_at:g} dB")
+    shown = [*handles, *grey, recognisable, *more]
+    widths = [HANDLE_INCHES + LETTER_INCHES * len(str(handle.get_label())) for handle in shown]
+    fits = sum(widths) <= figure.get_figwidth()
+    columns = len(shown) if fits else max(1, int(figure.get_figwidth() / max(widths)))
+    figure.legend(handles=shown, loc="outside upper center", ncols=columns)

@@ -2,8 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -24,8 +23,8 @@ COLUMNS = 8
 @dataclass(frozen=True)
 class _Row:
     label: str
-    files: dict[str, Path]
-    captions: dict[str, str]
+    files: dict[str, Path] = field(default_factory=dict)
+    captions: dict[str, str] = field(default_factory=dict)
 
 
 def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: Path, path: Path) -> None:
@@ -37,10 +36,10 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     one_each = {plan.picture.name: plan for plan in planned}
     names = list(one_each)[:COLUMNS]
     rows = [
-        _Row("original x", {n: pictures / files_of(plan)["clean"] for n, plan in one_each.items()}, {}),
-        _Row("shuffled x~", {n: pictures / files_of(plan)["shuffled"] for n, plan in one_each.items()}, {}),
+        _Row("original x", {n: pictures / files_of(plan)["clean"] for n, plan in one_each.items()}),
+        _Row("shuffled x~", {n: pictures / files_of(plan)["shuffled"] for n, plan in one_each.items()}),
+        *_reconstruction_rows(planned, trials, pictures),
     ]
-    rows += _reconstruction_rows(planned, trials, pictures)
     figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + 0.18) * len(rows)))
     axes = figure.subplots(len(rows), len(names), squeeze=False)
     for row, row_axes in zip(rows, axes, strict=True):
@@ -55,28 +54,20 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
 
 
 def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: Path) -> list[_Row]:
-    finished = {trial.key: trial for trial in trials if trial.status == "ok"}
-    shuffled = {_system(plan.cell) for plan in planned if plan.cell.pipeline.shuffles}
+    finished = {trial.key: trial.scores for trial in trials if trial.status == "ok"}
+    shuffled = {(plan.cell.model, plan.cell.defence) for plan in planned if plan.cell.pipeline.shuffles}
     rows: dict[str, _Row] = {}
     for plan in planned:
-        cell = plan.cell
-        if cell.role == "floor" or plan.key not in finished or not _is_shown(cell, shuffled):
+        cell, name = plan.cell, plan.picture.name
+        is_shown = cell.pipeline.shuffles or (cell.model, cell.defence) not in shuffled
+        if cell.role == "floor" or plan.key not in finished or not is_shown:
             continue
-        name = plan.picture.name
-        row = rows.setdefault(_label(cell), _Row(_label(cell), {}, {}))
+        row = rows.setdefault(_label(cell), _Row(_label(cell)))
         row.files[name] = pictures / files_of(plan)["reconstruction"]
-        if "psnr" in finished[plan.key].scores:
-            psnr = f"{cell.setting} {finished[plan.key].scores['psnr']:.1f}"
+        if "psnr" in finished[plan.key]:
+            psnr = f"{cell.setting} {finished[plan.key]['psnr']:.1f}"
             row.captions[name] = f"{row.captions[name]} | {psnr}" if name in row.captions else psnr
     return list(rows.values())
-
-
-def _is_shown(cell: Cell, shuffled: AbstractSet[tuple[str, str]]) -> bool:
-    return cell.pipeline.shuffles or _system(cell) not in shuffled
-
-
-def _system(cell: Cell) -> tuple[str, str]:
-    return cell.model, cell.defence
 
 
 def _label(cell: Cell) -> str:

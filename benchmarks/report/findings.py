@@ -1,8 +1,10 @@
 """What the standings say about each defended model, in a sentence: what its strongest attack recovers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing, Verdict
+from benchmarks.leaderboard.listing import grouped, listed
 from benchmarks.report import numbers
 from fedmjp.settings import Picture
 
@@ -10,28 +12,20 @@ LINES = 6
 # From what a reader has to know first.
 SEVERITY: tuple[Verdict, ...] = ("leaks", "reduced", "inconclusive", "incomplete", "withstood", "refused")
 NAIVE = "no attack that knows the defence was run"
+_SYSTEM = attrgetter("model", "weights", "defence", "mask_ratio", "protocol", "origin")
 
 
 def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
     """One line per defended model, the worst first; at most ``LINES``, and how many more there are."""
-    entries = {entry.id: entry for entry in board.entries}
-    judged: dict[tuple[object, ...], list[tuple[Standing, Entry]]] = {}
-    for standing in standings:
-        if standing.defences:
-            system = (standing.model, standing.weights, standing.defence, standing.mask_ratio)
-            key = (*system, standing.protocol, standing.origin)
-            judged.setdefault(key, []).append((standing, strongest(board, standing)))
-    worst_first = sorted(judged.values(), key=lambda found: min(map(_badness, found)))
-    lines = [_line(found, entries) for found in worst_first[:LINES]]
-    more = len(judged) - len(lines)
-    return lines + ([f"and {more} more below"] if more else [])
+    judged = [(standing, strongest(board, standing)) for standing in standings if standing.defences]
+    systems = grouped(judged, lambda found: _SYSTEM(found[0])).values()
+    worst_first = sorted(systems, key=lambda found: min(map(_badness, found)))
+    more = len(systems) - LINES
+    return [_line(board, found) for found in worst_first[:LINES]] + ([f"and {more} more below"] if more > 0 else [])
 
 
 def deployed(entry: Entry) -> bool:
-    """Whether it shows what somebody who deploys its defences wants to know.
-
-    That is the picture itself, not its shuffled version, under defences that shuffle where they are made to.
-    """
+    """Whether somebody might deploy it: the picture itself is shown, and defences shuffle that are made to."""
     pipeline = entry.pipeline
     as_made = pipeline.shuffles or not pipeline.mask_ratio
     return bool(entry.defences) and as_made and entry.setting.compared_with is Picture.CLEAN
@@ -39,13 +33,11 @@ def deployed(entry: Entry) -> bool:
 
 def strongest(board: Board, standing: Standing) -> Entry:
     """The entry that a standing is judged by."""
-    return next(entry for entry in board.entries if _judges(entry, standing))
-
-
-def _judges(entry: Entry, standing: Standing) -> bool:
-    return entry.attack == standing.strongest and all(
-        getattr(entry, key) == getattr(standing, key)
-        for key in ("threat", "origin", "setting", "protocol", "model", "weights", "defences")
+    shared = ("threat", "origin", "setting", "protocol", "model", "weights", "defences")
+    return next(
+        entry
+        for entry in board.entries
+        if entry.attack == standing.strongest and all(getattr(entry, key) == getattr(standing, key) for key in shared)
     )
 
 
@@ -55,22 +47,20 @@ def _badness(found: tuple[Standing, Entry]) -> tuple[int, float]:
     return SEVERITY.index(standing.verdict), -leakage
 
 
-def _line(found: Sequence[tuple[Standing, Entry]], entries: Mapping[str, Entry]) -> str:
+def _line(board: Board, found: Sequence[tuple[Standing, Entry]]) -> str:
     """Settings that say the same share a clause; what all are held against is said once."""
     ordered = sorted(found, key=_badness)
-    references = {_references(entry, entries) for _, entry in ordered if LEAKAGE in entry.metrics}
+    references = {_references(board, entry) for _, entry in ordered if LEAKAGE in entry.metrics}
     shared = references.pop() if len(references) == 1 else ""
-    clauses: dict[tuple[str, str], list[str]] = {}
-    for standing, entry in ordered:
-        behind = "" if shared else _references(entry, entries)
-        clauses.setdefault(_clause(standing, entry, behind), []).append(str(standing.setting))
-    said = [before + _joined(settings) + after for (before, after), settings in clauses.items()]
+    clauses = grouped(ordered, lambda pair: _clause(*pair, "" if shared else _references(board, pair[1])))
+    settings = [listed(sorted(str(standing.setting) for standing, _ in alike)) for alike in clauses.values()]
+    said = [before + named + after for (before, after), named in zip(clauses, settings, strict=True)]
     tried = [standing for standing, _ in found if standing.attacks]
     naive = [NAIVE] if tried and not any(standing.adapted for standing in tried) else []
-    return f"{_system(found[0][0])}{shared}: {'; '.join([*said, *naive])}"
+    return f"{_named(found[0][0])}{shared}: {'; '.join([*said, *naive])}"
 
 
-def _system(standing: Standing) -> str:
+def _named(standing: Standing) -> str:
     weights = "" if standing.weights == "untrained" else f" ({numbers.weights(standing.weights)})"
     origin = "" if standing.origin == "reproduced" else f", {standing.origin}"
     ratio = f" at mask ratio {standing.mask_ratio:g}" if standing.mask_ratio else ""
@@ -87,18 +77,12 @@ def _clause(standing: Standing, entry: Entry, references: str) -> tuple[str, str
     return before, f"{references}: {standing.verdict}"
 
 
-def _references(entry: Entry, entries: Mapping[str, Entry]) -> str:
+def _references(board: Board, entry: Entry) -> str:
     """What a leakage is held against, in brackets: the guess, and the same attack without the defence."""
-    named = {"grey guess": entry.floor, "without defence": entry.twin}
-    found = {name: entries.get(reference) for name, reference in named.items() if reference}
+    found = {"grey guess": board.by_id.get(entry.floor), "without defence": board.by_id.get(entry.twin)}
     known = [f"{name} {_decibels(one)} dB" for name, one in found.items() if one and LEAKAGE in one.metrics]
     return f" ({', '.join(known)})" if known else ""
 
 
 def _decibels(entry: Entry) -> str:
     return numbers.score(entry.metrics[LEAKAGE].mean, LEAKAGE)
-
-
-def _joined(settings: Sequence[str]) -> str:
-    names = sorted(settings)
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

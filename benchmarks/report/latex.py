@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import Board
 from benchmarks.report.legend import LEAKAGE_HEADING
-from benchmarks.report.rows import TEXT, Ranking, Row, Section, sections
+from benchmarks.report.rows import TEXT, Ranking, Section, sections
 from benchmarks.report.tables import filled
 
 COLUMNS = (
@@ -32,36 +32,25 @@ def latex_text(board: Board) -> str:
 
 
 def _table(section: Section, ranking: Ranking) -> str:
-    rows = ranking.rows
-    shown = filled(rows)
+    shown = filled(ranking.rows)
     columns = [name for name in COLUMNS if name in shown]
-    alignment = "".join("l" if name in TEXT else "r" for name in columns)
-    body = [_line([row.values[name].text for name in columns]) for row in rows]
-    caption = f"{ranking.title.capitalize()}, {_counts(rows)}. {section.sentence}"
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{escaped(caption)}}}",
-            r"\resizebox{\linewidth}{!}{%",
-            rf"\begin{{tabular}}{{{alignment}}}",
-            r"\toprule",
-            _line(columns),
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def _counts(rows: Sequence[Row]) -> str:
-    counts = sorted({row.entry.n for row in rows if row.entry})
-    if not counts:
-        return "no picture scored"
-    return f"n = {counts[0]} pictures" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]} pictures"
+    body = "\n".join(_line([row.values[name].text for name in columns]) for row in ranking.rows)
+    counts = sorted({row.entry.n for row in ranking.rows if row.entry})
+    pictures = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+    caption = f"{ranking.title.capitalize()}, n = {pictures} pictures. {section.sentence}"
+    return rf"""\begin{{table}}
+\centering
+\caption{{{escaped(caption)}}}
+\resizebox{{\linewidth}}{{!}}{{%
+\begin{{tabular}}{{{"".join("l" if name in TEXT else "r" for name in columns)}}}
+\toprule
+{_line(columns)}
+\midrule
+{body}
+\bottomrule
+\end{{tabular}}}}
+\end{{table}}
+"""
 
 
 def _line(texts: Sequence[str]) -> str:

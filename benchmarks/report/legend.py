@@ -31,65 +31,50 @@ VERDICTS: dict[Verdict, str] = {
 }
 
 
-def columns(board: Board) -> list[tuple[str, str]]:
+def verdicts(board: Board) -> dict[str, str]:
+    """What the verdicts of this board mean."""
+    shown = {entry.verdict for entry in board.entries}
+    return {name: meaning for name, meaning in VERDICTS.items() if name in shown}
+
+
+def columns(board: Board) -> dict[str, str]:
     """What the columns hold that do not speak for themselves."""
-    return [
-        (
-            "setting",
-            (
-                "a: the gradient of the picture is attacked, the reconstruction compared with the picture; b: the "
-                "gradient of the shuffled picture, compared with the shuffled picture; c: the gradient of the shuffled "
-                "picture, compared with the picture"
-            ),
-        ),
-        (
-            "rank",
-            (
-                "1 leaks least, among all that one server would see of clients without defences and that is compared "
-                "with the same version of the picture: settings a and c together, b apart"
-            ),
-        ),
-        (
-            "defence",
-            (
-                "what clients do, in that order; options only where they differ from the default. One that shuffles "
-                "does so in b and c; in a it does the rest of what it does"
-            ),
-        ),
-        (LEAKAGE_HEADING, "mean over pictures and its 95 % interval; higher reveals more"),
-        (
-            AGAINST_HEADING,
-            "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of Wilcoxon's test",
-        ),
-        (
-            ADDED_HEADING,
-            (
-                "where there are several defences: leakage minus that of the same without this one, per picture; less "
-                "than 0 is what it protects beyond the others"
-            ),
-        ),
-        ("over grey, dB", "the same against a grey picture, which uses nothing of the upload"),
-        ("p95, worst", "leakage of the picture at 95 %, and of the most revealing trial"),
-        (
-            "recognisable",
-            f"share of pictures with {board.recognisable_at:g} dB or more, which count as recognisable; 95 % interval",
-        ),
-        ("weights", "untrained, or the checkpoint by the first letters of its SHA-256"),
-        ("protocol", "whether pictures were scored as floats, or rounded to 8 bits as in a PNG file"),
-        ("attack s", "seconds per picture, on the hardware of the provenance"),
-        ("upload", "size of one whole update in float32"),
-    ]
+    return {
+        "setting": "a: the gradient of the picture is attacked, the reconstruction compared with the picture; b: the "
+        "gradient of the shuffled picture, compared with the shuffled picture; c: the gradient of the shuffled "
+        "picture, compared with the picture",
+        "rank": "1 leaks least, among all that one server would see of clients without defences and that is compared "
+        "with the same version of the picture: settings a and c together, b apart",
+        "defence": "what clients do, in that order; options only where they differ from the default. One that shuffles "
+        "does so in b and c; in a it does the rest of what it does",
+        LEAKAGE_HEADING: "mean over pictures and its 95 % interval; higher reveals more",
+        AGAINST_HEADING: "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of "
+        "Wilcoxon's test",
+        ADDED_HEADING: "where there are several defences: leakage minus that of the same without this one, per "
+        "picture; less than 0 is what it protects beyond the others",
+        "over grey, dB": "the same against a grey picture, which uses nothing of the upload",
+        "p95, worst": "leakage of the picture at 95 %, and of the most revealing trial",
+        "recognisable": f"share of pictures with {board.recognisable_at:g} dB or more, which count as recognisable; "
+        "95 % interval",
+        "weights": "untrained, or the checkpoint by the first letters of its SHA-256",
+        "protocol": "whether pictures were scored as floats, or rounded to 8 bits as in a PNG file",
+        "attack s": "seconds per picture, on the hardware of the provenance",
+        "upload": "size of one whole update in float32",
+    }
+
+
+def update_title(threat: ThreatModel) -> str:
+    """``gradient``, or ``weight delta after 5 steps``."""
+    if threat.update == "gradient":
+        return "gradient"
+    return f"weight delta after {threat.local_steps} {'step' if threat.local_steps == 1 else 'steps'}"
 
 
 def threat_title(threat: ThreatModel) -> str:
     """What a server sees of undefended clients, for a heading: ``gradient of 1 picture, labels not told``."""
-    kind = "gradient"
-    if threat.update == "delta":
-        kind = f"weight delta after {threat.local_steps} {'step' if threat.local_steps == 1 else 'steps'}"
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
     repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
-    told = f"labels {'told' if threat.labels_known else 'not told'}"
-    return f"{kind} of {pictures}{repeated}, {told}"
+    return f"{update_title(threat)} of {pictures}{repeated}, labels {'told' if threat.labels_known else 'not told'}"
 
 
 def told_of(pipelines: Iterable[Pipeline]) -> str:

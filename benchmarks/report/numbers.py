@@ -1,5 +1,8 @@
 """Numbers as people read them: decibels with one decimal, errors with two significant digits."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from rich.filesize import decimal
 
 from benchmarks.leaderboard.entries import Cost, Difference, Share, Statistics
@@ -7,6 +10,26 @@ from benchmarks.leaderboard.entries import Cost, Difference, Share, Statistics
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
 SMALLEST_P = 0.001
+NO_INTERVAL = "no interval below two pictures"
+
+
+@dataclass(frozen=True)
+class Value:
+    """One cell of a table: a number or name, what it sorts by, and why it is empty where it is.
+
+    ``interval`` stands behind the number, in brackets; ``test`` behind both, where no details follow.
+    """
+
+    main: str
+    order: float | None = None
+    why: str = ""
+    interval: str = ""
+    test: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return f"{self.main}{self.interval}{self.test}"
 
 
 def score(value: float, name: str) -> str:
@@ -14,26 +37,25 @@ def score(value: float, name: str) -> str:
     return format(value, FORMATS.get(name, ".3f")).removesuffix(".")
 
 
-def mean(statistics: Statistics, name: str) -> str:
+def mean(found: Statistics, name: str) -> Value:
     """A mean with its interval, where it has one: ``17.3 (16.1 to 18.4)``."""
-    return score(statistics.mean, name) + interval(statistics, name)
+    interval = _interval(found, lambda value: score(value, name))
+    return Value(score(found.mean, name), found.mean, "" if interval else NO_INTERVAL, interval)
 
 
-def interval(statistics: Statistics, name: str) -> str:
-    """The interval in brackets, with a space before it; nothing below two pictures."""
-    if statistics.low is None or statistics.high is None:
-        return ""
-    return f" ({score(statistics.low, name)} to {score(statistics.high, name)})"
-
-
-def difference(found: Difference) -> str:
+def difference(found: Difference) -> Value:
     """``-3.2 (-4.1 to -2.3), p < 0.001``."""
-    return f"{found.mean:+.1f}{difference_interval(found)}{p_value(found.p_value)}"
+    interval = _interval(found, lambda value: f"{value:+.1f}")
+    return Value(f"{found.mean:+.1f}", found.mean, interval=interval, test=p_value(found.p_value))
 
 
-def difference_interval(found: Difference) -> str:
-    """The interval in brackets, with a space before it; nothing below two pictures."""
-    return "" if found.low is None or found.high is None else f" ({found.low:+.1f} to {found.high:+.1f})"
+def share(found: Share) -> Value:
+    """In percent: ``25 % (10 to 40)``."""
+    return Value(f"{100 * found.share:.0f} %", found.share, interval=_interval(found, lambda each: f"{100 * each:.0f}"))
+
+
+def _interval(found: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:
+    return "" if found.low is None or found.high is None else f" ({shown(found.low)} to {shown(found.high)})"
 
 
 def p_value(value: float | None) -> str:
@@ -41,11 +63,6 @@ def p_value(value: float | None) -> str:
     if value is None:
         return ""
     return f", p < {SMALLEST_P:g}" if value < SMALLEST_P else f", p = {value:.2g}"
-
-
-def share_interval(found: Share) -> str:
-    """The interval of a share in percent, in brackets."""
-    return f" ({100 * found.low:.0f} to {100 * found.high:.0f})"
 
 
 def seconds(cost: Cost) -> str:

@@ -1,14 +1,18 @@
-"""All plots of a leaderboard: leakage per picture, against utility, against mask ratio."""
+"""All plots of a leaderboard, and their SVG: a file of their own, or a part of a page that has its colours."""
+
+import io
+import re
+from html import escape
 
 import matplotlib as mpl
 
 from benchmarks.leaderboard.entries import Board
+from benchmarks.report.curves import mask_ratios, trade_off, upload_counts
 from benchmarks.report.distributions import distributions
 from benchmarks.report.drawing import STYLE, Plot
-from benchmarks.report.mask_ratios import mask_ratios
 from benchmarks.report.rows import servers
-from benchmarks.report.trade_off import trade_off
-from benchmarks.report.upload_counts import upload_counts
+
+NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # so that bytes repeat
 
 
 def plots(board: Board) -> list[Plot]:
@@ -21,3 +25,24 @@ def plots(board: Board) -> list[Plot]:
             for plot in draw(board, server, f"threat-{index}")
         ]
         return [*upload_counts(board), *within]
+
+
+def standalone(plot: Plot) -> str:
+    """A whole SVG file, transparent, black on whatever it is put on."""
+    text = io.StringIO()
+    with mpl.rc_context(STYLE):
+        plot.figure.savefig(text, format="svg", transparent=True, metadata=NO_METADATA)
+    return text.getvalue()
+
+
+def inline(plot: Plot, content: str) -> str:
+    """``standalone(plot)`` as an ``<svg>`` element for a page: the text's colour for black, ids of its own, a title."""
+    element = content[content.index("<svg ") :]
+    element = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{plot.name}-", element)
+    element = element.replace("#000000", "currentColor")
+    # Text without a fill of its own is black, which the page's colour has to replace.
+    root = f'<svg role="img" aria-labelledby="{plot.name}-title" fill="currentColor" '
+    said = plot.caption if plot.server is None else f"{plot.caption} {plot.server.sentence()}"
+    title = f'<title id="{plot.name}-title">{escape(said)}</title>'
+    start = element.index(">") + 1
+    return root + element[len("<svg ") : start] + title + element[start:]

@@ -6,11 +6,9 @@ from typing import Literal, get_args
 
 from benchmarks.folder.output import write_text
 from benchmarks.leaderboard.entries import Board
-from benchmarks.report.gallery import Gallery
 from benchmarks.report.latex import latex_text
-from benchmarks.report.page import page
-from benchmarks.report.plots import plots
-from benchmarks.report.svg import standalone
+from benchmarks.report.page import Gallery, page
+from benchmarks.report.plots import plots, standalone
 from benchmarks.report.tables import csv_text, markdown_text
 
 Format = Literal["html", "md", "csv", "json", "latex"]
@@ -24,36 +22,21 @@ _TEXTS: dict[Format, tuple[str, Callable[[Board], str]]] = {
 
 
 def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: Gallery | None) -> list[Path]:
-    """Write a leaderboard into a folder, each file whole or not at all.
+    """Write a leaderboard into a folder that exists, each file whole or not at all.
 
-    Args:
-        board: What is written.
-        folder: Exists.
-        formats: ``html`` brings the plots along, as files of their own in ``plots/``.
-        pictures: Reconstructions for the page; without them it says why it has none.
-
-    Returns:
-        The files.
+    ``html`` brings the plots along, as files of their own in ``plots/``. Without pictures the page says why.
     """
-    written: list[Path] = []
+    files: dict[str, str] = {}
     for name in formats:
         if name == "html":
-            written += _write_page(board, folder, pictures)
+            figures = plots(board)
+            drawn = {plot.name: standalone(plot) for plot in figures}
+            (folder / "plots").mkdir(exist_ok=True)
+            files["leaderboard.html"] = page(board, pictures, drawn, figures)
+            files |= {f"plots/{plot}.svg": content for plot, content in drawn.items()}
         else:
             suffix, text = _TEXTS[name]
-            written.append(_write(folder / f"leaderboard.{suffix}", text(board)))
-    return written
-
-
-def _write_page(board: Board, folder: Path, pictures: Gallery | None) -> list[Path]:
-    figures = plots(board)
-    drawn = {plot.name: standalone(plot) for plot in figures}
-    plot_folder = folder / "plots"
-    plot_folder.mkdir(exist_ok=True)
-    files = [_write(plot_folder / f"{name}.svg", content) for name, content in drawn.items()]
-    return [_write(folder / "leaderboard.html", page(board, pictures, drawn, figures)), *files]
-
-
-def _write(path: Path, content: str) -> Path:
-    write_text(path, content)
-    return path
+            files[f"leaderboard.{suffix}"] = text(board)
+    for path, content in files.items():
+        write_text(folder / path, content)
+    return [folder / path for path in files]

@@ -11,18 +11,21 @@ from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.store import Store
 from benchmarks.leaderboard.admission import submitted
 from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import Board
-from benchmarks.leaderboard.reported import reported_in
+from benchmarks.leaderboard.entries import Board, reported_in
 from benchmarks.plan.experiment import Plan
 from benchmarks.report.figure import write_figure
-from benchmarks.report.gallery import Gallery, Shown
+from benchmarks.report.page import Gallery, Shown
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.tables import print_table
 from benchmarks.running.retention import extremes
 
 
-def render(ledger: Ledger, store: Store, output: OutputFolder, console: Console) -> pd.DataFrame:
+def render(
+    ledger: Ledger, store: Store, output: OutputFolder, console: Console, figure_of: Plan | None = None
+) -> pd.DataFrame:
     """Write leaderboard in every format and manifest into the output folder, and print the table.
+
+    The plan of a single experiment adds a figure of all its reconstructions.
 
     Returns:
         The failed trials, as rows of ``Store.frame``.
@@ -34,19 +37,10 @@ def render(ledger: Ledger, store: Store, output: OutputFolder, console: Console)
     print_table(board, console)
     for note in board.notes:
         console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+    if figure_of:
+        attacked = store.trials([trial.key for trial in figure_of.trials])
+        write_figure(figure_of.trials, attacked, output.pictures, output.root / "reconstructions.png")
     return trials[trials["status"] == "failed"]
-
-
-def render_experiment(plan: Plan, ledger: Ledger, store: Store, output: OutputFolder, console: Console) -> pd.DataFrame:
-    """The same for a single experiment, with a figure of all its reconstructions.
-
-    Returns:
-        The failed trials, as rows of ``Store.frame``.
-    """
-    failed = render(ledger, store, output, console)
-    trials = store.trials([trial.key for trial in plan.trials])
-    write_figure(plan.trials, trials, output.pictures, output.root / "reconstructions.png")
-    return failed
 
 
 def board_in(ledger: Ledger, store: Store, folder: Path) -> Board:
@@ -63,28 +57,22 @@ def board_in(ledger: Ledger, store: Store, folder: Path) -> Board:
 def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder) -> Gallery:
     """The kept pictures of each entry; fewer where files are missing."""
     trials = ledger.trials.merge(_trials(ledger, store)[["key", "status", "scores"]], on="key")
-    by_cell = dict(list(trials.groupby("cell")))
+    by_cell = dict(iter(trials.groupby("cell")))
     entries = [entry for entry in board.entries if entry.origin == "reproduced"]
-    shown = {
+    return {
         entry.id: _shown(by_cell[index], output.pictures) for index, entry in enumerate(entries) if index in by_cell
     }
-    return Gallery(shown)
 
 
 def _shown(cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
     rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
-    found = [
-        Shown(
-            label=label,
-            picture=row["picture"],
-            psnr=row["scores"]["psnr"],
-            original=pictures / row["clean"],
-            shuffled=pictures / row["shuffled"],
-            reconstruction=pictures / row["reconstruction"],
-        )
-        for label, row in ((label, rows[key]) for label, key in extremes(cell).items())
-    ]
-    return tuple(each for each in found if each.reconstruction.exists() and each.original.exists())
+    found = []
+    for label, key in extremes(cell).items():
+        row = rows[key]
+        original, shuffled, made = (pictures / row[name] for name in ("clean", "shuffled", "reconstruction"))
+        if original.exists() and made.exists():
+            found.append(Shown(label, row["picture"], row["scores"]["psnr"], original, shuffled, made))
+    return tuple(found)
 
 
 def _trials(ledger: Ledger, store: Store) -> pd.DataFrame:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
 from benchmarks.report import numbers
 from benchmarks.report.legend import heading
-from benchmarks.report.rows import Row, Value, metric, number
+from benchmarks.report.numbers import Value
+from benchmarks.report.rows import Row, metric, number
 from fedmjp.defences.pipeline import NONE
 from fedmjp.settings import Setting
 
@@ -21,18 +22,14 @@ def reported_rows(board: Board) -> list[Row]:
 
 def _row(board: Board, row: Reported, names: Sequence[str]) -> Row:
     nearest = nearest_of_ours(board, row)
+    none = Value("", why=NONE_NEAR)
     values = {
-        "source": Value(row.source),
-        "row": Value(row.row),
-        "model": Value(row.model),
-        "defence": Value(row.defence),
-        "attack": Value(row.attack),
-        "setting": Value(str(row.setting)),
+        **{name: Value(str(getattr(row, name))) for name in ("source", "row", "model", "defence", "attack", "setting")},
         "n": Value(str(row.n), row.n),
         "top-1 %": number(row.top1, f"{row.top1}", "not reported"),
         **{heading(name): _printed(board, row, name) for name in names},
-        "nearest of ours": Value(_named(nearest) if nearest else "", why=NONE_NEAR),
-        **{f"ours: {heading(name)}": metric(nearest, name) if nearest else Value("", why=NONE_NEAR) for name in names},
+        "nearest of ours": Value(_named(nearest)) if nearest else none,
+        **{f"ours: {heading(name)}": metric(nearest, name) if nearest else none for name in names},
         "differs": Value(row.differs),
     }
     return Row(values, nearest, "")
@@ -52,18 +49,18 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
         and entry.role == "attack"
         and LEAKAGE in entry.metrics
     ]
-    return max(candidates, key=lambda entry: _nearness(entry, row), default=None)
+
+    def nearness(entry: Entry) -> tuple[bool, float, float]:
+        same_attack = "breaching" in row.attack.casefold() and entry.attack == BREACHING
+        shuffled = entry.mask_ratio if row.setting is Setting.A else 0.0
+        return same_attack, -shuffled, entry.metrics[LEAKAGE].mean
+
+    return max(candidates, key=nearness, default=None)
 
 
 def _called(entry: Entry) -> str:
     """The defence as papers call it: to them a shuffled picture alone is an evaluation setting, not a defence."""
     return NONE if entry.pipeline.marks == {"shuffled"} else entry.defence
-
-
-def _nearness(entry: Entry, row: Reported) -> tuple[bool, float, float]:
-    same_attack = "breaching" in row.attack.casefold() and entry.attack == BREACHING
-    shuffled = entry.mask_ratio if row.setting is Setting.A else 0.0
-    return same_attack, -shuffled, entry.metrics[LEAKAGE].mean
 
 
 def _named(entry: Entry) -> str:

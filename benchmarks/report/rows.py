@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing, Verdict
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Difference, Entry, Standing, Verdict
+from benchmarks.leaderboard.listing import grouped, listed
 from benchmarks.report import numbers
 from benchmarks.report.findings import findings, strongest
 from benchmarks.report.legend import (
@@ -16,12 +17,12 @@ from benchmarks.report.legend import (
     threat_title,
     told_of,
 )
+from benchmarks.report.numbers import Value
 from fedmjp.threat import ThreatModel
 
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
 TEXT = (*FILTERED, ADDED_HEADING, "origin", "source", "row", "differs", "nearest of ours")
 CHANGED = "This is what it sees where clients leave their updates as they are; defences change it."
-NO_INTERVAL = "no interval below two pictures"
 
 _COUNTED: dict[Verdict, tuple[str, str]] = {
     "leaks": ("leaks", "leak"),
@@ -32,25 +33,6 @@ _COUNTED: dict[Verdict, tuple[str, str]] = {
     "incomplete": ("is incomplete", "are incomplete"),
     "refused": ("had no attack that applies", "had no attack that applies"),
 }
-
-
-@dataclass(frozen=True)
-class Value:
-    """One cell: a number or name, what it sorts by, and why it is empty where it is.
-
-    ``interval`` stands behind the number, in brackets; ``test`` behind both, where no details follow.
-    """
-
-    main: str
-    order: float | None = None
-    why: str = ""
-    interval: str = ""
-    test: str = ""
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return f"{self.main}{self.interval}{self.test}"
 
 
 @dataclass(frozen=True)
@@ -88,48 +70,42 @@ class Section:
     cells: tuple[Row, ...]
 
 
+def servers(board: Board) -> list[ThreatModel]:
+    """The threat models without defences, in the order of the entries."""
+    return list(dict.fromkeys(entry.server for entry in board.entries))
+
+
 def sections(board: Board) -> list[Section]:
     """One per server, in the order of the entries."""
     return [_section(board, server, place) for place, server in enumerate(servers(board), start=1)]
 
 
 def _section(board: Board, server: ThreatModel, place: int) -> Section:
-    shown = [one for one in board.standings if one.server == server]
+    standings = [standing for standing in board.standings if standing.server == server]
     entries = [entry for entry in board.entries if entry.server == server]
+    changed = CHANGED if any(entry.threat.defences for entry in entries) else ""
+    sentences = [server.sentence(), changed, told_of(entry.pipeline for entry in entries)]
+    several = len({standing.protocol for standing in standings}) > 1
+    rankings = grouped(standings, lambda standing: _compared(standing, scored=several))
     return Section(
         server,
         f"Threat model {place}: {threat_title(server)}",
-        _sentence(server, entries),
-        tuple(findings(board, shown)),
-        summary(shown),
-        _rankings(board, shown),
-        tuple(_cell_row(board, entry) for entry in entries),
+        " ".join(filter(None, sentences)),
+        tuple(findings(board, standings)),
+        _summary(standings),
+        tuple(
+            Ranking(title, tuple(_row(board, strongest(board, standing), standing) for standing in group))
+            for title, group in rankings.items()
+        ),
+        tuple(_row(board, entry) for entry in entries),
     )
 
 
-def _sentence(server: ThreatModel, entries: Sequence[Entry]) -> str:
-    changed = [CHANGED] if any(entry.threat.defences for entry in entries) else []
-    told = told_of(entry.pipeline for entry in entries)
-    return " ".join(filter(None, [server.sentence(), *changed, told]))
+def _compared(standing: Standing, *, scored: bool) -> str:
+    return COMPARED[standing.setting.compared_with] + (f", scored as {standing.protocol}" if scored else "")
 
 
-def _rankings(board: Board, standings: Sequence[Standing]) -> tuple[Ranking, ...]:
-    together: dict[str, list[Standing]] = {}
-    several = len({standing.protocol for standing in standings}) > 1
-    for standing in standings:
-        scored = f", scored as {standing.protocol}" if several else ""
-        together.setdefault(f"{COMPARED[standing.setting.compared_with]}{scored}", []).append(standing)
-    return tuple(
-        Ranking(title, tuple(_standing_row(board, standing) for standing in group)) for title, group in together.items()
-    )
-
-
-def servers(board: Board) -> list[ThreatModel]:
-    """The threat models without defences, in the order of the entries."""
-    return list(dict.fromkeys(entry.server for entry in board.entries))
-
-
-def summary(standings: Sequence[Standing]) -> str:
+def _summary(standings: Sequence[Standing]) -> str:
     """The verdicts before one server in one sentence."""
     counts = Counter(standing.verdict for standing in standings)
     if not counts:
@@ -139,87 +115,43 @@ def summary(standings: Sequence[Standing]) -> str:
         for verdict, (one, several) in _COUNTED.items()
         if counts[verdict]
     ]
-    total = len(standings)
-    what = "combination" if total == 1 else "combinations"
-    return f"Of {total} {what} of model, defence and setting, {_listed(parts)}."
+    what = "combination" if len(standings) == 1 else "combinations"
+    return f"Of {len(standings)} {what} of model, defence and setting, {listed(parts)}."
 
 
-def _listed(parts: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-
-
-def _standing_row(board: Board, standing: Standing) -> Row:
-    entry = strongest(board, standing)
-    rank = "" if standing.rank is None else str(standing.rank)
+def _row(board: Board, entry: Entry, standing: Standing | None = None) -> Row:
+    """An entry; with its rank and the verdict on the whole where it decides a standing."""
+    judged = standing or entry
+    named = entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"
+    cost, top1 = entry.cost, entry.utility.top1 if entry.utility else None
+    over_twin, over_floor = _difference(entry.over_twin, "undefended twin"), _difference(entry.over_floor, "grey guess")
     values = {
-        "rank": number(standing.rank, rank, "this verdict has no rank"),
-        **_model(standing),
-        **_defence(standing),
-        **_leakage(entry),
-        AGAINST_HEADING: _difference(entry, "twin"),
-        ADDED_HEADING: _added(entry),
-        "strongest attack": Value(standing.strongest),
-        **_circumstances(entry),
-        "reason": Value(standing.reason),
-    }
-    return Row(values, entry, standing.verdict)
-
-
-def _cell_row(board: Board, entry: Entry) -> Row:
-    others = [name for name in board.metrics if name != LEAKAGE]
-    values = {
-        **_model(entry),
-        "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
-        **_defence(entry),
-        **_leakage(entry),
-        AGAINST_HEADING: _difference(entry, "twin"),
-        ADDED_HEADING: _added(entry),
-        "over grey, dB": _difference(entry, "floor"),
-        **_circumstances(entry),
-        **{HEADINGS.get(name, name): metric(entry, name) for name in others},
-        "reason": Value(entry.reason),
-    }
-    return Row(values, entry, entry.verdict, dim=entry.role != "attack")
-
-
-def _model(row: Standing | Entry) -> dict[str, Value]:
-    return {"model": Value(row.model), "origin": Value("" if row.origin == "reproduced" else row.origin)}
-
-
-def _defence(row: Standing | Entry) -> dict[str, Value]:
-    return {
-        "defence": Value(row.defence),
-        "mask ratio": Value(f"{row.mask_ratio:g}", row.mask_ratio),
-        "setting": Value(str(row.setting)),
-        "verdict": Value(row.verdict),
-    }
-
-
-def _leakage(entry: Entry) -> dict[str, Value]:
-    found = entry.recognisable
-    return {
+        **({"rank": number(standing.rank, f"{standing.rank}", "this verdict has no rank")} if standing else {}),
+        "model": Value(entry.model),
+        "origin": Value("" if entry.origin == "reproduced" else entry.origin),
+        **({} if standing else {"attack": Value(named)}),
+        "defence": Value(entry.defence),
+        "mask ratio": Value(f"{entry.mask_ratio:g}", entry.mask_ratio),
+        "setting": Value(str(entry.setting)),
+        "verdict": Value(judged.verdict),
         LEAKAGE_HEADING: metric(entry, LEAKAGE),
         "worst": _statistic(entry, "worst"),
         "p95": _statistic(entry, "p95"),
-        "recognisable": Value(
-            f"{found.share:.0%}".replace("%", " %"), found.share, interval=numbers.share_interval(found)
-        )
-        if found
-        else Value("", why=_no_score(entry)),
-    }
-
-
-def _circumstances(entry: Entry) -> dict[str, Value]:
-    top1 = entry.utility.top1 if entry.utility else None
-    return {
+        "recognisable": numbers.share(entry.recognisable) if entry.recognisable else Value("", why=_no_score(entry)),
+        AGAINST_HEADING: over_twin if entry.defences else Value("", why="not defended"),
+        ADDED_HEADING: _added(entry),
+        **({"strongest attack": Value(entry.attack)} if standing else {"over grey, dB": over_floor}),
         "top-1 %": number(top1, f"{top1:.1f}" if top1 is not None else "", "no accuracy is known for these weights"),
         "weights": Value(numbers.weights(entry.weights)),
         "protocol": Value(entry.protocol),
-        "attack s": number(entry.cost.attack_seconds, numbers.seconds(entry.cost), "not timed"),
-        "upload": number(entry.cost.upload_bytes, numbers.size(entry.cost), "not known"),
+        "attack s": number(cost.attack_seconds, numbers.seconds(cost), "not timed"),
+        "upload": number(cost.upload_bytes, numbers.size(cost), "not known"),
         "n": Value(str(entry.n), entry.n),
         "failed": Value(str(entry.failures), entry.failures),
     }
+    if standing is None:
+        values |= {HEADINGS.get(name, name): metric(entry, name) for name in board.metrics if name != LEAKAGE}
+    return Row(values | {"reason": Value(judged.reason)}, entry, judged.verdict, dim=entry.role != "attack")
 
 
 def number(order: float | None, text: str, why: str) -> Value:
@@ -229,32 +161,19 @@ def number(order: float | None, text: str, why: str) -> Value:
 
 def metric(entry: Entry, name: str) -> Value:
     """A metric's mean with its interval, or why there is none."""
-    statistics = entry.metrics.get(name)
-    if statistics is None:
-        return Value("", None, _no_score(entry))
-    interval = numbers.interval(statistics, name)
-    return Value(numbers.score(statistics.mean, name), statistics.mean, "" if interval else NO_INTERVAL, interval)
+    found = entry.metrics.get(name)
+    return numbers.mean(found, name) if found else Value("", why=_no_score(entry))
 
 
 def _statistic(entry: Entry, name: str) -> Value:
     if LEAKAGE not in entry.metrics:
-        return Value("", None, _no_score(entry))
+        return Value("", why=_no_score(entry))
     value = float(getattr(entry.metrics[LEAKAGE], name))
     return Value(numbers.score(value, LEAKAGE), value)
 
 
-def _difference(entry: Entry, of: str) -> Value:
-    found = entry.over_twin if of == "twin" else entry.over_floor
-    if found:
-        return Value(
-            f"{found.mean:+.1f}",
-            found.mean,
-            interval=numbers.difference_interval(found),
-            test=numbers.p_value(found.p_value),
-        )
-    if of == "twin" and not entry.defences:
-        return Value("", None, "not defended")
-    return Value("", None, f"nothing to compare with: no scored {'undefended twin' if of == 'twin' else 'grey guess'}")
+def _difference(found: Difference | None, other: str) -> Value:
+    return numbers.difference(found) if found else Value("", why=f"nothing to compare with: no scored {other}")
 
 
 def _added(entry: Entry) -> Value:
@@ -265,4 +184,4 @@ def _added(entry: Entry) -> Value:
 
 
 def _no_score(entry: Entry) -> str:
-    return entry.reason if not entry.n else "not computed"
+    return "not computed" if entry.n else entry.reason

@@ -1,12 +1,12 @@
 """The leaderboard as CSV, Markdown and terminal tables."""
 
-import csv
-import io
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,13 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 from tabulate import tabulate
 
-from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics
+from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics, Utility
 from benchmarks.report.advice import advice
-from benchmarks.report.legend import ADDED_HEADING, VERDICTS, columns
+from benchmarks.report.legend import ADDED_HEADING, columns, verdicts
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
-from fedmjp.defences.pipeline import NONE, Defences
+from fedmjp.defences.pipeline import NONE
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
@@ -31,46 +31,36 @@ DISPENSABLE = (
 PRINTED = 40  # entries up to which a terminal gets all cells
 NAMED = 4  # columns that are named as left out
 GAP = 2  # between columns of a terminal table
-FLATTENED = (
+NESTED = {
     "defences", "marginal", "threat", "metrics", "leakage", "submitter", "utility", "cost", "provenance", "errors",
-)  # fmt: skip
-NESTED: dict[str, type[Config]] = {"over_floor": Difference, "over_twin": Difference, "recognisable": Share}
+    "over_floor", "over_twin", "recognisable",
+}  # fmt: skip
 
 
 def csv_text(board: Board) -> str:
     """One line per entry, every number at full precision, empty where there is no value."""
     lines = [_flat(entry, board.metrics) for entry in board.entries]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]) if lines else ["id"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return pd.DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
     """Flat names: ``psnr_mean``, ``over_twin_p_value``, ``threat_batch_size``."""
-    line: dict[str, Any] = entry.model_dump(mode="json", exclude={*FLATTENED, *NESTED})
-    line["errors"] = "; ".join(entry.errors)
-    line["defences"] = _configured(entry.defences)
-    line["marginal"] = json.dumps([each.model_dump() for each in entry.marginal]) if entry.marginal else None
-    line |= _prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"}))
-    for name in metrics:
-        line |= _fields(name, Statistics, entry.metrics.get(name))
-    for name, kind in NESTED.items():
-        line |= _fields(name, kind, getattr(entry, name))
-    line |= {
-        "utility_top1": entry.utility and entry.utility.top1,
-        "utility_source": entry.utility and entry.utility.source,
-        **entry.cost.model_dump(),
-    }
     provenance = entry.provenance.model_dump(mode="json", exclude={"environments"})
-    provenance |= {name: " ".join(map(str, provenance[name])) for name in ("weights_sha256", "seeds")}
-    return line | _prefixed("provenance", provenance)
-
-
-def _configured(defences: Defences) -> str:
-    """As the command line takes them."""
-    return " + ".join(config.text for config in defences) or NONE
+    return {
+        **entry.model_dump(mode="json", exclude=NESTED),
+        "errors": "; ".join(entry.errors),
+        "defences": " + ".join(config.text for config in entry.defences) or NONE,  # as the command line takes them
+        "marginal": json.dumps([each.model_dump() for each in entry.marginal]) if entry.marginal else None,
+        **_prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"})),
+        **{key: value for name in metrics for key, value in _fields(name, Statistics, entry.metrics.get(name)).items()},
+        **_fields("over_floor", Difference, entry.over_floor),
+        **_fields("over_twin", Difference, entry.over_twin),
+        **_fields("recognisable", Share, entry.recognisable),
+        **_fields("utility", Utility, entry.utility),
+        **entry.cost.model_dump(),
+        **_prefixed("provenance", provenance),
+        **{f"provenance_{name}": " ".join(map(str, provenance[name])) for name in ("weights_sha256", "seeds")},
+    }
 
 
 def _fields(name: str, kind: type[Config], value: Config | None) -> dict[str, Any]:
@@ -88,7 +78,7 @@ def markdown_text(board: Board) -> str:
         parts += [
             f"## {_escaped(section.title)}",
             _escaped(section.sentence),
-            *(["\n".join(f"- {_escaped(line)}" for line in section.findings)] if section.findings else []),
+            *([_listing(section.findings)] if section.findings else []),
             _escaped(section.summary),
             *(part for each in section.rankings for part in (f"### Standings, {each.title}", _markdown(each.rows))),
             "### All cells",
@@ -96,18 +86,14 @@ def markdown_text(board: Board) -> str:
         ]
     if board.reported:
         parts += ["## Reported in papers, not measured here", _markdown(reported_rows(board))]
-    shown = {entry.verdict for entry in board.entries}
-    meanings = [f"- {name}: {meaning}." for name, meaning in VERDICTS.items() if name in shown]
-    explained = [f"- {name}: {_escaped(text)}." for name, text in columns(board)]
-    parts += [
-        "## Verdicts",
-        "\n".join(meanings),
-        "## Columns",
-        "\n".join(explained),
-        "## Notes",
-        "\n".join(f"- {_escaped(note)}" for note in board.notes),
-    ]
+    parts += ["## Verdicts", _listing(f"{name}: {text}." for name, text in verdicts(board).items())]
+    parts += ["## Columns", _listing(f"{name}: {text}." for name, text in columns(board).items())]
+    parts += ["## Notes", _listing(board.notes)]
     return "\n\n".join(parts) + "\n"
+
+
+def _listing(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {_escaped(text)}" for text in texts)
 
 
 def _markdown(rows: Sequence[Row]) -> str:
@@ -133,10 +119,7 @@ def filled(rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(board: Board, console: Console) -> None:
-    """Standings per server, and the cells of a small board.
-
-    A terminal that is too narrow gets fewer columns, and is told.
-    """
+    """Standings per server, and the cells of a small board; a narrow terminal gets fewer columns, and is told."""
     whole = len(board.entries) <= PRINTED
     left_out: dict[str, None] = {}
     for sentence in advice(board):
@@ -152,17 +135,14 @@ def print_table(board: Board, console: Console) -> None:
     if not whole:
         console.print(f"All {len(board.entries)} cells are in the report.", highlight=False)
     if left_out:
-        console.print(f"Left out for want of width: {_few(list(left_out))}. The report has every column.\n")
+        missed = list(left_out)[::-1]  # the last are those that a reader misses most
+        more = f" and {len(missed) - NAMED} more" if len(missed) > NAMED else ""
+        named = f"{', '.join(missed[:NAMED])}{more}"
+        console.print(f"Left out for want of width: {named}. The report has every column.\n")
 
 
-def _few(names: Sequence[str]) -> str:
-    """The last are those that a reader misses most."""
-    missed = names[::-1][:NAMED]
-    more = len(names) - len(missed)
-    return ", ".join(missed) + (f" and {more} more" if more else "")
-
-
-def _print(title: str, rows: Sequence[Row], grouped: Sequence[str], console: Console) -> list[str]:
+def _print(title: str, rows: Sequence[Row], groups: Sequence[str], console: Console) -> list[str]:
+    """Print what fits, rows of one group together; the columns that are left out."""
     names = [name for name in filled(rows) if name != "failed" or any(row.values[name].order for row in rows)]
     widths = {name: max(cell_len(text) for text in (name, *(row.values[name].text for row in rows))) for name in names}
     left_out: list[str] = []
@@ -172,20 +152,12 @@ def _print(title: str, rows: Sequence[Row], grouped: Sequence[str], console: Con
         if name in widths:
             left_out.append(name)
             del widths[name]
-    console.print(_terminal_table(title, rows, list(widths), grouped))
-    return left_out
-
-
-def _terminal_table(title: str, rows: Sequence[Row], names: Sequence[str], grouped: Sequence[str]) -> Table:
-    """Rows of one group stand together."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for name in names:
+    for name in widths:
         table.add_column(name, justify="left" if name in TEXT else "right", no_wrap=True)
-    former: list[str] = []
-    for row in rows:
-        group = [row.values[name].text for name in grouped]
-        if table.row_count and group != former:
-            table.add_section()
-        table.add_row(*(escape(row.values[name].text) for name in names), style="dim" if row.dim else "")
-        former = group
-    return table
+    for _, together in itertools.groupby(rows, key=lambda row: [row.values[name].text for name in groups]):
+        table.add_section()
+        for row in together:
+            table.add_row(*(escape(row.values[name].text) for name in widths), style="dim" if row.dim else "")
+    console.print(table)
+    return left_out

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from attacks.mjp.intersection import MjpIntersection
 from benchmarks.leaderboard.entries import RECOGNISABLE
-from benchmarks.report.drawing import CEILING, DASHED, STYLE, leakage_scale
+from benchmarks.report.drawing import CEILING, STYLE, Scale
 from benchmarks.scripts import keep_table, timed
 from benchmarks.uploads.rounds import RecordedRounds
 from fedmjp.errors import BadInputError
@@ -95,8 +95,7 @@ def figure(table: pd.DataFrame) -> Figure:
     axes = drawn.subplots()
     for _, own in table.groupby("picture"):
         axes.plot(own["uploads"], own["psnr"].clip(upper=CEILING), marker="o", markersize=4, linewidth=1.2)
-    axes.axhline(RECOGNISABLE, **DASHED)
-    leakage_scale(axes, table["psnr"], "y")
+    Scale("y", RECOGNISABLE, table["psnr"].tolist(), {}).draw(axes, "c")
     axes.set(
         xlabel="uploads of the picture, each in another round",
         ylabel="PSNR of the clean picture in dB",

@@ -67,7 +67,7 @@ def attack(
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.folder.output import OutputFolder
     from benchmarks.plan.planning import plan
-    from benchmarks.report.render import render_experiment
+    from benchmarks.report.render import render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.command_line import published_command
@@ -94,7 +94,7 @@ def attack(
         progress.attacks(len(planned.trials) - finished)
         for part, source in zip(planned.parts, sources, strict=True):
             Engine(part.experiment, folder, store, progress, source).run(part.trials)
-    tell_outcome(render_experiment(planned, ledger, store, folder, console), output, console, problems, figure=True)
+    tell_outcome(render(ledger, store, folder, console, planned), output, console, problems, figure=True)
 
 
 def _refuse_contradictions(given: dict[str, Any], uploads: Path | None, output: Path) -> None:

@@ -16,7 +16,7 @@ def quickstart(
     from benchmarks.campaign.quickstart import quickstart as experiments_of
     from benchmarks.folder.output import OutputFolder
     from benchmarks.plan.planning import plan
-    from benchmarks.report.render import render_experiment
+    from benchmarks.report.render import render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.source import FederatedRun, RecordedUploads
     from fedmjp.cli.device import choose
@@ -47,4 +47,4 @@ def quickstart(
             Engine(part.experiment, folder, store, progress, source).run(part.trials, error)
         if len(store.finished(keys)) == len(keys):
             run.finish()
-    tell_outcome(render_experiment(planned, ledger, store, folder, console), output, console, figure=True)
+    tell_outcome(render(ledger, store, folder, console, planned), output, console, figure=True)

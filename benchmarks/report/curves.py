@@ -1,0 +1,210 @@
+"""Plots of leakage against something: the mask ratio, the model's accuracy, the number of uploads per picture."""
+
+from collections.abc import Sequence
+from itertools import cycle
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.listing import grouped
+from benchmarks.report.drawing import (
+    CEILING_NOTE,
+    DOTTED,
+    LEAKAGE_LABEL,
+    Plot,
+    Scale,
+    by_model,
+    capped,
+    defence_handles,
+    floors,
+    interval_of,
+    judging,
+    legend,
+    name_of,
+    panels,
+    plain,
+    styles_of,
+)
+from benchmarks.report.findings import deployed
+from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
+
+DODGE = 0.012  # between defences at one ratio, of the axis
+WIDEST = 0.06  # between the first and the last of many
+MODEL_MARKERS = "osD^vPX*"
+RATIO_MARKERS = "oDs^vP*X"
+QUARTILES = (0.25, 0.5, 0.75)
+SHADES = (0.1, 0.85)  # of the colour map, dark and light enough to be told apart on white
+FEWEST = 3  # numbers of uploads that make a line
+
+
+def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
+    """Of each model of which some setting saw two ratios or more: the strongest attack on each defence."""
+    caption = (
+        "against the share of patches that are shuffled or masked: the strongest attack on each defence, mean and 95 % "
+        f"interval. The dotted line is the grey guess. {CEILING_NOTE}"
+    )
+    return [
+        Plot(
+            f"{prefix}-mask-ratio-{place}",
+            server,
+            f"Leakage against mask ratio, {name_of(entries[0])}",
+            f"Leakage of {name_of(entries[0])} {caption}",
+            _mask_ratio_figure(board, server, entries),
+        )
+        for place, entries in enumerate(by_model(judging(board, server)), start=1)
+        if any(len({entry.mask_ratio for entry in line}) > 1 for line in _lines(entries).values())
+    ]
+
+
+def _lines(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    """By defence and setting, along the mask ratio."""
+    ordered = sorted(entries, key=lambda entry: entry.mask_ratio)
+    return grouped(ordered, lambda entry: (entry.defence, str(entry.setting)))
+
+
+def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Entry]) -> Figure:
+    system = (server, entries[0].model, entries[0].protocol)
+    guesses = floors(each for each in board.entries if (each.server, each.model, each.protocol) == system)
+    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in interval_of(entry)], guesses)
+    lines = _lines(entries)
+    drawn = styles_of(board, entries)
+
+    def draw(axes: Axes, setting: str) -> None:
+        for place, (defence, style) in enumerate(drawn.items()):
+            line = lines.get((defence, setting))
+            if line:
+                shift = min(DODGE, WIDEST / len(drawn)) * (place - (len(drawn) - 1) / 2)
+                means = np.array([capped(entry.metrics[LEAKAGE].mean) for entry in line])
+                axes.errorbar(
+                    [entry.mask_ratio + shift for entry in line],
+                    means,
+                    np.abs(np.transpose([interval_of(entry) for entry in line]) - means),
+                    color=style.colour,
+                    linestyle=style.line,
+                    marker=style.marker,
+                    markersize=4.5,
+                    linewidth=1.4,
+                    elinewidth=1.2,
+                    capsize=2.5,
+                )
+
+    figure = panels([str(entry.setting) for entry in entries], scale, draw, height=3.2, against="mask ratio")
+    legend(figure, scale, defence_handles(drawn))
+    return figure
+
+
+def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
+    """All models whose accuracy is known: what the strongest attack recovers, and what the model is worth."""
+    judged = [(entry, entry.utility.top1) for entry in judging(board, server) if entry.utility]
+    if not judged:
+        return []
+    entries = [entry for entry, _ in judged]
+    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in interval_of(entry)], {})
+    markers = dict(zip(dict.fromkeys(entry.model for entry in entries), cycle(MODEL_MARKERS), strict=False))
+    drawn = styles_of(board, entries)
+
+    def draw(axes: Axes, setting: str) -> None:
+        for entry, top1 in judged:
+            if entry.setting == setting:
+                style = drawn[entry.defence]
+                axes.plot([top1, top1], interval_of(entry), color=style.colour, linestyle=style.line, linewidth=1)
+                axes.plot(
+                    [top1],
+                    [capped(entry.metrics[LEAKAGE].mean)],
+                    markers[entry.model],
+                    color=style.colour,
+                    markersize=4.5 + 8 * entry.mask_ratio,
+                    fillstyle="none",
+                    markeredgewidth=1.3,
+                )
+        axes.margins(x=0.12)
+
+    figure = panels([str(entry.setting) for entry in entries], scale, draw, height=3.3, against="top-1 accuracy in %")
+    shapes = [
+        Line2D([], [], color="black", linestyle="", marker=marker, fillstyle="none", label=plain(model))
+        for model, marker in markers.items()
+    ]
+    legend(figure, scale, defence_handles(drawn), shapes)
+    caption = (
+        "Leakage of the strongest attack (mean and 95 % interval) against top-1 accuracy; low and right is best. A "
+        f"larger marker is a higher mask ratio. {CEILING_NOTE}"
+    )
+    return [Plot(f"{prefix}-utility", server, "Leakage against accuracy", caption, figure)]
+
+
+def upload_counts(board: Board) -> list[Plot]:
+    """Of each model with its defences that was attacked with three numbers of uploads or more."""
+    shown = [
+        entry
+        for entry in board.entries
+        if deployed(entry) and (entry.role, entry.origin) == ("attack", "reproduced") and entry.leakage
+    ]
+    once = {"uploads_per_picture": 1}
+    alike = grouped(shown, lambda entry: (entry.server.model_copy(update=once), entry.defence))
+    lines = [_one_attack(entries) for several in alike.values() for entries in by_model(several)]
+    return [
+        Plot(
+            f"uploads-per-picture-{place}",
+            None,
+            f"Leakage against uploads per picture, {name_of(entries[0])}, {entries[0].defence}",
+            f"What {entries[0].attack} recovers of the picture itself on {name_of(entries[0])} with "
+            f"{entries[0].defence}, against the number of uploads of it that the server has seen, each with masks and "
+            "noise of its own: median over pictures, and the middle half of them as a band. The dotted line is the "
+            f"grey guess. {CEILING_NOTE}",
+            _upload_count_figure(board, entries),
+        )
+        for place, entries in enumerate((each for each in lines if len(_counts(each)) >= FEWEST), start=1)
+    ]
+
+
+def _one_attack(entries: Sequence[Entry]) -> list[Entry]:
+    """Those of the attack with most numbers of uploads, of these the strongest: a line is of one attack."""
+    return max(
+        grouped(entries, lambda entry: entry.attack).values(),
+        key=lambda several: (len(_counts(several)), sum(_quartiles(entry)[1] for entry in several) / len(several)),
+    )
+
+
+def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
+    figure = Figure(figsize=(6.0, 3.6))
+    axes = figure.subplots()
+    ordered = sorted(entries, key=lambda entry: (entry.mask_ratio, _uploads(entry)))
+    by_ratio = grouped(ordered, lambda entry: entry.mask_ratio)
+    colours = mpl.colormaps["viridis"](np.linspace(*SHADES, len(by_ratio)))
+    handles = []
+    for (ratio, line), colour, marker in zip(by_ratio.items(), colours, cycle(RATIO_MARKERS), strict=False):
+        low, middle, high = np.array([_quartiles(entry) for entry in line]).T
+        counts = [_uploads(entry) for entry in line]
+        style = {"color": colour, "marker": marker, "markersize": 4.5}
+        axes.fill_between(counts, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(counts, middle, **style, linewidth=1.6)
+        label = f"mask ratio {ratio:g}" if ratio else entries[0].defence
+        handles.append(Line2D([], [], **style, label=label))
+    same = (entries[0].model, entries[0].weights, Picture.CLEAN)
+    guesses = floors(each for each in board.entries if (each.model, each.weights, each.setting.compared_with) == same)
+    for guess in guesses.values():
+        axes.axhline(guess, **DOTTED)
+    values = [value for entry in entries for value in _quartiles(entry)]
+    scale = Scale("y", board.recognisable_at, values, guesses)
+    scale.draw(axes, setting="")
+    axes.set(xticks=_counts(entries), xlabel="uploads of the picture", ylabel=LEAKAGE_LABEL)
+    legend(figure, scale, handles)
+    return figure
+
+
+def _counts(entries: Sequence[Entry]) -> list[int]:
+    return sorted({_uploads(entry) for entry in entries})
+
+
+def _quartiles(entry: Entry) -> list[float]:
+    values = [capped(value) for value in entry.leakage.values()]
+    return list(map(float, np.quantile(values, QUARTILES)))
+
+
+def _uploads(entry: Entry) -> int:
+    return entry.threat.uploads_per_picture
