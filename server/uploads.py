@@ -1,7 +1,7 @@
 """The server's own records: every upload, and the weights that had been sent for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -35,8 +35,7 @@ class UploadFolder:
     def keep(self, upload: Upload) -> None:
         """Store an upload, reduced to the tensors that are kept."""
         kept = {name: tensor for name, tensor in upload.tensors.items() if not self.tensors or name in self.tensors}
-        reduced = Upload(kept, upload.kind, upload.num_examples, upload.server_round, upload.node, upload.weights)
-        reduced.save(self.folder / record_name(upload.server_round, upload.node))
+        replace(upload, tensors=kept).save(self.folder / record_name(upload.server_round, upload.node))
 
     def uploads(self) -> list[Upload]:
         """Every upload, in the order of rounds and nodes."""

@@ -1,15 +1,18 @@
 """Top-1 accuracy of a classifier."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmjp.data.loading import Batch
+from fedmjp.data.datasets import LabelledDataset
+from fedmjp.data.loading import Batch, evaluation_batches
 from fedmjp.errors import DataError
+from fedmjp.learning import Recipe
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.inference import UNDECIDED, evaluated, predictions
 
@@ -54,6 +57,22 @@ def top1(model: Classifier, batches: Iterable[Batch]) -> Accuracy:
     correct, undecided, loss = sums.tolist()
     mean = loss / (total - undecided) if undecided < total else math.inf
     return Accuracy(int(correct), total, mean, int(undecided))
+
+
+def validate(
+    model: Classifier, dataset: LabelledDataset, recipe: Recipe, on_skipped: Callable[[str], None]
+) -> Accuracy:
+    """Top-1 accuracy of the unshuffled pictures of a data set that can be read; of others the reason is told."""
+    batches = evaluation_batches(
+        dataset,
+        np.arange(len(dataset)),
+        recipe.crop_share,
+        size=model.image_size,
+        batch_size=recipe.batch_size,
+        workers=recipe.workers,
+        on_skipped=on_skipped,
+    )
+    return top1(model, batches)
 
 
 def _sums(logits: Tensor, labels: Tensor) -> Tensor:

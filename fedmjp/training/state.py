@@ -11,6 +11,13 @@ import torch
 from torch import Tensor
 
 from fedmjp.errors import CheckpointError
+from fedmjp.training.run_folder import TrainingFolder
+
+
+def save_checkpoint(folder: TrainingFolder, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write a run's weights, and what else it needs to go on."""
+    save_weights(folder.weights, weights)
+    save_state(folder.state, state)
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
