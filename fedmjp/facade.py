@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import open_source
 from fedmjp.errors import BadInputError
 from fedmjp.models.build import build_vit
 from fedmjp.scenario import Scenario
@@ -32,7 +32,7 @@ def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
     Raises:
         BadInputError: If there are fewer.
     """
-    source = BundledPictures(size, classes=1000)
+    source = open_source("bundled", size=size, classes=1000)
     names = source.names()
     if not 1 <= count <= len(names):
         raise BadInputError(f"{count} pictures were asked for; there are 1 to {len(names)} bundled ones")

@@ -19,13 +19,7 @@ SIXTEEN_BITS = 65_535
 
 @dataclass(frozen=True)
 class LabelledPicture:
-    """A private picture.
-
-    Attributes:
-        name: Its name in its source.
-        image: (3, size, size) float32 in [0, 1].
-        label: Class index.
-    """
+    """A private picture, by its name in its source; (3, size, size) float32 in [0, 1]."""
 
     name: str
     image: Tensor
@@ -38,17 +32,11 @@ class LabelledPicture:
 
 @dataclass(frozen=True)
 class PictureEntry:
-    """A picture that was looked at and can be read again: what a run holds of it until it is needed.
-
-    Attributes:
-        name: Its name in its source.
-        label: Class index.
-        sha256: Of its pixels as the model sees them.
-    """
+    """A picture that was looked at and can be read again: what a run holds of it until it is needed."""
 
     name: str
     label: int
-    sha256: str
+    sha256: str  # of its pixels as the model sees them
 
 
 class PictureSource(Protocol):
