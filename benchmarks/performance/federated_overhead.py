@@ -22,14 +22,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.federation.simulation import Resources
-from benchmarks.federation.training import (
-    RoundReport,
-    deal,
-    partition_file,
-    resources_for,
-    train_federated,
-    training_of,
-)
+from benchmarks.federation.training import deal, resources_for, train_federated, training_of
 from benchmarks.folder.output import write_json
 from fedmjp import provenance
 from fedmjp.data.datasets import LabelledDataset, open_dataset
@@ -90,19 +83,9 @@ def with_flower(scenario: Scenario, resources: Resources) -> list[float]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = TrainingFolder(Path(scratch))
         _, dealt = deal(scenario)
-        dealt.save(partition_file(folder))
-        train_federated(scenario, dealt, folder, resources, _Nobody())
+        dealt.save(folder.partition)
+        train_federated(scenario, dealt, folder, resources)
         return [float(seconds) for seconds in pd.read_csv(folder.history)["seconds"]]
-
-
-class _Nobody:
-    """Is not told anything."""
-
-    def round(self, report: RoundReport) -> None:
-        del report
-
-    def skipped(self, reason: str) -> None:
-        del reason
 
 
 def without_flower(scenario: Scenario, resources: Resources) -> list[float]:

@@ -32,7 +32,7 @@ def estimate(file: File, overrides: Overrides = [], weights: Weights = [], devic
     """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
     from benchmarks.running.estimate import estimate as estimate_of
     from fedmjp.cli.campaign_tables import print_estimate
-    from fedmjp.cli.progress import wide_console
+    from fedmjp.cli.console import wide_console
 
     console = wide_console()
     prepared = _prepared(_read(file, overrides, weights), device)
@@ -57,8 +57,9 @@ def run(
     from benchmarks.folder.output import OutputFolder
     from benchmarks.report.render import render
     from benchmarks.running.runner import run_campaign
+    from fedmjp.cli.console import wide_console
     from fedmjp.cli.outcome import tell_outcome
-    from fedmjp.cli.progress import TerminalProgress, wide_console
+    from fedmjp.cli.progress import TerminalProgress
 
     console = wide_console()
     read = _read(file, overrides, weights)
@@ -84,7 +85,7 @@ def status(folder: Folder, database: Database = "") -> None:
     from benchmarks.folder.study import open_results
     from benchmarks.running.status import status as status_of
     from fedmjp.cli.campaign_tables import print_status
-    from fedmjp.cli.progress import wide_console
+    from fedmjp.cli.console import wide_console
 
     output = OutputFolder(folder)
     ledger, store = open_results(output, database)
@@ -106,7 +107,7 @@ def verify(
     from benchmarks.folder.study import holds_plan, holds_study, open_results, problems_of_rows
     from benchmarks.report.render import board_in
     from benchmarks.running import verify as checks
-    from fedmjp.cli.progress import wide_console
+    from fedmjp.cli.console import wide_console
     from fedmjp.errors import BadInputError
 
     if rerun and file is None:
@@ -138,7 +139,7 @@ def publish(
     from benchmarks.folder.output import OutputFolder, write_json
     from benchmarks.folder.study import TRIALS, open_results, read_study, write_study
     from benchmarks.report.render import board_in
-    from fedmjp.cli.progress import wide_console
+    from fedmjp.cli.console import wide_console
 
     ledger, store = open_results(OutputFolder(folder), database)
     study.mkdir(parents=True, exist_ok=True)
@@ -165,19 +166,17 @@ def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: s
 
 def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":
     from benchmarks.campaign.file import read_campaign
-    from fedmjp.cli.attack import parse_pairs
+    from fedmjp.cli.overrides import parse_pairs
+    from fedmjp.cli.runs import located
 
     given = parse_pairs(weights, "--weights")
     read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
-    source = read.data.source
-    absolute = source if source == "bundled" else str(Path(source).resolve())
-    return read.model_copy(update={"data": read.data.model_copy(update={"source": absolute})})
+    return read.model_copy(update={"data": read.data.model_copy(update={"source": located(read.data.source)})})
 
 
 def _prepared(read: "Campaign", device: str) -> "Prepared":
     from benchmarks.campaign.prepare import prepare
-    from fedmjp.cli.command_line import published_command
-    from fedmjp.cli.device import choose
+    from fedmjp.cli.runs import choose, published_command
 
     return prepare(read, device=choose(device), command=published_command())
 

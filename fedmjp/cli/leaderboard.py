@@ -46,7 +46,7 @@ def show(
     from benchmarks.report.publish import publish
     from benchmarks.report.render import board_in, gallery_in
     from benchmarks.report.tables import print_table
-    from fedmjp.cli.progress import wide_console
+    from fedmjp.cli.console import wide_console
 
     console = wide_console()
     chosen = _formats(formats)
@@ -69,7 +69,7 @@ def add(
 ) -> None:
     """Check a third party's entry and add it to a board, marked as submitted."""
     from benchmarks.leaderboard.admission import admit
-    from fedmjp.cli.progress import wide_console
+    from fedmjp.cli.console import wide_console
 
     console = wide_console()
     for admitted in admit(entry, to):

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from fedmjp.config import Checkpoint
-from fedmjp.errors import ConfigError
+from fedmjp.errors import BadInputError, ConfigError
 
 DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; several act in the order given."
 
@@ -70,6 +70,24 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
                 raise ConfigError(f"{setting!r}: {part} is no group of keys")
         target[last] = _parsed(setting, text)
     return result
+
+
+def parse_pairs(pairs: Sequence[str], name: str, *, dashes: bool = False) -> dict[str, str]:
+    """``KEY=VALUE`` texts of an option as a mapping; with ``dashes`` a dash in a key stands for an underscore.
+
+    Raises:
+        BadInputError: If one has no ``=`` or no key, or a key is given twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise BadInputError(f"{name} {pair!r} is not of the form KEY=VALUE")
+        key = key.replace("-", "_") if dashes else key
+        if key in found:
+            raise BadInputError(f"{name} {key} is given twice")
+        found[key] = value
+    return found
 
 
 def _parsed(setting: str, text: str) -> Any:

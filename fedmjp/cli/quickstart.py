@@ -20,9 +20,10 @@ def quickstart(
     from benchmarks.report.render import render_experiment
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.source import FederatedRun, RecordedUploads
-    from fedmjp.cli.device import choose
+    from fedmjp.cli.console import wide_console
     from fedmjp.cli.outcome import tell_outcome
-    from fedmjp.cli.progress import TerminalProgress, wide_console
+    from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.cli.runs import choose
     from fedmjp.data.selection import select_for
 
     console = wide_console()

@@ -56,11 +56,9 @@ class Puzzles:
 
 @dataclass(frozen=True)
 class Consistency:
-    """What a model says of pictures x and of their jigsaws x~.
+    """What a model says of pictures x and of their jigsaws x~ of several mask ratios.
 
     Attributes:
-        ratios: Wanted shares of shuffled patches.
-        keys: Of the pictures.
         correct: (pictures,) whether x is classified right.
         undecided: (pictures,) whether a logit of x or of an x~ is not finite. Such a prediction is wrong and agrees
             with none.

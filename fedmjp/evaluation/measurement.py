@@ -18,12 +18,7 @@ BATCH_SIZE = 128
 
 @dataclass(frozen=True)
 class Sample:
-    """Pictures of a data set.
-
-    Attributes:
-        dataset: All of it.
-        indices: Those that are meant.
-    """
+    """The pictures of a data set with some indices."""
 
     dataset: LabelledDataset
     indices: np.ndarray
@@ -52,7 +47,7 @@ def measure(
     on_pictures: Callable[[int], None] = lambda _count: None,
     on_skipped: Callable[[str], None] = refuse,
 ) -> Consistency:
-    """Evaluate a trained model.
+    """Evaluate a trained model on pictures and on their x~.
 
     Args:
         run: The model.

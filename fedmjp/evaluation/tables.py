@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from rich import box
@@ -12,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
-from fedmjp.evaluation.figures import Estimate, Figures
+from fedmjp.evaluation.figures import MEASURES, Estimate, Figures, Line
 from fedmjp.evaluation.runs import Trained, kinds, told_apart
-from fedmjp.evaluation.summary import MEASURES, Line, Spread
 from fedmjp.evaluation.training_ratios import Family, families
 from fedmjp.training.rows import PAPER, SETTING
 
@@ -104,7 +102,11 @@ def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.Dat
                 "localisation": kind.localisation,
                 "training": kind.training,
                 "seed": run.seed,
-                **_flat(figures),
+                "mask_ratio": figures.ratio,
+                "realised_ratio": figures.realised,
+                "pictures": figures.pictures,
+                "undecided": figures.undecided,
+                **_columns(figures),
             }
             for run, kind, every in zip(runs, kinds(runs), found, strict=True)
             for figures in every
@@ -112,17 +114,12 @@ def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.Dat
     )
 
 
-def _flat(figures: Figures) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "mask_ratio": figures.ratio,
-        "realised_ratio": figures.realised,
-        "pictures": figures.pictures,
-        "undecided": figures.undecided,
-    }
+def _columns(figures: Figures) -> dict[str, float | None]:
+    row: dict[str, float | None] = {}
     for name in MEASURES:
-        estimate: Estimate | None = getattr(figures, name)
-        row[name] = estimate and estimate.value
-        row |= {f"{name}_low": estimate and estimate.low, f"{name}_high": estimate and estimate.high}
+        found: Estimate | None = getattr(figures, name)
+        value, low, high = (found.value, found.low, found.high) if found else (None, None, None)
+        row |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return row
 
 
@@ -169,19 +166,16 @@ def _printed(value: float | None, name: str) -> str:
     return NOTHING if value is None else f"{value:.{PRINTED_DECIMALS.get(name, 1)}f}"
 
 
-def _number(value: float, name: str) -> str:
-    return f"{value:.{OUR_DECIMALS.get(name, 1)}f}"
-
-
-def _text(spread: Spread | None, name: str) -> str:
-    if spread is None:
+def _text(found: Estimate | None, name: str) -> str:
+    if found is None:
         return NOTHING
-    mean = _number(spread.mean, name)
-    if spread.deviation is not None:
-        return f"{mean}\n± {_number(spread.deviation, name)}"
-    if spread.low is None or spread.high is None:
+    decimals = OUR_DECIMALS.get(name, 1)
+    mean = f"{found.value:.{decimals}f}"
+    if found.deviation is not None:
+        return f"{mean}\n± {found.deviation:.{decimals}f}"
+    if found.low is None or found.high is None:
         return mean
-    return f"{mean}\n{_number(spread.low, name)}–{_number(spread.high, name)}"
+    return f"{mean}\n{found.low:.{decimals}f}–{found.high:.{decimals}f}"
 
 
 def _on_one_line(cell: str) -> str:

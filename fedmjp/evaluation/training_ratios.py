@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedmjp.evaluation.summary import Line
+from fedmjp.evaluation.figures import Line
 
 DEFENCES, RATIO = "defences", "mask_ratio"
 

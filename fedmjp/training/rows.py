@@ -54,14 +54,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table.
-
-    Attributes:
-        name: Such as ``table4-J``.
-        model: Keys of ``ModelConfig`` to lay over its defaults.
-        defences: As the command line takes them.
-        reported: What the paper says of it.
-    """
+    """A row of a table: keys of ``ModelConfig``, defences as the command line takes them, what the paper reports."""
 
     name: str
     model: Mapping[str, Any]
@@ -75,7 +68,6 @@ class Row:
 
 
 _NONE: Sequence[str] = ()
-_PIXELS = ("pixels",)
 _JIGSAW = ("jigsaw:mask_ratio=0.03",)
 _MJP = ("mjp:mask_ratio=0.03",)
 _DEIT = {"name": "deit_small"}
@@ -115,7 +107,7 @@ _ROWS = (
     _table3(0.27, 80.3, 3.97, 93.1),
     _table4("A", {}, _NONE, 79.8, 64.3),
     _table4("B", {"name": "deit_small_without_positions"}, _NONE, 77.5, 100.0),
-    _table4("C", {}, _PIXELS, 74.9, 74.8),
+    _table4("C", {}, ("pixels",), 74.9, 74.8),
     _table4("D", _DAL, _NONE, 80.0, 64.0),
     _table4("E", {}, _JIGSAW, 79.2, 73.8),
     _table4("F", {"index_embedding": True}, _JIGSAW, 79.9, 79.6),
@@ -128,11 +120,7 @@ ROWS: Mapping[str, Row] = {each.name: each for each in _ROWS}
 
 
 def row(name: str) -> Row:
-    """A row by name, such as ``table1-deit_small-mjp``, ``table3-0.27`` or ``table4-J``.
-
-    Raises:
-        UnknownNameError: If there is no such row.
-    """
+    """A row by name, such as ``table1-deit_small-mjp`` or ``table4-J``; UnknownNameError if there is none."""
     if name not in ROWS:
         raise UnknownNameError("row", name, ROWS)
     return ROWS[name]
@@ -141,11 +129,8 @@ def row(name: str) -> Row:
 def reported(network: ModelConfig, pipeline: Pipeline | None) -> Reported | None:
     """What the paper reports of a model that was trained so, if anything.
 
-    Data, picture size and the recipe are not compared: a run may have others than ``SETTING``.
-
-    Args:
-        network: With what defences add to it.
-        pipeline: The defences; None where they are not known, and the first row of such a network is taken.
+    Data, picture size and the recipe are not compared: a run may have others than ``SETTING``. Where the defences are
+    not known (None), the first row of such a network is taken, with what defences add to it.
     """
     for each in _ROWS:
         config = TrainingConfig.parse(each.values)
