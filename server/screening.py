@@ -27,9 +27,10 @@ def screen(
     for reply in replies:
         # Flower's own error replies come from another node than the message went to.
         message = asked.get(reply.metadata.reply_to_message_id)
-        reason = None if message is None else check(message.metadata.dst_node_id, reply)
-        fit = message is None or reason is None
-        screened.append(reply if fit else Message(Error(code=REFUSED, reason=reason), reply_to=message))
+        if message and (reason := check(message.metadata.dst_node_id, reply)) is not None:
+            screened.append(Message(Error(code=REFUSED, reason=reason), reply_to=message))
+        else:
+            screened.append(reply)
     return screened
 
 

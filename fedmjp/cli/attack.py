@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from click.core import ParameterSource
 
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.outcome import tell_outcome
+from fedmjp.cli.overrides import parse_pairs
+from fedmjp.cli.progress import TerminalProgress
+from fedmjp.cli.runs import choose, published_command, single_batches
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -71,10 +77,6 @@ def attack(
     from benchmarks.report.render import render_experiment
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
-    from fedmjp.cli.console import wide_console
-    from fedmjp.cli.outcome import tell_outcome
-    from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.cli.runs import published_command
     from fedmjp.errors import OutputError
 
     console = wide_console()
@@ -103,7 +105,6 @@ def attack(
 
 def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
     from benchmarks.plan.experiment import AttackConfig
-    from fedmjp.cli.overrides import parse_pairs
 
     given = parse_pairs(options["options"], "--set", dashes=True)
     tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
@@ -114,8 +115,6 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
     from attacks.natural_patches import measured_on
     from benchmarks.plan.experiment import experiments_of
     from benchmarks.uploads.direct import DirectUploads, Memory
-    from fedmjp.cli.console import tell
-    from fedmjp.cli.runs import single_batches
     from fedmjp.data.selection import open_source, select
     from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
     from fedmjp.errors import BadInputError
@@ -143,7 +142,6 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
 def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Asked":
     from benchmarks.plan.experiment import Experiment
     from benchmarks.uploads.rounds import open_records
-    from fedmjp.cli.runs import choose
     from fedmjp.errors import BadInputError
 
     for key in RECORDED:

@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.overrides import overridden
+from fedmjp.cli.progress import LiveBars
+from fedmjp.cli.runs import choose, write_manifest
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,9 +37,6 @@ def evaluate(
 ) -> None:
     """Measure what trained models know, and how far shuffled patches move them (MJP's Tables 1, 3 and 4, Fig. 3)."""
     from benchmarks.folder.output import claim_folder
-    from fedmjp.cli.console import wide_console
-    from fedmjp.cli.progress import LiveBars
-    from fedmjp.cli.runs import choose, write_manifest
     from fedmjp.errors import OutputError
     from fedmjp.evaluation.consistency import Puzzles
     from fedmjp.evaluation.figures import figures
@@ -74,7 +76,6 @@ def evaluate(
 
 
 def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
-    from fedmjp.cli.overrides import overridden
     from fedmjp.config import Checkpoint, ModelConfig
     from fedmjp.errors import BadInputError
     from fedmjp.evaluation.runs import Trained, open_run
@@ -88,7 +89,6 @@ def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -
 
 
 def _tell_doubts(runs: "Sequence[Trained]", found: "Sequence[Sequence[Figures]]", console: "Console") -> None:
-    from fedmjp.cli.console import tell
 
     for run, every in zip(runs, found, strict=True):
         doubts = [f"its training has not ended: {run.unfinished}"] if run.unfinished else []
@@ -108,7 +108,6 @@ def _report(
     console: "Console",
 ) -> None:
     from benchmarks.folder.output import write_text
-    from fedmjp.cli.console import tell
     from fedmjp.evaluation.figures import summarise
     from fedmjp.evaluation.sweep import sweep
     from fedmjp.evaluation.tables import frame, markdown, notes, print_sheets, sheets

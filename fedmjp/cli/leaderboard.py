@@ -7,6 +7,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedmjp.cli.console import tell, wide_console
+
 SHOW = "show"
 
 
@@ -46,7 +48,6 @@ def show(
     from benchmarks.report.publish import publish
     from benchmarks.report.render import board_in, gallery_in
     from benchmarks.report.tables import print_table
-    from fedmjp.cli.console import wide_console
 
     console = wide_console()
     chosen = _formats(formats)
@@ -59,7 +60,7 @@ def show(
     written = publish(board, target, formats=chosen, pictures=gallery)
     write_json(target / "manifest.json", board.about)
     print_table(board, console)
-    console.print(f"Written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
+    tell(console, f"Written: {', '.join(map(str, written))}")
 
 
 @leaderboard.command()
@@ -69,15 +70,12 @@ def add(
 ) -> None:
     """Check a third party's entry and add it to a board, marked as submitted."""
     from benchmarks.leaderboard.admission import admit
-    from fedmjp.cli.console import wide_console
 
     console = wide_console()
     for admitted in admit(entry, to):
         words = f"{admitted.model}, {admitted.defence}, {admitted.attack}, setting {admitted.setting}"
-        console.print(
-            f"Admitted {words}: {admitted.verdict}, {admitted.reason}", highlight=False, markup=False, soft_wrap=True
-        )
-    console.print(f"`fedmjp leaderboard {to}` shows it.", highlight=False, markup=False, soft_wrap=True)
+        tell(console, f"Admitted {words}: {admitted.verdict}, {admitted.reason}")
+    tell(console, f"`fedmjp leaderboard {to}` shows it.")
 
 
 def _formats(names: list[str]) -> Any:

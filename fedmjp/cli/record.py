@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
+from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.overrides import DEFENCE_HELP
+from fedmjp.cli.progress import TerminalProgress
+from fedmjp.cli.runs import single_batches
 
 
 def record(
@@ -32,9 +35,6 @@ def record(
     from benchmarks.federation.simulation import RunFolder, simulate
     from benchmarks.folder.output import claim_folder, write_json
     from fedmjp import provenance
-    from fedmjp.cli.console import tell, wide_console
-    from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.cli.runs import single_batches
     from fedmjp.data.selection import select_for
     from fedmjp.errors import OutputError
     from fedmjp.models.build import blueprint

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedmjp.cli.console import tell
+from fedmjp.cli.overrides import merged, overridden, with_checkpoint
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,7 +51,6 @@ def values_of(
     settings: Sequence[str] | None,
 ) -> dict[str, Any]:
     """The values of a training: a file's over the defaults, over them a row's of the paper, options, and settings."""
-    from fedmjp.cli.overrides import merged, overridden
     from fedmjp.training.rows import row as row_of
 
     values = dict(defaults)
@@ -59,8 +61,6 @@ def values_of(
 
 def with_files(values: dict[str, Any]) -> dict[str, Any]:
     """Files by names that mean the same in every process, and what is in them; the device that there is."""
-    from fedmjp.cli.overrides import with_checkpoint
-
     data = values.get("data", "bundled")
     return {
         **values,
@@ -129,8 +129,6 @@ def _without_folder(word: str) -> str:
 
 def tell_held_out(pictures: "Pictures", trained_on: str, console: "Console") -> None:
     """Say it where there is no validation split."""
-    from fedmjp.cli.console import tell
-
     if not pictures.held_out:
         told = f"has no validation split: Top-1 is measured on the pictures that {trained_on}"
         tell(console, f"{pictures.train.name} {told}.")

@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmjp.cli.overrides import DEFENCE_HELP
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.overrides import DEFENCE_HELP, merged, read_values
+from fedmjp.cli.progress import FederatedProgress
+from fedmjp.cli.runs import describe, given, tell_held_out, values_of, with_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,9 +62,6 @@ def simulate(
         train_federated,
     )
     from benchmarks.folder.output import claim_folder
-    from fedmjp.cli.console import tell, wide_console
-    from fedmjp.cli.progress import FederatedProgress
-    from fedmjp.cli.runs import describe, given, tell_held_out, values_of, with_files
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.models.build import build
     from fedmjp.scenario import Scenario
@@ -109,7 +109,6 @@ def simulate(
 
 def _file(path: Path | None) -> dict[str, Any]:
     """The values of a YAML file, checked: options would silently take the place of a group that is none."""
-    from fedmjp.cli.overrides import read_values
     from fedmjp.errors import ConfigError
 
     values = read_values(path)
@@ -125,7 +124,6 @@ def _file(path: Path | None) -> dict[str, Any]:
 
 def _with_warm_up(values: dict[str, Any]) -> dict[str, Any]:
     """The paper's share of warm-up epochs: 20 are more than most federated runs have."""
-    from fedmjp.cli.overrides import merged
     from fedmjp.learning import Training
 
     training = values["training"]
@@ -138,7 +136,6 @@ def _with_warm_up(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
-    from fedmjp.cli.console import tell
     from fedmjp.wire import of_round
     from server.refusals import RefusalFile
 

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
-from fedmjp.cli.overrides import DEFENCE_HELP
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.overrides import DEFENCE_HELP, read_values
+from fedmjp.cli.progress import TrainingProgress
+from fedmjp.cli.runs import describe, given, tell_held_out, values_of, with_files
 
 # Of x~: of the paper's Table 5, and of the official consistency script; Tables 1, 3 and 4 do not say theirs.
 ROW_RATIOS = (0.27, 0.5)
@@ -30,11 +33,7 @@ def train(
 ) -> None:
     """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped."""
     from benchmarks.folder.output import claim_folder
-    from fedmjp.cli.console import tell, wide_console
     from fedmjp.cli.evaluate import evaluate
-    from fedmjp.cli.overrides import read_values
-    from fedmjp.cli.progress import TrainingProgress
-    from fedmjp.cli.runs import describe, given, tell_held_out, values_of, with_files
     from fedmjp.training.central import open_pictures
     from fedmjp.training.central import train as run
     from fedmjp.training.config import TrainingConfig

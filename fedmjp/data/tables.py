@@ -135,7 +135,6 @@ def _table(name: str, rows: Dataset, split: Split) -> LabelledDataset:
 
 def _row(rows: Dataset, index: int) -> Image.Image | None:
     encoded = rows.data.column("image")[index].as_py() or {}  # without the costs of rows[index]
-    content, path = encoded.get("bytes"), encoded.get("path")
-    if content is None and path is None:
-        return None
-    return Image.open(path if content is None else io.BytesIO(content))
+    if (content := encoded.get("bytes")) is not None:
+        return Image.open(io.BytesIO(content))
+    return Image.open(encoded["path"]) if encoded.get("path") else None
