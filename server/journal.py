@@ -24,14 +24,7 @@ from server.validation import Validation
 
 
 class Journal:
-    """History, validation and checkpoints of a training run.
-
-    Args:
-        scenario: What is trained.
-        training: Its part that says how.
-        folder: Of the run.
-        model: Of the scenario.
-        uploaded: Values in one upload.
+    """History, validation and checkpoints of a training run, whose uploads hold so many values each.
 
     Raises:
         DataError: If there is no validation split that fits the model.
@@ -66,15 +59,7 @@ class Journal:
     def write(
         self, server_round: int, replies: Sequence[Message], refused: int, seconds: float, weights: Mapping[str, Tensor]
     ) -> None:
-        """Add a round to the history.
-
-        Args:
-            server_round: From 1.
-            replies: Those that were used, of each client or group.
-            refused: How many were not.
-            seconds: That it took.
-            weights: After it; their accuracy is measured.
-        """
+        """Add a round (from 1) to the history: replies that were used, how many were not, and the weights after it."""
         pipeline = self._scenario.pipeline
         self._uploads.update(self._scenario.participants(server_round))
         spent = pipeline.spent(max(self._uploads.values()))

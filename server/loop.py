@@ -31,13 +31,7 @@ OVERFLOW = "the replies are finite, their mean is not; weights stay"
 
 
 class Federation:
-    """Plays the rounds of a scenario; a training run goes on after the last checkpoint of its folder.
-
-    Args:
-        grid: Flower's way to the clients.
-        scenario: What is played.
-        run: Says where files go.
-        index: Which of the run's scenarios it is.
+    """Plays the rounds of one of a run's scenarios; a training run goes on after the last checkpoint of its folder.
 
     Raises:
         ConfigError: If a training run has no folder.

@@ -15,13 +15,7 @@ HEADER = 4096  # bytes that NumPy puts before an array's values, at most
 def screen(
     messages: Iterable[Message], replies: Iterable[Message], check: Callable[[int, Message], str | None]
 ) -> list[Message]:
-    """Replies that are fit to be aggregated; in the place of the others, why they are not.
-
-    Args:
-        messages: That were sent.
-        replies: To some of them.
-        check: Why the reply of a node cannot be used; None if it can.
-    """
+    """Replies that are fit to be aggregated; in the place of the others, why ``check`` says that a node's cannot be."""
     asked = {message.metadata.message_id: message for message in messages}
     screened = []
     for reply in replies:

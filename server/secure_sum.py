@@ -15,15 +15,10 @@ def sum_groups(
 ) -> list[Message]:
     """Keep what a single client sent from everything else of a server.
 
-    Messages that follow each other are of one group. Of a group only the mean of the updates goes on, weighted by the
-    numbers of pictures, as the answer to its first message. It is the ideal that a protocol of secure aggregation aims
-    at, not such a protocol. If one member fails, its group is refused.
-
-    Args:
-        messages: Of a round.
-        replies: To them, fit to be summed, and errors.
-        clients: Of a group.
-        number: The client that a node is, for who reads reasons.
+    Messages of a round that follow each other are of one group of so many clients. Of a group only the mean of the
+    updates goes on, weighted by the numbers of pictures, as the answer to its first message. It is the ideal that a
+    protocol of secure aggregation aims at, not such a protocol. If one member fails, its group is refused: the reason
+    names its number.
     """
     if clients == 1:
         return list(replies)

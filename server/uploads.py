@@ -14,15 +14,10 @@ WEIGHTS = "weights-*.safetensors"
 
 @dataclass(frozen=True)
 class UploadFolder:
-    """A folder of uploads, ``round-00001-node-<id>.safetensors``, and ``weights-<digest>.safetensors``.
-
-    Attributes:
-        folder: Made when the first file is written.
-        tensors: Names of the tensors to keep of every upload; empty keeps all.
-    """
+    """A folder of uploads, ``round-00001-node-<id>.safetensors``, and ``weights-<digest>.safetensors``."""
 
     folder: Path
-    tensors: frozenset[str] = frozenset()
+    tensors: frozenset[str] = frozenset()  # to keep of every upload; empty keeps all
 
     def keep_weights(self, state: Mapping[str, Tensor]) -> str:
         """Store weights unless they are there already; return their digest."""

@@ -14,13 +14,7 @@ from fedmjp.training.accuracy import Accuracy, validate
 
 
 class Validation:
-    """Holds the validation split and a model to evaluate weights with.
-
-    Args:
-        model: Of the configuration.
-        scenario: Names data and device.
-        recipe: Of the evaluation.
-        on_skipped: Told once of each picture that cannot be read; it is left out.
+    """Holds the validation split and a model to evaluate weights with; pictures that cannot be read are told once.
 
     Raises:
         DataError: If there is no validation split, or its labels do not fit the model.

@@ -149,17 +149,10 @@ def simulate(
 
 @dataclass(frozen=True)
 class Resources:
-    """What a simulation takes of this machine.
-
-    Attributes:
-        clients: Of the federation.
-        processes: Clients that work at the same time; each process holds a model.
-        cores: For each of them.
-        gpus: For each of them, such as 0.25.
-    """
+    """What a simulation takes of this machine; cores and GPUs are those of each process."""
 
     clients: int
-    processes: int
+    processes: int  # clients that work at the same time; each process holds a model
     cores: int
     gpus: float
 
@@ -182,11 +175,7 @@ def _plural(count: int, what: str) -> str:
 
 
 def run_app(jobs: Sequence[tuple[RunValues, Resources]], on_line: Callable[[str], None]) -> None:
-    """Run our Flower app in a simulation of its own, once or several times.
-
-    Args:
-        jobs: Run-config and resources of each run.
-        on_line: Called with every line of the server's log.
+    """Run our Flower app with each run-config and resources, in one SuperLink, telling every line of the server's log.
 
     Raises:
         FederationError: If a run failed, with the client's or server's error, after the others.

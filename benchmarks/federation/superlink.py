@@ -59,12 +59,7 @@ class PrivateSuperLink:
         return self._home
 
     def submit(self, app: Path, run_config: Path, federation_config: str) -> str:
-        """Start a run.
-
-        Args:
-            app: Folder of a Flower app.
-            run_config: TOML file with run-config values.
-            federation_config: Number of clients and their resources, as `flwr run` takes it.
+        """Start a run of an app's folder, with its run-config as a TOML file and the federation as `flwr run` takes it.
 
         Returns:
             The run's identifier.

@@ -35,18 +35,17 @@ def train_federated(
     on_round: Callable[[Mapping[Any, Any]], None] = lambda _row: None,
     on_skipped: Callable[[str], None] = lambda _reason: None,
 ) -> None:
-    """Train, and leave everything in the folder.
+    """Train, and leave everything in the folder; a run goes on from the folder's checkpoint.
 
     Args:
         scenario: What to train.
         dealt: Which client has which pictures, as it is in the partition file.
-        folder: Of the run. If it holds a checkpoint of the same configuration, the run goes on there.
+        folder: Of the run.
         resources: Of the simulation.
         on_round: Called with the row of the history that a round left.
         on_skipped: Called with the reason for every picture of the validation split that cannot be read.
 
     Raises:
-        DataError: If there are no pictures, or they cannot be dealt as asked.
         CheckpointError: If the folder's state is of another configuration.
         FederationError: If the run failed.
     """

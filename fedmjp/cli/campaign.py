@@ -39,7 +39,7 @@ def estimate(file: File, overrides: Overrides = [], weights: Weights = [], devic
     from fedmjp.cli.campaign_tables import print_estimate
 
     console = wide_console()
-    prepared = _prepared(_read(file, overrides, weights), device)
+    prepared = _prepared(file, overrides, weights, device)
     with console.status("Trying each kind of work") as shown:
         found = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
     print_estimate(prepared, found, console)
@@ -64,8 +64,8 @@ def run(
     from benchmarks.running.runner import run_campaign
 
     console = wide_console()
-    read = _read(file, overrides, weights)
-    prepared = _prepared(read, device)
+    prepared = _prepared(file, overrides, weights, device)
+    read = prepared.campaign
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
     _refuse_contradictions(folder, read, database, fresh=fresh)
     folder.prepare(fresh=fresh)
@@ -122,7 +122,7 @@ def verify(
     board = board_in(ledger, store, folder).model_dump(mode="json")
     found.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
-        again = checks.repeat(_prepared(_read(file, overrides, weights), device), ledger, store, rerun)
+        again = checks.repeat(_prepared(file, overrides, weights, device), ledger, store, rerun)
         found.problems += again.problems
         found.checked += again.checked
     _tell_verification(found)
@@ -162,18 +162,14 @@ def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: s
         )
 
 
-def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":
+def _prepared(file: Path, overrides: list[str], weights: list[str], device: str) -> "Prepared":
     from benchmarks.campaign.file import read_campaign
+    from benchmarks.campaign.prepare import prepare
 
     given = parse_pairs(weights, "--weights")
     read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
-    return read.model_copy(update={"data": read.data.model_copy(update={"source": located(read.data.source)})})
-
-
-def _prepared(read: "Campaign", device: str) -> "Prepared":
-    from benchmarks.campaign.prepare import prepare
-
-    return prepare(read, device=choose(device), command=published_command())
+    data = read.data.model_copy(update={"source": located(read.data.source)})
+    return prepare(read.model_copy(update={"data": data}), device=choose(device), command=published_command())
 
 
 def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: "Console") -> None:

@@ -15,8 +15,8 @@ from fedmjp.cli.runs import choose, write_manifest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedmjp.evaluation.consistency import Sample
     from fedmjp.evaluation.figures import Figures
-    from fedmjp.evaluation.measurement import Sample
     from fedmjp.evaluation.runs import Trained
 
 
@@ -38,9 +38,8 @@ def evaluate(
     """Measure what trained models know, and how far shuffled patches move them (MJP's Tables 1, 3 and 4, Fig. 3)."""
     from benchmarks.folder.output import claim_folder
     from fedmjp.errors import OutputError
-    from fedmjp.evaluation.consistency import Puzzles
+    from fedmjp.evaluation.consistency import Puzzles, measure, sample
     from fedmjp.evaluation.figures import figures
-    from fedmjp.evaluation.measurement import measure, sample
     from fedmjp.evaluation.runs import refuse_twins
     from fedmjp.training.run_folder import TrainingFolder
 

@@ -1,7 +1,7 @@
 """`fedmjp leaderboard DIR` and `fedmjp leaderboard add ENTRY.json`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -45,19 +45,22 @@ def show(
     """Make tables, page and manifest from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
     from benchmarks.folder.output import OutputFolder, write_json
     from benchmarks.folder.study import open_results
-    from benchmarks.report.publish import publish
+    from benchmarks.report.publish import FORMATS, publish
     from benchmarks.report.render import board_in, gallery_in
     from benchmarks.report.tables import print_table
+    from fedmjp.errors import UnknownNameError
 
     console = wide_console()
-    chosen = _formats(formats)
+    for name in formats:
+        if name not in FORMATS:
+            raise UnknownNameError("format", name, FORMATS)
     results = OutputFolder(folder)
     ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
     target = output or folder
     target.mkdir(parents=True, exist_ok=True)
     gallery = gallery_in(ledger, store, board, results) if pictures else None
-    written = publish(board, target, formats=chosen, pictures=gallery)
+    written = publish(board, target, formats=tuple(formats) or FORMATS, pictures=gallery)
     write_json(target / "manifest.json", board.about)
     print_table(board, console)
     tell(console, f"Written: {', '.join(map(str, written))}")
@@ -76,13 +79,3 @@ def add(
         words = f"{admitted.model}, {admitted.defence}, {admitted.attack}, setting {admitted.setting}"
         tell(console, f"Admitted {words}: {admitted.verdict}, {admitted.reason}")
     tell(console, f"`fedmjp leaderboard {to}` shows it.")
-
-
-def _formats(names: list[str]) -> Any:
-    from benchmarks.report.publish import FORMATS
-    from fedmjp.errors import UnknownNameError
-
-    for name in names:
-        if name not in FORMATS:
-            raise UnknownNameError("format", name, FORMATS)
-    return tuple(names) or FORMATS

@@ -23,14 +23,14 @@ def tell_outcome(
 ) -> None:
     """Say where results are and what failed, most frequent error first.
 
+    Ends with code 2 if there were unusable uploads (they are named), with code 1 if anything else failed.
+
     Args:
         failed: Failed trials, as rows of ``Store.frame``.
         output: The folder of results.
         console: The terminal.
         unusable: Uploads that could not be attacked.
         figure: Whether there is a figure of all reconstructions.
-
-    Ends with code 2 if uploads were unusable (they are named), with code 1 if anything else failed.
     """
     tell(console, f"\nWritten to {output}: {'reconstructions.png, ' if figure else ''}{FILES}.")
     for error, count in Counter(failed["error"]).most_common():

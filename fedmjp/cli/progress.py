@@ -34,12 +34,7 @@ class _Rate(ProgressColumn):
 
 
 class LiveBars(Progress):
-    """Bars that are there while something goes on; a file gets none.
-
-    Args:
-        console: The terminal, or a file.
-        transient: Whether the bars go away at the end.
-    """
+    """Bars that are there while something goes on, and if they are transient no longer; a file gets none."""
 
     def __init__(self, console: Console, *, transient: bool = False) -> None:
         numbers = (MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -124,13 +119,7 @@ class TrainingProgress(LiveBars):
 
 
 class FederatedProgress(LiveBars):
-    """Shows the rounds of a federated run.
-
-    Args:
-        console: The terminal, or a file.
-        done: Rounds that were done before.
-        rounds: All rounds.
-    """
+    """Shows the rounds of a federated run, some of which were done before."""
 
     def __init__(self, console: Console, done: int, rounds: int) -> None:
         super().__init__(console)

@@ -12,7 +12,6 @@ from fedmjp.cli.overrides import merged, overridden, with_checkpoint
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedmjp.config import Config
     from fedmjp.training.central import Pictures
 
 
@@ -90,13 +89,6 @@ def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:
         "device": choose(options["device"]),
         "data": located(options["data"]),
     }
-
-
-def describe(manifest: Path, kind: str, config: "Config") -> None:
-    """Write what is known before training; files of this machine are named without their folders."""
-    from fedmjp.training.run_folder import published
-
-    write_manifest(manifest, kind, config=published(config))
 
 
 def write_manifest(path: Path, kind: str, **about: Any) -> None:

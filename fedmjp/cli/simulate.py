@@ -8,7 +8,7 @@ import typer
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.overrides import DEFENCE_HELP, merged, read_values
 from fedmjp.cli.progress import FederatedProgress
-from fedmjp.cli.runs import describe, given, tell_held_out, values_of, with_files
+from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ def simulate(
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.models.build import build
     from fedmjp.scenario import Scenario
-    from fedmjp.training.run_folder import TrainingFolder
+    from fedmjp.training.run_folder import TrainingFolder, published
 
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
     training = rounds_of | {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
@@ -92,7 +92,7 @@ def simulate(
     check_recordable(scenario, dealt)
     if fresh:
         folder.clear()  # only now: what is refused before leaves the former run as it is
-    describe(folder.manifest, "federated", scenario)
+    write_manifest(folder.manifest, "federated", config=published(scenario))
     folder.keep_classes(pictures.train.class_names)
     dealt.save(folder.partition)
     draw_partition(dealt, pictures.train.labels, folder.partition_figure)

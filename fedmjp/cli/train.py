@@ -8,7 +8,7 @@ import typer
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.overrides import DEFENCE_HELP, read_values
 from fedmjp.cli.progress import TrainingProgress
-from fedmjp.cli.runs import describe, given, tell_held_out, values_of, with_files
+from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, write_manifest
 
 # Of x~: of the paper's Table 5, and of the official consistency script; Tables 1, 3 and 4 do not say theirs.
 ROW_RATIOS = (0.27, 0.5)
@@ -37,7 +37,7 @@ def train(
     from fedmjp.training.central import open_pictures
     from fedmjp.training.central import train as run
     from fedmjp.training.config import TrainingConfig
-    from fedmjp.training.run_folder import TrainingFolder
+    from fedmjp.training.run_folder import TrainingFolder, published
     from fedmjp.training.state import load_state
 
     named = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
@@ -55,7 +55,7 @@ def train(
     console = wide_console()
     tell_held_out(pictures, "are trained on", console)
     with TrainingProgress(console) as progress:
-        describe(folder.manifest, "central", config)
+        write_manifest(folder.manifest, "central", config=published(config))
         run(config, pictures, folder, progress.events())
     tell(console, f"Written to {output}: weights.safetensors, history.csv, history.png, manifest.json.")
     if row is not None:

@@ -19,14 +19,10 @@ from fedmjp.learning import Recipe
 
 
 class TrainingTransform:
-    """Random crop and flip, RandAugment or colour jitter, random erasing.
+    """Random crop and flip, RandAugment or colour jitter, random erasing, to ``size`` pixels per side.
 
     timm erases after normalisation, with noise from N(0, 1). Here nothing is normalised, so the noise is
     mean + std N(0, 1), of ImageNet: the same picture once the model has normalised it.
-
-    Args:
-        recipe: Which of them, and how much.
-        size: Pixels per side of the result.
 
     Raises:
         ConfigError: If timm does not know ``recipe.rand_augment``.

@@ -30,7 +30,7 @@ def private_batch(
         grid: Patches per side.
         mask_ratio: Wanted share of masked patches, in [0, 1].
         gradient_of: The version whose gradient will be uploaded.
-        seed: The run's seed.
+        seed: Of the run.
         number: Which upload of these pictures it is for, from 0.
         one_mask: Whether all have the first one's puzzle, as in the official code, instead of their own.
     """

@@ -82,13 +82,7 @@ class LabelledDataset:
 
 
 class DatasetPictures:
-    """A data set as a source of pictures for campaigns.
-
-    Args:
-        dataset: The photographs.
-        size: Pixels per side of the pictures it gives.
-        crop_share: Share of the shorter side that is kept.
-    """
+    """A data set as a source of pictures for campaigns: ``size`` pixels per side, of a share of the shorter side."""
 
     def __init__(self, dataset: LabelledDataset, size: int, crop_share: float) -> None:
         self._dataset, self._size, self._crop_share = dataset, size, crop_share

@@ -65,9 +65,7 @@ def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
     skip: int = 0,
     on_skipped: Callable[[str], None] = refuse,
 ) -> Iterator[Batch]:
-    """One epoch of training.
-
-    A picture's version depends on (seed, epoch, its place in the epoch) alone.
+    """One epoch (from 0) of training; a picture's version depends on (seed, epoch, its place in the epoch) alone.
 
     Args:
         dataset: The photographs.

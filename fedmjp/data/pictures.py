@@ -50,12 +50,7 @@ class PictureSource(Protocol):
 
 
 def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHARE) -> Tensor:
-    """Resize (bicubic), crop the centre, convert to RGB.
-
-    Args:
-        photograph: Grey (8 or 16 bit), palette, RGBA and CMYK become RGB.
-        size: Pixels per side of the result.
-        crop_share: Share of the shorter side that the crop keeps.
+    """Resize (bicubic), crop the centre to a share of the shorter side, convert to RGB.
 
     Returns:
         (3, size, size) float32 in [0, 1].

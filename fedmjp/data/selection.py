@@ -61,11 +61,6 @@ class Selection:
 def open_source(data: str, *, size: int, classes: int) -> DatasetPictures:
     """The pictures that ``--data`` names, of any kind that ``open_dataset`` opens: their validation split.
 
-    Args:
-        data: "bundled", a folder, or "hub:OWNER/NAME".
-        size: Pixels per side of the pictures it gives.
-        classes: Classes that the model knows.
-
     Raises:
         DataError: If the source is missing or empty, or has labels that the model does not know.
     """

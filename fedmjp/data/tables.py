@@ -48,12 +48,7 @@ def _quiet() -> Iterator[None]:
 
 
 class RowKeys(Sequence[str]):
-    """Names of the rows of a table that has none: ``validation/00017``.
-
-    Args:
-        split: What the names begin with.
-        count: Number of rows.
-    """
+    """Names of the rows of a table that has none: ``validation/00017``."""
 
     def __init__(self, split: Split, count: int) -> None:
         self._split, self._rows = split, range(count)

@@ -40,27 +40,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a model does at one mask ratio; accuracies and consistency are in per cent.
-
-    Attributes:
-        ratio: The wanted share of shuffled patches.
-        realised: The mean share that the masks have.
-        pictures: How many.
-        undecided: How many of them have a logit that is not finite.
-        top1: Accuracy on x.
-        difference: Diff. Norm., over the pictures where it is finite; None if there are none.
-        consistency: Share of predictions that stay the same.
-        top1_shuffled: Accuracy on x~.
-    """
+    """What a model does at one wanted mask ratio; accuracies and consistency are in per cent."""
 
     ratio: float
-    realised: float
+    realised: float  # the mean share that the masks have
     pictures: int
-    undecided: int
-    top1: Estimate
-    difference: Estimate | None
+    undecided: int  # pictures with a logit that is not finite
+    top1: Estimate  # on x
+    difference: Estimate | None  # over the pictures where it is finite; None if there are none
     consistency: Estimate
-    top1_shuffled: Estimate
+    top1_shuffled: Estimate  # on x~
 
 
 def figures(found: Consistency) -> Iterator[Figures]:
@@ -98,25 +87,15 @@ def _mean(values: Floats) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Line:
-    """A kind of run at one mask ratio.
-
-    Attributes:
-        kind: What the runs have in common.
-        seeds: How many runs there are.
-        ratio: The wanted share of shuffled patches.
-        realised: The mean share that the masks have.
-        pictures: How many.
-        spreads: By attribute of ``Figures``; None where a run has no such figure.
-        example: One of the runs.
-    """
+    """A kind of run at one wanted mask ratio."""
 
     kind: Kind
-    seeds: int
+    seeds: int  # how many runs there are
     ratio: float
     realised: float
     pictures: int
-    spreads: Mapping[str, Estimate | None]
-    example: Trained
+    spreads: Mapping[str, Estimate | None]  # by attribute of ``Figures``; None where a run has no such figure
+    example: Trained  # one of the runs
 
     @property
     def reported(self) -> Reported | None:
@@ -132,12 +111,7 @@ class Line:
 
 
 def summarise(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> list[Line]:
-    """A line for each kind and mask ratio, in the order of the runs.
-
-    Args:
-        runs: What was evaluated.
-        found: The figures of each run, one for each mask ratio.
-    """
+    """A line for each kind and mask ratio, in the order of the runs, of each run's figures at each ratio."""
     groups: dict[Kind, list[int]] = {}
     for index, kind in enumerate(kinds(runs)):
         groups.setdefault(kind, []).append(index)

@@ -25,21 +25,13 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts.
-
-    Attributes:
-        title: What it shows.
-        head: Names of the columns.
-        rows: Cells; a spread stands after a line break in its cell.
-        faint: Places of the rows that are somebody else's figures.
-        ends: Places of the rows that end a section.
-    """
+    """A table of texts; in its cells a spread stands after a line break."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    faint: frozenset[int]
-    ends: frozenset[int] = frozenset()
+    faint: frozenset[int]  # rows that are somebody else's figures
+    ends: frozenset[int] = frozenset()  # rows that end a section
 
 
 def sheets(lines: Sequence[Line], data: str) -> list[Sheet]:

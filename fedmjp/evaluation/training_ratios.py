@@ -11,17 +11,11 @@ DEFENCES, RATIO = "defences", "mask_ratio"
 
 @dataclass(frozen=True)
 class Family:
-    """Trainings with a jigsaw that differ in its mask ratio alone.
-
-    Attributes:
-        name: What they have in common, in words.
-        trained_with: The mask ratios of the trainings, ascending; one without a jigsaw has 0.
-        lines: In that order, by the ratio of x~.
-    """
+    """Trainings with a jigsaw that differ in its mask ratio alone, and what they have in common, in words."""
 
     name: str
-    trained_with: Sequence[float]
-    lines: Mapping[float, Sequence[Line]]
+    trained_with: Sequence[float]  # ascending; one without a jigsaw has 0
+    lines: Mapping[float, Sequence[Line]]  # in that order, by the ratio of x~
 
 
 def families(lines: Sequence[Line]) -> list[Family]:

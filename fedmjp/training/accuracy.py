@@ -19,19 +19,12 @@ from fedmjp.models.inference import UNDECIDED, evaluated, predictions
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many pictures a model knows.
-
-    Attributes:
-        correct: Pictures whose greatest logit is that of their label.
-        total: All pictures.
-        loss: Mean cross-entropy of the decided pictures; infinite if there are none.
-        undecided: Pictures with a logit that is not finite. They count as wrong.
-    """
+    """How many of all pictures a model knows: their greatest logit is that of their label."""
 
     correct: int
     total: int
-    loss: float
-    undecided: int = 0
+    loss: float  # mean cross-entropy of the decided pictures; infinite if there are none
+    undecided: int = 0  # pictures with a logit that is not finite; they count as wrong
 
     @property
     def top1(self) -> float:

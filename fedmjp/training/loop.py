@@ -281,13 +281,7 @@ def arrange(
 ) -> Arranged | None:
     """A batch as the network sees it, on the images' device; None where it sees the pictures as they are.
 
-    Args:
-        images: (batch, 3, size, size).
-        pipeline: Says how pictures are changed.
-        puzzle: Says when, and whether each picture has a mask of its own.
-        grid: Patches per side.
-        epoch: From 0.
-        randomness: Of this batch.
+    The pipeline says how pictures are changed; the puzzle when, by epochs from 0, and whether each has its own mask.
     """
     if not pipeline.of_stage("pictures").configs or epoch < puzzle.warmup_epochs:
         return None

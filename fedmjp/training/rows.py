@@ -35,21 +35,13 @@ SHUFFLED_RATIO = 0.27  # of Table 5's x~
 
 @dataclass(frozen=True)
 class Reported:
-    """Figures as a paper prints them; None where it prints none.
-
-    Attributes:
-        source: Table and row.
-        top1: Accuracy on x in per cent.
-        difference: Diff. Norm., of x~ with an unknown mask ratio.
-        consistency: In per cent, of the same x~.
-        top1_shuffled: Accuracy on x~ of mask ratio ``SHUFFLED_RATIO`` in per cent, from Table 5.
-    """
+    """Figures as a paper prints them, with table and row; accuracies and consistency in per cent."""
 
     source: str
-    top1: float
-    difference: float | None = None
-    consistency: float | None = None
-    top1_shuffled: float | None = None
+    top1: float  # on x
+    difference: float | None = None  # Diff. Norm., of x~ with an unknown mask ratio
+    consistency: float | None = None  # of the same x~
+    top1_shuffled: float | None = None  # on x~ of mask ratio ``SHUFFLED_RATIO``, from Table 5
 
 
 @dataclass(frozen=True)

@@ -95,12 +95,7 @@ class TrainingFolder:
             raise BadInputError(f"{self.manifest} is not that of a training run: {error}") from None
 
     def trained(self) -> ModelConfig:
-        """The model with the run's last weights.
-
-        Raises:
-            BadInputError: If the folder holds no training run.
-            CheckpointError: If it has no weights yet.
-        """
+        """The model with the run's last weights; CheckpointError if it has none yet."""
         return self.config().network.model_copy(update={"weights": Checkpoint.of(self.weights)})
 
     def _about(self) -> dict[str, Any]:

@@ -33,12 +33,8 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
     """Read what ``save_state`` wrote, on the CPU; None if there is nothing.
 
-    Args:
-        path: The file.
-        config: Digest of the configuration, which the state must hold as "config".
-
     Raises:
-        CheckpointError: If it is damaged, or of another configuration.
+        CheckpointError: If it is damaged, or its "config" is not the digest of this configuration.
     """
     if not path.exists():
         return None
