@@ -32,9 +32,6 @@ class UploadTap:
         kind: What the clients were asked to send.
         done: Rounds that were played before.
         number: A name for each node that is the same in every run.
-
-    Attributes:
-        failures: One line per reply that was an error or could not be an upload.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class UploadTap:
         self._grid, self._kind, self._folder, self._number = grid, kind, folder, number
         self._sent: dict[str, _Sent] = {}
         self._rounds = done
-        self.failures: list[str] = []
+        self.failures: list[str] = []  # a line per reply that was an error or could not be an upload
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)

@@ -30,21 +30,21 @@ RunValues = Mapping[str, str | int | float | bool]
 class RunFolder:
     """Records of one federated run: what the server kept, and what clients left for the evaluator.
 
-    The two lie side by side and share file names (round and client), which is how a score finds its
-    private picture; of clients whose updates are summed, the upload has the name of the first. Server-side code is
-    given ``uploads`` alone.
+    The two lie side by side, a folder per scenario in each, and share file names (round and client), which is how a
+    score finds its private picture; of clients whose updates are summed, the upload has the name of the first.
+    Server-side code is given ``uploads`` alone.
     """
 
     root: Path
 
     @property
     def uploads(self) -> Path:
-        """The server's records, one folder per scenario."""
+        """The server's records."""
         return self.root / "uploads"
 
     @property
     def evaluator(self) -> Path:
-        """The evaluator's records, one folder per scenario."""
+        """The evaluator's records."""
         return self.root / "evaluator"
 
     def clear(self) -> None:
@@ -74,19 +74,11 @@ class RunFolder:
         return found
 
     def record(self, scenario: Scenario, private: Path) -> tuple[PrivateBatch, Upload]:
-        """A private record and the upload that was computed from it.
-
-        Raises:
-            RecordError: If one of them is missing or damaged.
-        """
+        """A private record and the upload that was computed from it; RecordError if one is missing or damaged."""
         return self.private(scenario, private), Upload.load(self.uploads / scenario.folder / private.name)
 
     def private(self, scenario: Scenario, path: Path) -> PrivateBatch:
-        """What is behind one upload: a private record, with those of the clients that it is summed with.
-
-        Raises:
-            RecordError: If one is missing or damaged.
-        """
+        """What is behind one upload, with that of the clients it is summed with; RecordError if one is damaged."""
         return PrivateBatch.joined([PrivateBatch.load(each) for each in _group(path, scenario)])
 
     def stands_for_group(self, scenario: Scenario, path: Path) -> bool:

@@ -1,7 +1,7 @@
 """`fedmjp leaderboard DIR` and `fedmjp leaderboard add ENTRY.json`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
@@ -54,13 +54,14 @@ def show(
     for name in formats:
         if name not in FORMATS:
             raise UnknownNameError("format", name, FORMATS)
+    chosen: Any = tuple(formats) or FORMATS
     results = OutputFolder(folder)
     ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
     target = output or folder
     target.mkdir(parents=True, exist_ok=True)
     gallery = gallery_in(ledger, store, board, results) if pictures else None
-    written = publish(board, target, formats=tuple(formats) or FORMATS, pictures=gallery)
+    written = publish(board, target, formats=chosen, pictures=gallery)
     write_json(target / "manifest.json", board.about)
     print_table(board, console)
     tell(console, f"Written: {', '.join(map(str, written))}")

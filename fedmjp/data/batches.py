@@ -23,16 +23,9 @@ def private_batch(
 ) -> PrivateBatch:
     """Draw each picture's jigsaw and put both versions side by side.
 
-    A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same.
-
-    Args:
-        pictures: The private pictures.
-        grid: Patches per side.
-        mask_ratio: Wanted share of masked patches, in [0, 1].
-        gradient_of: The version whose gradient will be uploaded.
-        seed: Of the run.
-        number: Which upload of these pictures it is for, from 0.
-        one_mask: Whether all have the first one's puzzle, as in the official code, instead of their own.
+    A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same. The number
+    says which upload of these pictures it is for, from 0. With ``one_mask`` all have the first one's puzzle, as in the
+    official code.
     """
     again = (number,) if number else ()  # the first does not depend on whether there are more
     puzzles = [

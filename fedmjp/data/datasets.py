@@ -24,23 +24,14 @@ DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 @dataclass(frozen=True, eq=False)
 class LabelledDataset:
-    """Photographs with labels.
-
-    Attributes:
-        name: What the user called it, and the split.
-        labels: (pictures,) int64.
-        class_names: One for each label that there is, at least.
-        keys: The pictures' names in their source; they never change.
-        read: Opens a picture by its index; None where the source has none.
-        kept: Small pictures that were decoded before.
-    """
+    """Photographs with labels, by what the user called them and the split."""
 
     name: str
-    labels: np.ndarray
-    class_names: tuple[str, ...]
-    keys: Sequence[str] = field(repr=False)
-    read: Callable[[int], Image.Image | None] = field(repr=False)
-    kept: dict[int, Image.Image] = field(repr=False, default_factory=dict)
+    labels: np.ndarray  # (pictures,) int64
+    class_names: tuple[str, ...]  # one for each label that there is, at least
+    keys: Sequence[str] = field(repr=False)  # the pictures' names in their source, which never change
+    read: Callable[[int], Image.Image | None] = field(repr=False)  # opens one by its index; None where there is none
+    kept: dict[int, Image.Image] = field(repr=False, default_factory=dict)  # small ones that were decoded before
 
     def __len__(self) -> int:
         return len(self.labels)

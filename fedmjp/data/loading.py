@@ -21,17 +21,11 @@ from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures as the model sees them.
+    """Pictures as the model sees them."""
 
-    Attributes:
-        images: (pictures, 3, size, size) float32 in [0, 1].
-        labels: (pictures,) int64.
-        indices: Of the pictures in their data set.
-    """
-
-    images: Tensor
-    labels: Tensor
-    indices: tuple[int, ...]
+    images: Tensor  # (pictures, 3, size, size) float32 in [0, 1]
+    labels: Tensor  # (pictures,) int64
+    indices: tuple[int, ...]  # in their data set
 
 
 def refuse(reason: str) -> None:
@@ -73,7 +67,7 @@ def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
         recipe: Batch size, augmentation, reading processes.
         size: Pixels per side.
         seed: Of the run.
-        epoch: Counted from 0.
+        epoch: From 0.
         skip: Batches to leave out at the start, because they were trained on before.
         on_skipped: Told once of each picture that cannot be read; the batch goes on without it, and a batch
             of which nothing is left is not given.

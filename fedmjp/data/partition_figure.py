@@ -30,8 +30,9 @@ def draw_partition(partition: Partition, labels: np.ndarray, path: Path) -> None
     grid, totals = figure.subplots(1, 2, sharey=True, width_ratios=(6, 1))
     shown, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(counts.max(), 2))
     picture = grid.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
-    place = {"location": "left", "fraction": 0.04, "pad": 0.02, "aspect": 40}
-    figure.colorbar(picture, ax=grid, label="pictures of the class", **place)
+    figure.colorbar(
+        picture, ax=grid, location="left", label="pictures of the class", fraction=0.04, pad=0.02, aspect=40
+    )
     grid.set(xlabel="class", ylabel="client")
     for axis in (grid.xaxis, grid.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=20, integer=True))

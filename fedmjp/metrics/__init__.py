@@ -18,21 +18,13 @@ from fedmjp.metrics.pictures import fft2d, mse, psnr, ssim, ssim_mjp
 
 @dataclass(frozen=True)
 class Metric:
-    """A named variant of a metric.
+    """A named variant of a metric."""
 
-    Attributes:
-        function: (reconstruction, target) to one value per image.
-        higher_leaks: Whether a higher value means that more of the private picture is revealed.
-        bounds: Range of values, in words.
-        definition: The exact variant and its source.
-        missing: Why the metric cannot be computed on this machine; None where it can.
-    """
-
-    function: Callable[[Tensor, Tensor], Tensor]
-    higher_leaks: bool
+    function: Callable[[Tensor, Tensor], Tensor]  # (reconstruction, target) to one value per image
+    higher_leaks: bool  # whether a higher value means that more of the private picture is revealed
     bounds: str
-    definition: str
-    missing: Callable[[], str | None] = lambda: None
+    definition: str  # the exact variant and its source
+    missing: Callable[[], str | None] = lambda: None  # why it cannot be computed on this machine
 
 
 METRICS = {

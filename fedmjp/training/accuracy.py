@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fedmjp.data.datasets import LabelledDataset
 from fedmjp.data.loading import Batch, evaluation_batches
@@ -43,7 +42,11 @@ def top1(model: Classifier, batches: Iterable[Batch]) -> Accuracy:
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     with evaluated(model):
         for batch in batches:
-            sums += _sums(model(batch.images.to(device)), batch.labels.to(device))
+            logits, labels = model(batch.images.to(device)), batch.labels.to(device)
+            predicted = predictions(logits)
+            lost = predicted == UNDECIDED
+            losses = F.cross_entropy(logits.double(), labels, reduction="none")
+            sums += torch.stack([(predicted == labels).sum(), lost.sum(), losses.where(~lost, 0.0).sum()])
             total += len(batch.labels)
     if not total:
         raise DataError("there is no picture to evaluate on")
@@ -66,11 +69,3 @@ def validate(
         on_skipped=on_skipped,
     )
     return top1(model, batches)
-
-
-def _sums(logits: Tensor, labels: Tensor) -> Tensor:
-    """Correct, undecided, and the losses of the decided, (3,) float64."""
-    predicted = predictions(logits)
-    undecided = predicted == UNDECIDED
-    losses = F.cross_entropy(logits.double(), labels, reduction="none")
-    return torch.stack([(predicted == labels).sum(), undecided.sum(), losses.where(~undecided, 0.0).sum()])

@@ -20,15 +20,9 @@ from fedmjp.training.state import load_state, save_checkpoint
 
 @dataclass
 class TrainingEvents:
-    """Whom a run tells what; each does nothing by default.
+    """Whom a run tells what; each does nothing by default."""
 
-    Attributes:
-        on_start: Called with (epochs done before, epochs in all, pictures per epoch).
-        on_step: Called after every step with the number of pictures in it.
-        on_epoch: Called after every epoch (from 1) with its report and the validation accuracy.
-        on_skipped: Called with the reason for every picture that cannot be read.
-    """
-
+    # Epochs done before, epochs in all, pictures per epoch; pictures of a step; an epoch (from 1) and what came of it.
     on_start: Callable[[int, int, int], None] = lambda _done, _epochs, _pictures: None
     on_step: Callable[[int], None] = lambda _pictures: None
     on_epoch: Callable[[int, EpochReport, Accuracy], None] = lambda _epoch, _report, _accuracy: None
@@ -60,8 +54,8 @@ def open_pictures(data: str, classes: int) -> Pictures:
 def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, events: TrainingEvents) -> None:
     """Train, evaluate on the validation split after every epoch, and leave everything in the folder.
 
-    A run that was stopped goes on from its last checkpoint and ends with the same weights, to the last
-    bit on the same hardware and number of threads.
+    A run that was stopped goes on from its last checkpoint and ends with the same weights, to the last bit on the same
+    hardware and number of threads.
 
     Raises:
         DataError: If no picture can be read.

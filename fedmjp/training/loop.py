@@ -37,10 +37,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Anchor:
-    """FedProx: the weights that a client started from, and how strongly it is held to them.
+    """FedProx: adds mu / 2 times the squared distance to the weights that a client started from to its loss.
 
-    Adds mu / 2 times the squared distance to the loss (Li et al., "Federated optimization in
-    heterogeneous networks", MLSys 2020, Eq. 2).
+    Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Eq. 2.
     """
 
     weights: Mapping[str, Tensor]
@@ -65,28 +64,21 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class Shown:
-    """What the network sees of a batch.
+    """What the network sees of a batch: pictures are in [0, 1] where the recipe erases nothing."""
 
-    Attributes:
-        arranged: Pictures on the model's device, in [0, 1] where the recipe erases nothing, and what was done to them.
-        targets: (batch,) labels, or (batch, classes) where pictures were mixed.
-        puzzled: Whether anything was done.
-    """
-
-    arranged: Arranged
-    targets: Tensor
-    puzzled: bool
+    arranged: Arranged  # on the model's device
+    targets: Tensor  # (batch,) labels, or (batch, classes) where pictures were mixed
+    puzzled: bool  # whether anything was done to them
 
 
 class Trainer:
-    """A model, its optimiser and its schedule.
+    """A model, its optimiser and its schedule; the model is trained in place, what defences withhold is frozen.
 
-    What defences withhold is frozen. All randomness (mixup, puzzles, drop path, what defences draw) of a step depends
-    on the seed, ``purpose``, the epoch and the step alone: a run that goes on from a checkpoint takes the same steps
-    as one that was never stopped.
+    All randomness (mixup, puzzles, drop path, what defences draw) of a step depends on the seed, ``purpose``, the epoch
+    and the step alone: a run that goes on from a checkpoint takes the same steps as one that was never stopped.
 
     Args:
-        model: Is trained in place, on its device.
+        model: On its device.
         learning: Recipe, and the puzzle's schedule.
         pipeline: Defences; those of pictures and of single pictures' gradients act here.
         schedule: How long the run is, for the learning rate.
