@@ -24,8 +24,7 @@ from fedmjp.evaluation.consistency import Puzzles, consistency
 from fedmjp.evaluation.figures import figures, summarise
 from fedmjp.evaluation.runs import kinds, open_run, refuse_twins
 from fedmjp.evaluation.sweep import sweep
-from fedmjp.evaluation.tables import print_sheets, sheets
-from fedmjp.evaluation.training_ratios import families
+from fedmjp.evaluation.tables import families, print_sheets, sheets
 from fedmjp.learning import Recipe
 from fedmjp.models.build import build
 from fedmjp.scenario import Scenario

@@ -1,8 +1,9 @@
 """Evaluations as tables: for the terminal, as Markdown, as CSV."""
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 from rich import box
@@ -13,7 +14,6 @@ from tabulate import tabulate
 
 from fedmjp.evaluation.figures import MEASURES, Estimate, Figures, Line
 from fedmjp.evaluation.runs import Trained, kinds, told_apart
-from fedmjp.evaluation.training_ratios import Family, families
 from fedmjp.training.rows import PAPER, SETTING
 
 OUR_DECIMALS = {"difference": 3}  # one for the others
@@ -21,6 +21,7 @@ PRINTED_DECIMALS = {"difference": 2}
 NARROW = 120  # columns of a terminal below which a spread stands under its mean
 HEADING = 9  # letters of a line of a heading then, if its words allow
 NOTHING = "-"
+DEFENCES, RATIO = "defences", "mask_ratio"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Sheet:
     rows: Sequence[Sequence[str]]
     faint: frozenset[int]  # rows that are somebody else's figures
     ends: frozenset[int] = frozenset()  # rows that end a section
+
+
+@dataclass(frozen=True)
+class Family:
+    """Trainings with a jigsaw that differ in its mask ratio alone, and what they have in common, in words."""
+
+    name: str
+    trained_with: Sequence[float]  # ascending; one without a jigsaw has 0
+    lines: Mapping[float, Sequence[Line]]  # in that order, by the ratio of x~
 
 
 def sheets(lines: Sequence[Line], data: str) -> list[Sheet]:
@@ -113,6 +123,41 @@ def _columns(figures: Figures) -> dict[str, float | None]:
         value, low, high = (found.value, found.low, found.high) if found else (None, None, None)
         row |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return row
+
+
+def families(lines: Sequence[Line]) -> list[Family]:
+    """Those with two trainings or more: Table 3's arrangement."""
+    shared: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        settings = {key: value for key, value in line.example.settings.items() if key != RATIO}
+        if line.example.settings.get(RATIO) and settings not in shared.values():
+            shared[_name(line)] = settings
+    found = [_family(name, settings, lines) for name, settings in shared.items()]
+    return [family for family in found if len(family.trained_with) > 1]
+
+
+def _name(line: Line) -> str:
+    """Its kind without the mask ratio."""
+    ratio = f" {line.example.settings[RATIO]:g}"
+    return str(replace(line.kind, defence=line.kind.defence.replace(ratio, "", 1)))
+
+
+def _family(name: str, settings: Mapping[str, Any], lines: Sequence[Line]) -> Family:
+    placed = [(ratio, line) for line in lines if (ratio := _trained_with(line, settings)) is not None]
+    placed.sort(key=lambda each: each[0])
+    by_ratio = {
+        ratio: [line for _, line in placed if line.ratio == ratio] for ratio in sorted({line.ratio for line in lines})
+    }
+    return Family(name, list(dict.fromkeys(ratio for ratio, _ in placed)), by_ratio)
+
+
+def _trained_with(line: Line, shared: Mapping[str, Any]) -> float | None:
+    """The mask ratio that a model was trained with; None if more than that sets it apart from the family."""
+    own = dict(line.example.settings)
+    ratio = own.pop(RATIO, None)
+    if not own.get(DEFENCES):
+        ratio, own = 0.0, own | {DEFENCES: shared[DEFENCES]}
+    return ratio if own == shared else None
 
 
 def _by_kind(lines: Sequence[Line], data: str) -> Sheet:

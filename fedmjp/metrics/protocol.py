@@ -8,5 +8,5 @@ Protocol = Literal["float", "8bit"]
 
 
 def represent(images: Tensor, protocol: Protocol) -> Tensor:
-    """Images in [0, 1] as the protocol scores them: "8bit" rounds to a PNG's levels, as the paper's scripts saw them."""
+    """Images in [0, 1] as they are scored: "8bit" rounds to a PNG's 256 levels, as the paper's scripts saw them."""
     return images if protocol == "float" else (images * 255).round() / 255

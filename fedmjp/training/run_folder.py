@@ -14,11 +14,7 @@ from fedmjp.training.config import TrainingConfig
 
 
 class TrainingFolder:
-    """The folder of a central or a federated training run.
-
-    Args:
-        root: The folder itself.
-    """
+    """The folder of a central or a federated training run, and the places of what is in it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -36,19 +32,14 @@ class TrainingFolder:
 
     def clear(self) -> None:
         """Remove a former run."""
-        for path in (self.manifest, self.history, self.figure, self.weights, self.state, self.classes):
-            path.unlink(missing_ok=True)
-        for path in (self.partition, self.partition_figure, self.refused):
+        own = (self.manifest, self.history, self.figure, self.weights, self.state, self.classes)
+        for path in (*own, self.partition, self.partition_figure, self.refused):
             path.unlink(missing_ok=True)
         for folder in (self.tensorboard, self.evaluation, self.records):
             shutil.rmtree(folder, ignore_errors=True)
 
     def check_own(self) -> None:
-        """Whether what the folder holds, if anything, is of a training run.
-
-        Raises:
-            OutputError: If it is something else's.
-        """
+        """OutputError if the folder holds something else than a training run."""
         if self.manifest.exists() and not self.holds_run():
             raise OutputError(f"{self.root} holds other results than a training run's; name another --output")
 
@@ -82,11 +73,7 @@ class TrainingFolder:
                 )
 
     def config(self) -> TrainingConfig | Scenario:
-        """The configuration that the run was started with.
-
-        Raises:
-            BadInputError: If the folder holds no training run.
-        """
+        """The configuration that the run was started with; BadInputError if the folder holds no training run."""
         about = self._about()
         kinds: dict[str, type[TrainingConfig | Scenario]] = {"central": TrainingConfig, "federated": Scenario}
         try:
