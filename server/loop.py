@@ -69,8 +69,7 @@ class Federation:
 
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()
-        accepted, refused = self._exchange(server_round)
-        replies = list(accepted.values())
+        replies, refused = self._exchange(server_round)
         stepped = self._aggregator.aggregate(server_round, self._weights, replies)
         if stepped is None:
             self._refuse([Refusal(server_round, None, OVERFLOW)])
@@ -78,11 +77,11 @@ class Federation:
             self._weights = stepped
         if self._journal is not None:
             seconds = time.perf_counter() - started
-            self._journal.write(server_round, replies, len(refused), seconds, self._weights)
+            self._journal.write(server_round, replies, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
 
-    def _exchange(self, server_round: int) -> tuple[dict[int, Message], list[Refusal]]:
-        """Send the weights to clients; their replies that can be used, by client, and why others cannot.
+    def _exchange(self, server_round: int) -> tuple[list[Message], int]:
+        """Send the weights to clients; their replies that can be used, and how many cannot.
 
         Of groups whose updates are summed, the first client stands for all.
         """
@@ -97,17 +96,17 @@ class Federation:
         replies = self._replies(server_round, messages, sent, asked)
         clients = {each.metadata.message_id: asked[each.metadata.dst_node_id] for each in messages}
         answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
-        accepted: dict[int, Message] = {}
-        refused = []
+        accepted: list[Message] = []
+        refused: list[Refusal] = []
         for first, *others in groups:
             reason = self._reason(answers.get(first)) if [first, *others] in present else "is not connected"
             if reason is None:
-                accepted[first] = answers[first]
+                accepted.append(answers[first])
             else:
                 log(INFO, "round %s: client %s refused: %s", server_round, first, reason)
                 refused.append(Refusal(server_round, first, reason))
         self._refuse(refused)
-        return accepted, refused
+        return accepted, len(refused)
 
     def _replies(
         self,
