@@ -37,11 +37,7 @@ class UploadFolder:
         return [Upload.load(path) for path in sorted(self.folder.glob("round-*.safetensors"))]
 
     def weights(self, digest: str) -> dict[str, Tensor]:
-        """The weights with this digest.
-
-        Raises:
-            RecordError: If they are not there, or are not what the digest says.
-        """
+        """The weights with this digest; RecordError if they are not there, or are not what it says."""
         state, _ = load_tensors(self._weights_path(digest))
         if weights_digest(state) != digest:
             raise RecordError(f"{self._weights_path(digest)} was changed: its content has another digest")

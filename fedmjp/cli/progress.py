@@ -34,13 +34,13 @@ class _Rate(ProgressColumn):
 
 
 class LiveBars(Progress):
-    """Bars that are there while something goes on, and if they are transient no longer; a file gets none."""
+    """Bars that are there while something goes on; a file gets none, and transient ones go away at the end."""
 
     def __init__(self, console: Console, *, transient: bool = False) -> None:
         numbers = (MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TimeRemainingColumn())
-        columns = (TextColumn("{task.description}"), BarColumn(), *numbers)
+        columns = (TextColumn("{task.description:<34}"), BarColumn(), *numbers)
         super().__init__(*columns, console=console, disable=not console.is_terminal, transient=transient)
-        # A picture cannot be read: it is told once.
+        # Of each picture that cannot be read the reason is told once.
         self.skip = cache(lambda reason: tell(console, f"Skipped: {reason}"))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmjp import jigsaw
 from fedmjp.data.datasets import LabelledDataset, open_dataset
-from fedmjp.data.loading import Batch, evaluation_batches, refuse
+from fedmjp.data.loading import Batch, evaluation_batches
 from fedmjp.errors import BadInputError, DataError
 from fedmjp.evaluation.runs import Trained
 from fedmjp.models.build import build
@@ -166,14 +166,16 @@ def measure(
     puzzles: Puzzles,
     *,
     device: str,
-    workers: int = 0,
-    on_pictures: Callable[[int], None] = lambda _count: None,
-    on_skipped: Callable[[str], None] = refuse,
+    workers: int,
+    on_pictures: Callable[[int], None],
+    on_skipped: Callable[[str], None],
 ) -> Consistency:
-    """Evaluate a trained model on pictures and on their x~; each batch's number of pictures is told when it is done.
+    """Evaluate a trained model on pictures and on their x~.
+
+    Told are each batch's number of pictures when it is done, and once the reason for each that cannot be read.
 
     Raises:
-        DataError: If no picture can be read, or one cannot and ``on_skipped`` was not given.
+        DataError: If no picture can be read.
         CheckpointError: If the weights do not fit the model.
     """
     model = build(run.model).to(torch.device(device))

@@ -85,11 +85,7 @@ class Kind:
 
 
 def open_run(folder: Path) -> Trained:
-    """The model in the folder of a training run.
-
-    Raises:
-        BadInputError: If there is no such folder, it holds no training run, or no weights yet.
-    """
+    """The model in a training run's folder; BadInputError if there is no such folder, no run in it, or no weights yet."""
     run = TrainingFolder(folder)
     if not folder.is_dir():
         raise BadInputError(f"there is no folder {folder}")
