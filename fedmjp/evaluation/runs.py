@@ -85,7 +85,7 @@ class Kind:
 
 
 def open_run(folder: Path) -> Trained:
-    """The model in a training run's folder; BadInputError if there is no such folder, no run in it, or no weights yet."""
+    """The model in a training run's folder; BadInputError if there is no such folder, run in it, or weights yet."""
     run = TrainingFolder(folder)
     if not folder.is_dir():
         raise BadInputError(f"there is no folder {folder}")
