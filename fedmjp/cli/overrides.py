@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from fedmjp.config import Checkpoint
-from fedmjp.errors import BadInputError, ConfigError
+from fedmjp.errors import ConfigError
 
 DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; several act in the order given."
 
@@ -59,9 +59,7 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
     """
     result = copy.deepcopy(dict(values))
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{setting!r} is not KEY=VALUE, such as recipe.epochs=20")
+        key, text = _pair(setting, "is not KEY=VALUE, such as recipe.epochs=20")
         *path, last = key.split(".")
         target: Any = result
         for part in path:
@@ -76,18 +74,23 @@ def parse_pairs(pairs: Sequence[str], name: str, *, dashes: bool = False) -> dic
     """``KEY=VALUE`` texts of an option as a mapping; with ``dashes`` a dash in a key stands for an underscore.
 
     Raises:
-        BadInputError: If one has no ``=`` or no key, or a key is given twice.
+        ConfigError: If one has no "=" or no key, or a key is given twice.
     """
     found: dict[str, str] = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise BadInputError(f"{name} {pair!r} is not of the form KEY=VALUE")
+        key, value = _pair(pair, "is not of the form KEY=VALUE", f"{name} ")
         key = key.replace("-", "_") if dashes else key
         if key in found:
-            raise BadInputError(f"{name} {key} is given twice")
+            raise ConfigError(f"{name} {key} is given twice")
         found[key] = value
     return found
+
+
+def _pair(text: str, complaint: str, name: str = "") -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{name}{text!r} {complaint}")
+    return key, value
 
 
 def _parsed(setting: str, text: str) -> Any:
