@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmjp.data.bundled import BundledPictures
 from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import open_source
 from fedmjp.errors import BadInputError
 from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
@@ -21,8 +21,16 @@ METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
 
 
 def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
-    """Up to eight pictures that ship with the package, ``size`` pixels a side, with ImageNet labels."""
-    source = BundledPictures(size, classes=1000)
+    """Pictures that ship with the package, with ImageNet labels.
+
+    Args:
+        count: How many, at most eight.
+        size: Pixels per side.
+
+    Raises:
+        BadInputError: If there are fewer.
+    """
+    source = open_source("bundled", size=size, classes=1000)
     names = source.names()
     if not 1 <= count <= len(names):
         raise BadInputError(f"{count} pictures were asked for; there are 1 to {len(names)} bundled ones")

@@ -20,9 +20,7 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
     """
     result: Any = dict(values)
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{setting!r} is not of the form KEY=VALUE, such as recipe.epochs=20")
+        key, text = _pair(setting)
         try:
             value = yaml.safe_load(text) if text else ""  # YAML's answer would be nothing at all
         except yaml.YAMLError:
@@ -45,3 +43,26 @@ def _replaced(values: Any, path: Sequence[str], value: Any) -> Any:
         place = int(part)
         return [*values[:place], _replaced(values[place], rest, value), *values[place + 1 :]]
     raise LookupError(part)
+
+
+def parse_pairs(pairs: Sequence[str], name: str, *, dashes: bool = False) -> dict[str, str]:
+    """``KEY=VALUE`` texts of an option as a mapping; with ``dashes`` a dash in a key stands for an underscore.
+
+    Raises:
+        ConfigError: If one has no "=" or no key, or a key is given twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, value = _pair(pair, f"{name} ")
+        key = key.replace("-", "_") if dashes else key
+        if key in found:
+            raise ConfigError(f"{name} {key} is given twice")
+        found[key] = value
+    return found
+
+
+def _pair(text: str, name: str = "") -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{name}{text!r} is not of the form KEY=VALUE, such as seed=1")
+    return key, value

@@ -1,14 +1,13 @@
 """From the replies of a round to the next weights, by Flower's strategies."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 from torch import Tensor
 
@@ -27,8 +26,8 @@ MOMENTS = ("momentum_vector", "m_t", "v_t")  # what FedAvgM and FedAdam carry fr
 CARRIED = (*MOMENTS, "current_arrays")  # FedAvgM goes on from its own copy of the weights
 
 
-def make_strategy(scenario: Scenario) -> FedAvg:
-    """The strategy that a scenario names; FedSGD is the mean of weights that are one step away."""
+def _strategy(scenario: Scenario) -> FedAvg:
+    """FedSGD is the mean of weights that are one step away."""
     rate, training = scenario.server_rate, scenario.training
     match training and training.strategy:
         case "fedprox" if training:
@@ -41,30 +40,18 @@ def make_strategy(scenario: Scenario) -> FedAvg:
             return FedAvg(**EVERYBODY)
 
 
-def step_along(scenario: Scenario) -> float:
+def _step_along(scenario: Scenario) -> float:
     """How far the weights that a strategy is given are along an update: down a gradient, by a change of weights."""
     if scenario.threat.update == "gradient":
         return -scenario.server_rate
     return scenario.server_rate if scenario.training is None else 1.0
 
 
-@dataclass(frozen=True)
-class _Nodes:
-    """As much of a Grid as a strategy asks for."""
-
-    nodes: Sequence[int]
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.nodes
-
-
 class Aggregator:
-    """A strategy that sees the weights that clients' updates lead to; buffers are averaged beside it.
+    """A strategy that sees the weights that clients' updates lead to; what is withheld keeps its values.
 
-    What is withheld keeps its values, and no strategy sees it.
-
-    A strategy would treat the running statistics of a batch norm as weights: Adam's step makes variances
-    negative.
+    Buffers are averaged beside it: a strategy would treat the running statistics of a batch norm as weights, and
+    Adam's step makes variances negative.
 
     Args:
         scenario: Names the strategy.
@@ -73,7 +60,7 @@ class Aggregator:
     """
 
     def __init__(self, scenario: Scenario, parameters: Iterable[str], withheld: frozenset[str] = frozenset()) -> None:
-        self._strategy, self._step = make_strategy(scenario), step_along(scenario)
+        self._strategy, self._step = _strategy(scenario), _step_along(scenario)
         self._parameters, self._withheld = frozenset(parameters), withheld
 
     def records(self, weights: Mapping[str, Tensor]) -> dict[str, ArrayRecord]:
@@ -90,18 +77,12 @@ class Aggregator:
     def messages(
         self, server_round: int, sent: Mapping[str, ArrayRecord], nodes: Sequence[int], *, scenario: int = 0
     ) -> list[Message]:
-        """The messages of a round, to these nodes.
-
-        Args:
-            server_round: From 1.
-            sent: Records of the weights.
-            nodes: In this order.
-            scenario: Which of the run's scenarios it is.
-        """
+        """The messages of a round (from 1) with the records of the weights, to these nodes in this order."""
         if not nodes:
             return []
-        grid, config = cast(Grid, _Nodes(nodes)), ConfigRecord({"scenario": scenario})
-        messages = list(self._strategy.configure_train(server_round, self.expected(sent)[ARRAYS], config, grid))
+        grid: Any = SimpleNamespace(get_node_ids=lambda: nodes)  # as much of one as a strategy asks for
+        config, arrays = ConfigRecord({"scenario": scenario}), self.expected(sent)[ARRAYS]
+        messages = list(self._strategy.configure_train(server_round, arrays, config, grid))
         for message in messages:
             for name, record in sent.items():
                 message.content[name] = record
@@ -145,12 +126,13 @@ class Aggregator:
     def state(self) -> dict[str, Any]:
         """What the strategy carries from round to round, as tensors."""
         moments = {name: getattr(self._strategy, name, None) for name in MOMENTS}
-        return {name: _tensors(value) for name, value in moments.items() if value is not None}
+        found = {name: value for name, value in moments.items() if value is not None}
+        return {name: _each(lambda array: torch.from_numpy(np.asarray(array)), value) for name, value in found.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
         for name, value in state.items():
-            setattr(self._strategy, name, _arrays(value))
+            setattr(self._strategy, name, _each(Tensor.numpy, value))
 
     def _mean_buffers(self, replies: Sequence[Message]) -> dict[str, Tensor]:
         sent = [reply.content.array_records.get(BUFFERS, ArrayRecord()).to_torch_state_dict() for reply in replies]
@@ -164,13 +146,8 @@ def _all_finite(value: Any) -> bool:
     return all(_all_finite(each) for each in (value.values() if isinstance(value, dict) else value))
 
 
-def _tensors(value: Any) -> Any:
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same dictionaries and lists with every array in them changed."""
     if isinstance(value, dict):
-        return {name: _tensors(each) for name, each in value.items()}
-    return [_tensors(each) for each in value] if isinstance(value, list) else torch.from_numpy(np.asarray(value))
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _arrays(each) for name, each in value.items()}
-    return [_arrays(each) for each in value] if isinstance(value, list) else value.numpy()
+        return {name: _each(change, inner) for name, inner in value.items()}
+    return [_each(change, inner) for inner in value] if isinstance(value, list) else change(value)

@@ -1,10 +1,8 @@
 """What a training run writes down after every round, and goes on from."""
 
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from logging import INFO
 from typing import Any, cast
 
@@ -17,7 +15,7 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.scenario import Scenario
 from fedmjp.training.history import History, Value
 from fedmjp.training.run_folder import TrainingFolder
-from fedmjp.training.state import load_state, save_state, save_weights
+from fedmjp.training.state import load_state, save_checkpoint
 from fedmjp.wire import EXAMPLES, METRICS
 from server.aggregation import Aggregator
 from server.refusals import RefusalFile
@@ -25,38 +23,17 @@ from server.screening import plausible
 from server.validation import Validation
 
 
-@dataclass(frozen=True)
-class Round:
-    """A round that was played.
-
-    Attributes:
-        number: From 1.
-        reported: By each client whose reply was used, or each group.
-        refused: How many were not.
-        started: When, as ``time.perf_counter`` has it.
-    """
-
-    number: int
-    reported: Sequence[Mapping[str, float]]
-    refused: int
-    started: float
-
-
 class Journal:
-    """History, validation and checkpoints of a training run.
-
-    Args:
-        scenario: What is trained.
-        training: Its part that says how.
-        folder: Of the run.
-        model: Of the scenario.
+    """History, validation and checkpoints of a training run, whose uploads hold so many values each.
 
     Raises:
         DataError: If there is no validation split that fits the model.
     """
 
-    def __init__(self, scenario: Scenario, training: Training, folder: TrainingFolder, model: Classifier) -> None:
-        self._scenario, self._training, self._folder = scenario, training, folder
+    def __init__(
+        self, scenario: Scenario, training: Training, folder: TrainingFolder, model: Classifier, uploaded: int
+    ) -> None:
+        self._scenario, self._training, self._folder, self._uploaded = scenario, training, folder, uploaded
         skip = lambda reason: log(INFO, "[SKIPPED] %s", reason)  # noqa: E731
         self._validation = Validation(model, scenario, training.recipe, skip)
         self._history = History(folder.history, folder.tensorboard)
@@ -79,34 +56,30 @@ class Journal:
             self._uploads.update(self._scenario.participants(each))
         return done, weights
 
-    def write(self, played: Round, weights: Mapping[str, Tensor], uploaded: int) -> None:
-        """Add a round to the history, with the accuracy of the weights after it.
-
-        Args:
-            played: The round.
-            weights: After it.
-            uploaded: Values in one upload.
-        """
-        seconds = time.perf_counter() - played.started
-        self._uploads.update(self._scenario.participants(played.number))
-        spent = self._scenario.pipeline.spent(max(self._uploads.values()))
+    def write(
+        self, server_round: int, replies: Sequence[Message], refused: int, seconds: float, weights: Mapping[str, Tensor]
+    ) -> None:
+        """Add a round (from 1) to the history: replies that were used, how many were not, and the weights after it."""
+        pipeline = self._scenario.pipeline
+        self._uploads.update(self._scenario.participants(server_round))
+        spent = pipeline.spent(max(self._uploads.values()))
         accuracy = self._validation.accuracy(weights)
-        reported = played.reported
+        reported = [_metrics(reply) for reply in replies]
         self._history.append(
             {
-                "round": played.number,
+                "round": server_round,
                 "loss": _mean(reported, "loss"),
                 "validation_loss": accuracy.loss,
                 "top1": accuracy.top1,
                 "learning_rate": _mean(reported, "learning-rate"),
-                "clients": len(reported) * self._scenario.pipeline.clients,
-                "refused": played.refused,
+                "clients": len(reported) * pipeline.clients,
+                "refused": refused,
                 "skipped": _sum(reported, "skipped"),
                 "pictures": _sum(reported, "pictures"),
                 "validation_pictures": accuracy.total,
                 "seconds": seconds,
                 "images_per_second": _sum(reported, "pictures") / seconds,
-                "upload_bytes": uploaded * self._scenario.pipeline.bits / 8,
+                "upload_bytes": self._uploaded * pipeline.bits / 8,
                 "upload_seconds": _mean(reported, "upload-seconds"),
                 "epsilon": None if spent is None else spent.epsilon,
             }
@@ -116,12 +89,11 @@ class Journal:
         """Write a checkpoint where one is due."""
         if server_round % self._training.checkpoint_every and server_round < self._training.rounds:
             return
-        save_weights(self._folder.weights, weights)
         about: dict[str, Any] = {"config": self._scenario.digest_of_run(), "round": server_round, "weights": weights}
-        save_state(self._folder.state, about | {"strategy": aggregator.state()})
+        save_checkpoint(self._folder, weights, about | {"strategy": aggregator.state()})
 
 
-def metrics_of(reply: Message) -> dict[str, float]:
+def _metrics(reply: Message) -> dict[str, float]:
     """What a client reports, without what cannot be."""
     reported = reply.content.metric_records[METRICS]
     return {name: cast(float, value) for name, value in reported.items() if plausible(value)}

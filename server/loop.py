@@ -19,11 +19,11 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import EXAMPLES, REPORTED, uploads_of_round
 from server.aggregation import Aggregator
-from server.journal import Journal, Round, metrics_of
+from server.journal import Journal
 from server.refusals import Refusal, RefusalFile
 from server.roster import Roster
-from server.screening import LARGEST, Screen, refusal
-from server.secure_sum import SecureSum
+from server.screening import LARGEST, refusal, screen
+from server.secure_sum import sum_groups
 from server.tap import UploadTap
 from server.uploads import UploadFolder
 
@@ -31,13 +31,7 @@ OVERFLOW = "the replies are finite, their mean is not; weights stay"
 
 
 class Federation:
-    """Plays the rounds of a scenario; a training run goes on after the last checkpoint of its folder.
-
-    Args:
-        grid: Flower's way to the clients.
-        scenario: What is played.
-        run: Says where files go.
-        index: Which of the run's scenarios it is.
+    """Plays the rounds of one of a run's scenarios; a training run goes on after the last checkpoint of its folder.
 
     Raises:
         ConfigError: If a training run has no folder.
@@ -50,7 +44,6 @@ class Federation:
         model = build(scenario.network)
         self._weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
         withheld = scenario.pipeline.withheld(roles_of(model))
-        self._sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
         training = scenario.training
         self._seconds = ROUND_SECONDS if training is None else training.round_seconds
@@ -61,7 +54,8 @@ class Federation:
             if not run.output_folder:
                 raise ConfigError("output-folder is empty; name the folder that history and weights go to")
             folder = Path(run.output_folder)
-            self._journal = Journal(scenario, training, TrainingFolder(folder), model)
+            sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
+            self._journal = Journal(scenario, training, TrainingFolder(folder), model, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
         self._refusals = None if folder is None else RefusalFile.of_run(folder)
 
@@ -75,60 +69,66 @@ class Federation:
 
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()
-        accepted, refused = self._exchange(server_round)
-        replies = list(accepted.values())
-        played = Round(server_round, [metrics_of(reply) for reply in replies], len(refused), started)
+        replies, refused = self._exchange(server_round)
         stepped = self._aggregator.aggregate(server_round, self._weights, replies)
         if stepped is None:
             self._refuse([Refusal(server_round, None, OVERFLOW)])
         else:
             self._weights = stepped
         if self._journal is not None:
-            self._journal.write(played, self._weights, self._sent)
+            seconds = time.perf_counter() - started
+            self._journal.write(server_round, replies, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
 
-    def _exchange(self, server_round: int) -> tuple[dict[int, Message], list[Refusal]]:
-        """Send the weights to clients; their replies that can be used, by client, and why others cannot.
+    def _exchange(self, server_round: int) -> tuple[list[Message], int]:
+        """Send the weights to clients; their replies that can be used, and how many cannot.
 
         Of groups whose updates are summed, the first client stands for all.
         """
         nodes, left_out = self._roster.nodes()
         self._refuse([Refusal(server_round, None, reason) for reason in left_out])
         sent = self._aggregator.records(self._weights)
-        groups = self._groups(server_round)
+        size, chosen = self._scenario.pipeline.clients, self._scenario.participants(server_round)
+        groups = [chosen[first : first + size] for first in range(0, len(chosen), size)]
         present = [group for group in groups if all(client in nodes for client in group)]
         asked = {nodes[client]: client for group in present for client in group}
         messages = self._aggregator.messages(server_round, sent, list(asked), scenario=self._index)
-        replies = self._between(server_round, sent, asked).send_and_receive(messages, timeout=self._seconds)
+        replies = self._replies(server_round, messages, sent, asked)
         clients = {each.metadata.message_id: asked[each.metadata.dst_node_id] for each in messages}
         answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
-        accepted: dict[int, Message] = {}
-        refused = []
+        accepted: list[Message] = []
+        refused: list[Refusal] = []
         for first, *others in groups:
             reason = self._reason(answers.get(first)) if [first, *others] in present else "is not connected"
             if reason is None:
-                accepted[first] = answers[first]
+                accepted.append(answers[first])
             else:
                 log(INFO, "round %s: client %s refused: %s", server_round, first, reason)
                 refused.append(Refusal(server_round, first, reason))
         self._refuse(refused)
-        return accepted, refused
+        return accepted, len(refused)
 
-    def _between(self, server_round: int, sent: Mapping[str, ArrayRecord], asked: Mapping[int, int]) -> Grid:
-        """What stands between the loop and the clients: from them on, screening, the sum, the tap."""
+    def _replies(
+        self,
+        server_round: int,
+        messages: Sequence[Message],
+        sent: Mapping[str, ArrayRecord],
+        asked: Mapping[int, int],
+    ) -> list[Message]:
+        """What clients answer after screening, the sum and the tap: nothing else of the server sees it before."""
         expected = self._aggregator.expected(sent)
         reported = (EXAMPLES,) if self._journal is None else REPORTED
 
         def check(node: int, reply: Message) -> str | None:
             return refusal(reply, expected, self._most_examples(asked[node]), reported)
 
-        summed = SecureSum(Screen(self._grid, check), self._scenario.pipeline.clients, asked.__getitem__)
-        kind, folder = self._scenario.threat.update, self._folder(server_round)
-        return UploadTap(summed, folder, kind, done=server_round - 1, number=asked.__getitem__)
-
-    def _groups(self, server_round: int) -> list[list[int]]:
-        size, chosen = self._scenario.pipeline.clients, self._scenario.participants(server_round)
-        return [chosen[first : first + size] for first in range(0, len(chosen), size)]
+        number, folder = asked.__getitem__, self._folder(server_round)
+        screened = screen(messages, self._grid.send_and_receive(messages, timeout=self._seconds), check)
+        replies = sum_groups(messages, screened, self._scenario.pipeline.clients, number)
+        tap = UploadTap(self._grid, folder, self._scenario.threat.update, done=server_round - 1, number=number)
+        tap.record_sent(messages)
+        tap.record_replies(replies)
+        return replies
 
     def _reason(self, reply: Message | None) -> str | None:
         if reply is None:

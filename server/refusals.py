@@ -1,7 +1,6 @@
 """The list of replies that were refused."""
 
 import csv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -18,19 +17,10 @@ class Refusal(NamedTuple):
         who = "" if self.client is None else f"client {self.client} in "
         return f"{who}round {self.round}: {self.reason}"
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, str]) -> Self:
-        """From a line of the file."""
-        return cls(int(row["round"]), int(row["client"]) if row["client"] else None, row["reason"])
-
 
 @dataclass(frozen=True)
 class RefusalFile:
-    """A CSV file with a line per refusal.
-
-    Attributes:
-        path: Need not exist; it does not where nothing was refused.
-    """
+    """A CSV file with a line per refusal; it does not exist where nothing was refused."""
 
     path: Path
 
@@ -44,7 +34,8 @@ class RefusalFile:
         if not self.path.exists():
             return []
         with self.path.open(newline="", encoding="utf-8") as file:
-            return [Refusal.of_row(row) for row in csv.DictReader(file)]
+            _, *rows = csv.reader(file)
+        return [Refusal(int(number), int(client) if client else None, reason) for number, client, reason in rows]
 
     def add(self, refusals: list[Refusal]) -> None:
         """Append."""

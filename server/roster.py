@@ -17,16 +17,11 @@ class Roster:
     """Asks every node for its client number until it has one.
 
     A node whose answer is no client number of its own is left out; who had a number first keeps it.
-
-    Attributes:
-        grid: To ask with.
-        clients: How many there must be before a run starts.
-        patience: Seconds to wait for them, and for their answers.
     """
 
     grid: Grid
-    clients: int
-    patience: float
+    clients: int  # that there must be before a run starts
+    patience: float  # seconds to wait for them, and for their answers
     _nodes: dict[int, int] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 

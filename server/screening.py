@@ -3,43 +3,29 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from fedmjp.wire import EXAMPLES, METRICS, REFUSED, REPORTED
-from server.between import Between
 
 LONGEST = 500  # letters of a reason: clients write part of it
 LARGEST = 2**31  # of any count or measurement that a client reports
 HEADER = 4096  # bytes that NumPy puts before an array's values, at most
 
 
-class Screen(Between):
-    """Hands on the replies to training messages that are fit to be aggregated, of others why they are not.
-
-    Args:
-        grid: That reaches the clients.
-        check: Why the reply of a node cannot be used; None if it can.
-    """
-
-    def __init__(self, grid: Grid, check: Callable[[int, Message], str | None]) -> None:
-        super().__init__(grid)
-        self._check = check
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send, wait for the replies, screen them."""
-        outgoing = list(messages)
-        replies = list(super().send_and_receive(outgoing, timeout=timeout))
-        training = [each for each in outgoing if each.metadata.message_type == MessageType.TRAIN]
-        asked = {each.metadata.message_id: each for each in training}  # they are named while they are sent
-        return [self._screened(reply, asked.get(reply.metadata.reply_to_message_id)) for reply in replies]
-
-    def _screened(self, reply: Message, message: Message | None) -> Message:
-        if message is None:
-            return reply
-        reason = self._check(message.metadata.dst_node_id, reply)
+def screen(
+    messages: Iterable[Message], replies: Iterable[Message], check: Callable[[int, Message], str | None]
+) -> list[Message]:
+    """Replies that are fit to be aggregated; in the place of the others, why ``check`` says that a node's cannot be."""
+    asked = {message.metadata.message_id: message for message in messages}
+    screened = []
+    for reply in replies:
         # Flower's own error replies come from another node than the message went to.
-        return reply if reason is None else Message(Error(code=REFUSED, reason=reason), reply_to=message)
+        message = asked.get(reply.metadata.reply_to_message_id)
+        if message and (reason := check(message.metadata.dst_node_id, reply)) is not None:
+            screened.append(Message(Error(code=REFUSED, reason=reason), reply_to=message))
+        else:
+            screened.append(reply)
+    return screened
 
 
 def refusal(
@@ -58,10 +44,8 @@ def refusal(
     """
     if reply.has_error():
         return last_line(reply.error.reason or "")
-    content = reply.content
-    reason = (
-        _wrong_layout(content, expected) or _wrong_tensors(content, expected) or _wrong_metrics(content, most, reported)
-    )
+    sent = reply.content
+    reason = _wrong_layout(sent, expected) or _wrong_tensors(sent, expected) or _wrong_metrics(sent, most, reported)
     return last_line(reason) if reason else None
 
 
@@ -78,9 +62,9 @@ def plausible(value: object) -> bool:
 
 
 def _wrong_layout(content: RecordDict, sent: Mapping[str, ArrayRecord]) -> str | None:
-    found = {*content.array_records, *content.metric_records}
     expected = {*sent, METRICS}
-    if set(content) != expected or found != expected or set(content.array_records) != set(sent):
+    arrays, metrics = content.array_records, content.metric_records
+    if set(content) != expected or set(arrays) != set(sent) or METRICS not in metrics:
         return f"sent the records {_listed(set(content))} instead of {_listed(expected)}"
     return None
 

@@ -1,7 +1,7 @@
 """A Flower Grid that records what crosses the wire, whatever strategy drives it."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -11,7 +11,6 @@ from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
 from fedmjp.wire import BUFFERS, EXAMPLES
-from server.between import Between
 from server.screening import last_line
 from server.uploads import UploadFolder
 
@@ -22,11 +21,10 @@ class _Sent(NamedTuple):
     node: int
 
 
-class UploadTap(Between):
+class UploadTap:
     """Wraps a Grid: everything passes through unchanged, replies to training messages are recorded.
 
-    It counts rounds itself: a round is a set of training messages sent together. Where updates are summed, it stands
-    on the server's side of the sum.
+    It counts rounds itself: a round is a set of training messages sent together.
 
     Args:
         grid: The Grid that does the work.
@@ -34,9 +32,6 @@ class UploadTap(Between):
         kind: What the clients were asked to send.
         done: Rounds that were played before.
         number: A name for each node that is the same in every run.
-
-    Attributes:
-        failures: One line per reply that was an error or could not be an upload.
     """
 
     def __init__(
@@ -48,38 +43,41 @@ class UploadTap(Between):
         done: int = 0,
         number: Callable[[int], int] = lambda node: node,
     ) -> None:
-        super().__init__(grid)
-        self._kind, self._folder, self._number = kind, folder, number
+        self._grid, self._kind, self._folder, self._number = grid, kind, folder, number
         self._sent: dict[str, _Sent] = {}
         self._rounds = done
-        self.failures: list[str] = []
+        self.failures: list[str] = []  # a line per reply that was an error or could not be an upload
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send, wait for the replies, record both sides."""
         outgoing = list(messages)
         replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
-        self._record_sent(outgoing)
-        self._record_replies(replies)
+        self.record_sent(outgoing)
+        self.record_replies(replies)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send and record what was sent."""
         outgoing = list(messages)
         identifiers = list(self._grid.push_messages(outgoing))
-        self._record_sent(outgoing)
+        self.record_sent(outgoing)
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Fetch replies and record them."""
         replies = list(self._grid.pull_messages(message_ids))
-        self._record_replies(replies)
+        self.record_replies(replies)
         return replies
 
     def unanswered(self) -> list[str]:
         """One line per training message that no client has answered."""
         return [f"round {sent.server_round}: a client did not answer" for sent in self._sent.values()]
 
-    def _record_sent(self, messages: list[Message]) -> None:
+    def record_sent(self, messages: Iterable[Message]) -> None:
+        """Keep the weights of a round's training messages."""
         training = [message for message in messages if message.metadata.message_type == MessageType.TRAIN]
         if self._folder is None or not training:
             return
@@ -98,7 +96,8 @@ class UploadTap(Between):
                 digests[id(content)] = self._folder.keep_weights(weights)
             self._sent[message.metadata.message_id] = _Sent(self._rounds, digests[id(content)], node)
 
-    def _record_replies(self, replies: list[Message]) -> None:
+    def record_replies(self, replies: Iterable[Message]) -> None:
+        """Keep the uploads among replies to the messages that were recorded."""
         for reply in replies:
             sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if reply.has_error():

@@ -1,7 +1,7 @@
 """The server's own records: every upload, and the weights that had been sent for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -14,15 +14,10 @@ WEIGHTS = "weights-*.safetensors"
 
 @dataclass(frozen=True)
 class UploadFolder:
-    """A folder of uploads, ``round-00001-node-<id>.safetensors``, and ``weights-<digest>.safetensors``.
-
-    Attributes:
-        folder: Made when the first file is written.
-        tensors: Names of the tensors to keep of every upload; empty keeps all.
-    """
+    """A folder of uploads, ``round-00001-node-<id>.safetensors``, and ``weights-<digest>.safetensors``."""
 
     folder: Path
-    tensors: frozenset[str] = frozenset()
+    tensors: frozenset[str] = frozenset()  # to keep of every upload; empty keeps all
 
     def keep_weights(self, state: Mapping[str, Tensor]) -> str:
         """Store weights unless they are there already; return their digest."""
@@ -35,19 +30,14 @@ class UploadFolder:
     def keep(self, upload: Upload) -> None:
         """Store an upload, reduced to the tensors that are kept."""
         kept = {name: tensor for name, tensor in upload.tensors.items() if not self.tensors or name in self.tensors}
-        reduced = Upload(kept, upload.kind, upload.num_examples, upload.server_round, upload.node, upload.weights)
-        reduced.save(self.folder / record_name(upload.server_round, upload.node))
+        replace(upload, tensors=kept).save(self.folder / record_name(upload.server_round, upload.node))
 
     def uploads(self) -> list[Upload]:
         """Every upload, in the order of rounds and nodes."""
         return [Upload.load(path) for path in sorted(self.folder.glob("round-*.safetensors"))]
 
     def weights(self, digest: str) -> dict[str, Tensor]:
-        """The weights with this digest.
-
-        Raises:
-            RecordError: If they are not there, or are not what the digest says.
-        """
+        """The weights with this digest; RecordError if they are not there, or are not what it says."""
         state, _ = load_tensors(self._weights_path(digest))
         if weights_digest(state) != digest:
             raise RecordError(f"{self._weights_path(digest)} was changed: its content has another digest")

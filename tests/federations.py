@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
-from benchmarks.federation.training import check_recordable, deal, partition_file, plan_for, records_folder
+from benchmarks.federation.training import check_recordable, deal, plan_for
 from clients.app import query, train
 from fedmjp.data.partitions import Partition
 from fedmjp.learning import Training
@@ -84,11 +84,11 @@ class InProcess:
         self.answer, self.own = answer, own
         self.query: Callable[[Message, Any], Message] = query
         self.replies: dict[tuple[int, int], Message] = {}
-        records = str(records_folder(folder)) if scenario.training and scenario.training.records else ""
+        records = str(folder.records) if scenario.training and scenario.training.records else ""
         self.run = run_config_of(
             [scenario],
             output_folder=str(folder.root),
-            partition_file=str(partition_file(folder)),
+            partition_file=str(folder.partition),
             share_sizes=() if own else shares,
             uploads_folder=records,
             evaluator_folder=records,
@@ -130,7 +130,7 @@ def prepare(scenario: Scenario, folder: TrainingFolder) -> tuple[Scenario, Parti
     _, dealt = deal(scenario)
     check_recordable(scenario, dealt)
     folder.root.mkdir(parents=True, exist_ok=True)
-    dealt.save(partition_file(folder))
+    dealt.save(folder.partition)
     return plan_for(scenario, dealt), dealt
 
 

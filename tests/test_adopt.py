@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from attacks import ATTACKS
-from fedmjp.data.bundled import BundledPictures
+from fedmjp.data.selection import open_source
 from fedmjp.errors import AttackNotApplicableError, BadInputError
 from fedmjp.models.adopt import Adopted, adopt
 from fedmjp.records import Upload, weights_digest
@@ -111,7 +111,7 @@ def logits(output: Any) -> Tensor:
 
 @pytest.fixture(scope="module")
 def clean() -> Tensor:
-    return BundledPictures(SIZE, CLASSES).load("cat").image[None]
+    return open_source("bundled", size=SIZE, classes=CLASSES).load("cat").image[None]
 
 
 def gradients(module: nn.Module, picture: Tensor) -> dict[str, Tensor]:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmjp.data.bundled import CROPS, BundledPictures
+from fedmjp.data.bundled import CROPS
 from fedmjp.data.datasets import open_dataset
-from fedmjp.data.folder import FolderPictures
 from fedmjp.data.pictures import to_image
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import DataError
@@ -58,7 +57,7 @@ def test_an_image_folder_has_the_names_labels_and_pixels_of_the_campaigns_source
     write_folder(tmp_path, ["b/2.png", "a/1.png", "b-b/3.png", "a/0.png"])
     (tmp_path / "a" / "notes.txt").write_text("no picture")
     (tmp_path / "empty").mkdir()
-    source = FolderPictures(tmp_path, 8, classes=3)
+    source = open_source(str(tmp_path), size=8, classes=3)
     for split in ("train", "validation"):
         dataset = open_dataset(str(tmp_path), split, classes=3)
         assert sorted(dataset.keys) == sorted(source.names())
@@ -106,7 +105,7 @@ def test_parquet_files_give_the_pictures_in_their_order(tmp_path: Path, names: l
 
 
 def test_bundled_pictures_are_those_of_the_campaigns() -> None:
-    dataset, source = open_dataset("bundled", "train", classes=1000), BundledPictures(32, classes=1000)
+    dataset, source = open_dataset("bundled", "train", classes=1000), open_source("bundled", size=32, classes=1000)
     assert tuple(dataset.keys) == tuple(CROPS)
     for index, name in enumerate(dataset.keys):
         assert torch.equal(to_image(dataset.photograph(index), 32, crop_share=1.0), source.load(name).image)

@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.federation.training import records_folder
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
@@ -155,7 +154,7 @@ def test_of_summed_updates_the_server_sees_the_mean_alone(tmp_path: Path) -> Non
     plain, _ = play(scenario_of(strategy="fedsgd", clients=4, rounds=1), tmp_path / "plain")
     assert all(torch.allclose(value, plain[name], atol=1e-6) for name, value in weights.items())
     folder = TrainingFolder(tmp_path / "summed")
-    (uploads,) = (records_folder(folder) / "round-00001" / "uploads").iterdir()
+    (uploads,) = (folder.records / "round-00001" / "uploads").iterdir()
     kept = RunFolder(uploads.parents[1]).upload_folder(uploads.name).uploads()
     assert [(upload.node, upload.num_examples) for upload in kept] == [(0, 4), (2, 4)]
     for upload in kept:

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.simulation import RunFolder
-from benchmarks.federation.training import deal, records_folder
+from benchmarks.federation.training import deal
 from benchmarks.uploads.recorded import Recording
 from fedmjp.cli import main
 from fedmjp.errors import BadInputError, ConfigError, DataError
@@ -31,7 +31,7 @@ def recorded(root: Path, values: dict[str, Any], **changes: Any) -> list[RunFold
     scenario = scenario_of(**{"recipe": RECIPE, "records": (1, 3), **values, **changes})
     play(scenario, root)
     _, dealt = deal(scenario)
-    return describe_records(scenario, records_folder(TrainingFolder(root)), tuple(map(len, dealt.shares)))
+    return describe_records(scenario, TrainingFolder(root).records, tuple(map(len, dealt.shares)))
 
 
 def pairs(folder: RunFolder, scenario: Scenario) -> list[tuple[PrivateBatch, Upload]]:

@@ -12,7 +12,7 @@ from skimage.data import astronaut
 from timm.data import create_transform
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from fedmjp.data.augmentation import training_transform
+from fedmjp.data.augmentation import TrainingTransform
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import Batch, epoch_order, evaluation_batches, steps_per_epoch, training_batches
 from fedmjp.data.pictures import to_image
@@ -195,7 +195,7 @@ def test_augmentation_is_timms_once_normalised(changes: dict[str, object]) -> No
         re_mode="pixel",
     )
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
-    photograph, ours = Image.fromarray(astronaut()).resize((80, 60)), training_transform(recipe, 32)
+    photograph, ours = Image.fromarray(astronaut()).resize((80, 60)), TrainingTransform(recipe, 32)
     for seed in range(20):
         with scoped_randomness(seed):
             expected = timms(photograph)
@@ -207,7 +207,7 @@ def test_augmentation_is_timms_once_normalised(changes: dict[str, object]) -> No
 
 
 def test_rand_augment_at_full_strength_never_fails() -> None:
-    transform = training_transform(Recipe(rand_augment="rand-m10-n4-p1-inc1", random_erasing=0), 16)
+    transform = TrainingTransform(Recipe(rand_augment="rand-m10-n4-p1-inc1", random_erasing=0), 16)
     for seed in range(60):
         with scoped_randomness(seed):
             transform(Image.fromarray(astronaut()[:40, :40]))
@@ -216,4 +216,4 @@ def test_rand_augment_at_full_strength_never_fails() -> None:
 @pytest.mark.parametrize("name", ["foo", "rand-zz9", "original-x"])
 def test_unknown_rand_augment_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"rand_augment '{name}' is none that timm knows"):
-        training_transform(Recipe(rand_augment=name), 16)
+        TrainingTransform(Recipe(rand_augment=name), 16)

@@ -8,7 +8,6 @@ import torch
 
 from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.simulation import RunFolder, simulate
-from benchmarks.federation.training import records_folder
 from benchmarks.uploads.recorded import Recording
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
@@ -82,7 +81,7 @@ def test_a_step_of_training_uploads_what_direct_mode_computes(tmp_path: Path, de
     )
     _, grid = play(asked, tmp_path)
     (scenario,) = grid.scenarios
-    records = records_folder(TrainingFolder(tmp_path))
+    records = TrainingFolder(tmp_path).records
     model, together = build_vit(scenario.network), scenario.pipeline.clients
     made = []
     for client in range(2):

@@ -7,7 +7,7 @@ from fedmjp.defences.base import Arranged
 from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.learning import Puzzle
 from fedmjp.randomness import SeededRandomness
-from fedmjp.training.puzzles import arrange
+from fedmjp.training.loop import arrange
 
 
 def images(count: int = 6) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from attacks.mjp.localisation import without_localisation
 from benchmarks.federation.round_records import describe_records
-from benchmarks.federation.training import deal, records_folder
+from benchmarks.federation.training import deal
 from benchmarks.plan.experiment import Experiment
 from benchmarks.uploads.rounds import RecordedRounds, attacked, open_records
 from fedmjp.cli import main
@@ -46,7 +46,7 @@ def trained(root: Path, localisation: str = "linear", **changes: Any) -> Path:
         records=tuple(range(1, rounds + 1)),
     )
     play(scenario, root)
-    records = records_folder(TrainingFolder(root))
+    records = TrainingFolder(root).records
     _, dealt = deal(scenario)
     describe_records(scenario, records, tuple(map(len, dealt.shares)))
     return records

@@ -20,13 +20,9 @@ def as_toml(values: Mapping[str, str | int | float | bool]) -> str:
 
 
 def write_app(folder: Path) -> Path:
-    """Write the app that `flwr run` takes: the four packages and a pyproject.toml.
+    """Write the app that `flwr run` takes, the four packages and a pyproject.toml, into a folder that is made here.
 
-    Args:
-        folder: Made here; its name must be one that Flower accepts (letters, digits, hyphens).
-
-    Raises:
-        FederationError: If a package cannot be found.
+    Its name must be one that Flower accepts (letters, digits, hyphens). FederationError if a package cannot be found.
     """
     folder.mkdir(parents=True)
     for package in PACKAGES:

@@ -24,9 +24,6 @@ def describe_records(scenario: Scenario, records: Path, shares: Sequence[int]) -
         scenario: Of the run.
         records: Folder of all rounds.
         shares: Number of pictures of each client.
-
-    Returns:
-        The rounds' folders.
     """
     training = scenario.training
     if training is None:

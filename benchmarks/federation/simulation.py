@@ -30,21 +30,21 @@ RunValues = Mapping[str, str | int | float | bool]
 class RunFolder:
     """Records of one federated run: what the server kept, and what clients left for the evaluator.
 
-    The two lie side by side and share file names (round and client), which is how a score finds its
-    private picture; of clients whose updates are summed, the upload has the name of the first. Server-side code is
-    given ``uploads`` alone.
+    The two lie side by side, a folder per scenario in each, and share file names (round and client), which is how a
+    score finds its private picture; of clients whose updates are summed, the upload has the name of the first.
+    Server-side code is given ``uploads`` alone.
     """
 
     root: Path
 
     @property
     def uploads(self) -> Path:
-        """The server's records, one folder per scenario."""
+        """The server's records."""
         return self.root / "uploads"
 
     @property
     def evaluator(self) -> Path:
-        """The evaluator's records, one folder per scenario."""
+        """The evaluator's records."""
         return self.root / "evaluator"
 
     def clear(self) -> None:
@@ -74,19 +74,11 @@ class RunFolder:
         return found
 
     def record(self, scenario: Scenario, private: Path) -> tuple[PrivateBatch, Upload]:
-        """A private record and the upload that was computed from it.
-
-        Raises:
-            RecordError: If one of them is missing or damaged.
-        """
+        """A private record and the upload that was computed from it; RecordError if one is missing or damaged."""
         return self.private(scenario, private), Upload.load(self.uploads / scenario.folder / private.name)
 
     def private(self, scenario: Scenario, path: Path) -> PrivateBatch:
-        """What is behind one upload: a private record, with those of the clients that it is summed with.
-
-        Raises:
-            RecordError: If one is missing or damaged.
-        """
+        """What is behind one upload, with that of the clients it is summed with; RecordError if one is damaged."""
         return PrivateBatch.joined([PrivateBatch.load(each) for each in _group(path, scenario)])
 
     def stands_for_group(self, scenario: Scenario, path: Path) -> bool:
@@ -153,17 +145,10 @@ def simulate(
 
 @dataclass(frozen=True)
 class Resources:
-    """What a simulation takes of this machine.
-
-    Attributes:
-        clients: Of the federation.
-        processes: Clients that work at the same time; each process holds a model.
-        cores: For each of them.
-        gpus: For each of them, such as 0.25.
-    """
+    """What a simulation takes of this machine; cores and GPUs are those of each process."""
 
     clients: int
-    processes: int
+    processes: int  # clients that work at the same time; each process holds a model
     cores: int
     gpus: float
 
@@ -186,11 +171,7 @@ def _plural(count: int, what: str) -> str:
 
 
 def run_app(jobs: Sequence[tuple[RunValues, Resources]], on_line: Callable[[str], None]) -> None:
-    """Run our Flower app in a simulation of its own, once or several times.
-
-    Args:
-        jobs: Run-config and resources of each run.
-        on_line: Called with every line of the server's log.
+    """Run our Flower app with each run-config and resources, in one SuperLink, telling every line of the server's log.
 
     Raises:
         FederationError: If a run failed, with the client's or server's error, after the others.

@@ -18,7 +18,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from fedmjp.errors import FederationError
@@ -31,13 +30,13 @@ class PrivateSuperLink:
     """Context manager around the SuperLink process and everything that it starts.
 
     A guard process stands between (``benchmarks.federation.guard``): it stops the SuperLink when we
-    leave the context, and also when we are killed.
+    leave the context, and also when we are killed; ``home`` is a folder for temporary files that goes with it.
     """
 
     def __init__(self) -> None:
-        self._home = Path(tempfile.mkdtemp(prefix="fedmjp-", dir=_short_folder()))
+        self.home = Path(tempfile.mkdtemp(prefix="fedmjp-", dir=_short_folder()))
         self._port = _free_port()
-        self._environment = _environment(self._home)
+        self._environment = _environment(self.home)
         self._guard: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -48,23 +47,11 @@ class PrivateSuperLink:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def home(self) -> Path:
-        """Folder for the run's temporary files; removed with the SuperLink."""
-        return self._home
-
     def submit(self, app: Path, run_config: Path, federation_config: str) -> str:
-        """Start a run.
-
-        Args:
-            app: Folder of a Flower app.
-            run_config: TOML file with run-config values.
-            federation_config: Number of clients and their resources, as `flwr run` takes it.
+        """Start a run of an app's folder, with its run-config as a TOML file and the federation as `flwr run` takes it.
 
         Returns:
             The run's identifier.
@@ -107,17 +94,17 @@ class PrivateSuperLink:
         """Have the guard stop the SuperLink and whatever it started, and remove the temporary files."""
         if self._guard is not None:
             self._guard.communicate()  # closes its standard input, which is the sign to stop
-        shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
     def _start(self) -> None:
-        (self._home / "config.toml").write_text(
+        (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self._port}"\ninsecure = true\n'
         )
         superlink = [_program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"]
         superlink += ["--port", str(self._port), "--disable-runtime-dependency-installation"]
         self._guard = subprocess.Popen(
-            [sys.executable, "-P", "-m", "benchmarks.federation.guard", str(self._home), *superlink],
+            [sys.executable, "-P", "-m", "benchmarks.federation.guard", str(self.home), *superlink],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,10 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,53 +27,25 @@ ROUND_DONE = re.compile(r"^INFO\s*:\s+\[ROUND (\d+)/\d+\] done")
 SHARE_DIGITS = 10_000  # Ray counts a GPU's shares with four decimals
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    """A round, as it is told to the user.
-
-    Attributes:
-        round: Its number, from 1.
-        top1: Validation accuracy after it.
-        loss: Mean training loss of the clients; None if none told one.
-        images_per_second: Of all clients together.
-        clients: Whose replies were used.
-        refused: Whose were not.
-        skipped: Pictures that clients could not read.
-    """
-
-    round: int
-    top1: float
-    loss: float | None
-    images_per_second: float
-    clients: int
-    refused: int
-    skipped: int
-
-
-class Listener(Protocol):
-    """Who is told how a run goes on."""
-
-    def round(self, report: RoundReport) -> None:
-        """A round is done."""
-
-    def skipped(self, reason: str) -> None:
-        """A picture of the validation split cannot be read."""
-
-
 def train_federated(
-    scenario: Scenario, dealt: Partition, folder: TrainingFolder, resources: Resources, listener: Listener
+    scenario: Scenario,
+    dealt: Partition,
+    folder: TrainingFolder,
+    resources: Resources,
+    on_round: Callable[[Mapping[Any, Any]], None] = lambda _row: None,
+    on_skipped: Callable[[str], None] = lambda _reason: None,
 ) -> None:
-    """Train, and leave everything in the folder.
+    """Train, and leave everything in the folder; a run goes on from the folder's checkpoint.
 
     Args:
         scenario: What to train.
         dealt: Which client has which pictures, as it is in the partition file.
-        folder: Of the run. If it holds a checkpoint of the same configuration, the run goes on there.
+        folder: Of the run.
         resources: Of the simulation.
-        listener: Is told how it goes on.
+        on_round: Called with the row of the history that a round left.
+        on_skipped: Called with the reason for every picture of the validation split that cannot be read.
 
     Raises:
-        DataError: If there are no pictures, or they cannot be dealt as asked.
         CheckpointError: If the folder's state is of another configuration.
         FederationError: If the run failed.
     """
@@ -83,62 +54,40 @@ def train_federated(
     def on_line(line: str) -> None:
         if found := ROUND_DONE.search(line):
             rows = history.rows()
-            listener.round(_report(rows[rows["round"] == int(found[1])].iloc[-1].to_dict()))
+            on_round(rows[rows["round"] == int(found[1])].iloc[-1].to_dict())
         elif found := SKIPPED.search(line):
-            listener.skipped(found[1])
+            on_skipped(found[1])
 
-    training = training_of(scenario)
-    records = str(records_folder(folder).resolve()) if training.records else ""
+    training, shares = training_of(scenario), tuple(map(len, dealt.shares))
+    records = str(folder.records.resolve()) if training.records else ""
     run = run_config_of(
         [scenario],
         output_folder=str(folder.root.resolve()),
-        partition_file=str(partition_file(folder).resolve()),
-        share_sizes=tuple(map(len, dealt.shares)),
+        partition_file=str(folder.partition.resolve()),
+        share_sizes=shares,
         uploads_folder=records,
         evaluator_folder=records,
     )
     run_app([(run.flat(), resources)], on_line)
-    describe_records(scenario, records_folder(folder), tuple(map(len, dealt.shares)))
+    describe_records(scenario, folder.records, shares)
     draw(folder.history, folder.figure, title=f"{scenario.label}, {training.strategy}")
 
 
 def training_of(scenario: Scenario) -> Training:
-    """The training of a scenario.
-
-    Raises:
-        ConfigError: If it has none.
-    """
+    """The training of a scenario; ConfigError if it has none."""
     if scenario.training is None:
         raise ConfigError(f"{scenario.label} is a scenario of single batches: set training")
     return scenario.training
 
 
 def rounds_done(scenario: Scenario, folder: TrainingFolder) -> int:
-    """How many rounds the folder's last checkpoint had done.
-
-    Raises:
-        CheckpointError: If it is of another configuration.
-    """
+    """How many rounds the folder's last checkpoint had done; CheckpointError if it is of another configuration."""
     state = load_state(folder.state, config=scenario.digest_of_run())
     return 0 if state is None else int(state["round"])
 
 
-def partition_file(folder: TrainingFolder) -> Path:
-    """Where a run keeps which client has which pictures."""
-    return folder.root / "partition.npz"
-
-
-def records_folder(folder: TrainingFolder) -> Path:
-    """Where the rounds that are recorded go."""
-    return folder.root / "records"
-
-
 def deal(scenario: Scenario, kept: Path | None = None) -> tuple[Pictures, Partition]:
-    """The pictures of a run, and which client has which.
-
-    Args:
-        scenario: Of the run.
-        kept: The file of a run that goes on: what was dealt stays with whom it is.
+    """The pictures of a run, and which client has which; in a run that goes on as the kept file says.
 
     Raises:
         DataError: If there are no pictures, they cannot be dealt as asked, or are not those that were dealt.
@@ -181,11 +130,7 @@ def check_recordable(scenario: Scenario, dealt: Partition) -> None:
 
 
 def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resources:
-    """As many clients at a time as there are cores, each with an equal share of cores and GPUs.
-
-    Args:
-        scenario: Of the run.
-        gpus_per_client: Share of a GPU; None divides what there is.
+    """As many clients at a time as there are cores, each with an equal share of cores, and of GPUs if none is given.
 
     Raises:
         ConfigError: If a share was asked for that no GPU here can give.
@@ -205,15 +150,3 @@ def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resou
     else:
         raise ConfigError(f"--gpus-per-client {gpus_per_client:g} is not above 0 and at most {gpus}")
     return Resources(scenario.clients, processes, cores // processes, share)
-
-
-def _report(row: Mapping[Any, Any]) -> RoundReport:
-    return RoundReport(
-        round=int(row["round"]),
-        top1=row["top1"],
-        loss=None if math.isnan(row["loss"]) else row["loss"],
-        images_per_second=row["images_per_second"],
-        clients=int(row["clients"]),
-        refused=int(row["refused"]),
-        skipped=int(row["skipped"]),
-    )

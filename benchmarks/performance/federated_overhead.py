@@ -20,14 +20,7 @@ import torch
 import typer
 
 from benchmarks.federation.simulation import Resources
-from benchmarks.federation.training import (
-    RoundReport,
-    deal,
-    partition_file,
-    resources_for,
-    train_federated,
-    training_of,
-)
+from benchmarks.federation.training import deal, resources_for, train_federated, training_of
 from benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_batches
@@ -80,19 +73,9 @@ def with_flower(scenario: Scenario, resources: Resources) -> list[float]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = TrainingFolder(Path(scratch))
         _, dealt = deal(scenario)
-        dealt.save(partition_file(folder))
-        train_federated(scenario, dealt, folder, resources, _Nobody())
+        dealt.save(folder.partition)
+        train_federated(scenario, dealt, folder, resources)
         return [float(seconds) for seconds in pd.read_csv(folder.history)["seconds"]]
-
-
-class _Nobody:
-    """Is not told anything."""
-
-    def round(self, report: RoundReport) -> None:
-        del report
-
-    def skipped(self, reason: str) -> None:
-        del reason
 
 
 def without_flower(scenario: Scenario, resources: Resources) -> list[float]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attacks.natural_patches import DIGITS, PROVENANCE, TABLE
 from fedmjp import provenance
-from fedmjp.data.folder import FolderPictures
+from fedmjp.data.selection import open_source
 from fedmjp.running import run_function
 
 IMAGE_SIZES = (32, 64, 128, 224)
@@ -32,7 +32,7 @@ def main(pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")]) 
     names: list[str] = []
     digests: dict[int, list[str]] = {}
     for size in IMAGE_SIZES:
-        source = FolderPictures(pictures, size, CLASSES)
+        source = open_source(str(pictures), size=size, classes=CLASSES)
         names = [name for rank, name in enumerate(source.names()) if rank % OF < USED]
         loaded = [source.load(name) for name in names]
         digests[size] = sorted(picture.digest()[:DIGITS] for picture in loaded)

@@ -1,11 +1,17 @@
 """`fedmjp attack`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from click.core import ParameterSource
+
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.outcome import tell_outcome
+from fedmjp.cli.progress import TerminalProgress
+from fedmjp.cli.runs import choose, published_command, single_batches
+from fedmjp.overrides import parse_pairs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,14 +76,13 @@ def attack(
     from benchmarks.report.render import render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
-    from fedmjp.cli.command_line import published_command
-    from fedmjp.cli.outcome import tell_outcome
-    from fedmjp.cli.progress import TerminalProgress, wide_console
+    from fedmjp.errors import OutputError
 
     console = wide_console()
-    given = {key: value for key, value in context.params.items() if _is_given(context, key)}
-    _refuse_contradictions(given, uploads, output)
-    asked = _direct(context.params, console) if uploads is None else _recorded(uploads, given, context.params)
+    named = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
+    if uploads is not None and output.resolve().is_relative_to(uploads.resolve()):
+        raise OutputError(f"--output {output} lies in the recording {uploads}; name another folder")
+    asked = _direct(context.params, named, console) if uploads is None else _recorded(uploads, context.params, named)
     experiments, batches, sources, origin = asked
     _refuse(experiments, recorded=uploads is not None)
     recording = None if uploads is None else open_records(uploads)
@@ -97,122 +102,69 @@ def attack(
     tell_outcome(render(ledger, store, folder, console, planned), output, console, problems, figure=True)
 
 
-def _refuse_contradictions(given: dict[str, Any], uploads: Path | None, output: Path) -> None:
-    from fedmjp.errors import BadInputError, OutputError
-
-    if uploads is not None and output.resolve().is_relative_to(uploads.resolve()):
-        raise OutputError(f"--output {output} lies in the recording {uploads}; name another folder")
-    if "local_learning_rate" in given and "local_steps" not in given and uploads is None:
-        raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
-
-
-def parse_options(options: list[str]) -> dict[str, str]:
-    """``KEY=VALUE`` texts of ``--set`` as a mapping; a dash in a key stands for an underscore."""
-    parts = [option.partition("=") for option in options]
-    return parse_pairs([f"{key.replace('-', '_')}{equals}{value}" for key, equals, value in parts], "--set")
-
-
-def parse_pairs(pairs: list[str], name: str) -> dict[str, str]:
-    """``KEY=VALUE`` texts of an option as a mapping.
-
-    Raises:
-        BadInputError: If one has no ``=`` or no key, or a key is given twice.
-    """
-    from fedmjp.errors import BadInputError
-
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise BadInputError(f"{name} {pair!r} is not of the form KEY=VALUE")
-        if key in found:
-            raise BadInputError(f"{name} {key} is given twice")
-        found[key] = value
-    return found
-
-
-def _is_given(context: typer.Context, key: str) -> bool:
-    return context.get_parameter_source(key) is ParameterSource.COMMANDLINE
-
-
-def _attacks(values: dict[str, Any]) -> "tuple[AttackConfig, ...]":
+def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
     from benchmarks.plan.experiment import AttackConfig
 
-    tried = AttackConfig.parse(
-        {"name": values["name"], "options": parse_options(values["options"]), "then": values["then"]}
-    )
+    given = parse_pairs(options["options"], "--set", dashes=True)
+    tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
     return (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))
 
 
-def _direct(values: dict[str, Any], console: "Console") -> "Asked":
+def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> "Asked":
     from attacks.natural_patches import measured_on
     from benchmarks.plan.experiment import experiments_of
     from benchmarks.uploads.direct import DirectUploads, Memory
-    from fedmjp.cli.device import choose
     from fedmjp.data.selection import open_source, select
     from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
+    from fedmjp.errors import BadInputError
     from fedmjp.scenario import of_single_batches
 
-    sizes = {key: values[key] for key in ("image_size", "patch_size", "classes")}
-    shared = ("batch_size", "local_learning_rate", "labels_known", "uploads_per_picture", "seed")
-    named = tuple(DefenceConfig.parse(text) for text in values["defences"] if text != "none")
-    defences = with_mask_ratio(named, values["mask_ratio"])
-    scenario = of_single_batches(
-        {
-            **{key: values[key] for key in shared},
-            "model": {"name": values["model"], **sizes},
-            "defences": defences,
-            "data": values["data"] if values["data"] == "bundled" else str(Path(values["data"]).resolve()),
-            "update": "gradient" if values["local_steps"] is None else "delta",
-            "local_steps": 1 if values["local_steps"] is None else values["local_steps"],
-            "device": choose(values["device"]),
-        },
-        values["limit"],
-    )
-    experiments = experiments_of(
-        scenario, _settings(values, scenario), _attacks(values), mask_ratio=values["mask_ratio"]
-    )
+    if "local_learning_rate" in named and "local_steps" not in named:
+        raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
+    ratio = options["mask_ratio"]
+    defences = tuple(DefenceConfig.parse(text) for text in options["defences"] if text != "none")
+    values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
+    scenario = of_single_batches(values, options["limit"])
+    experiments = experiments_of(scenario, _settings(options, scenario), _attacks(options), mask_ratio=ratio)
     pictures = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
     known = sum(measured_on(name) for name in pictures.names())
     if known:
         console.print(f"{known} pictures are left out: the prior of natural patches was measured on them.")
-    selection = select(pictures, values["limit"], seed=scenario.seed, leave_out=measured_on)
-    for reason in selection.skipped:
-        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
+    selection = select(pictures, options["limit"], seed=scenario.seed, leave_out=measured_on)
+    tell(console, *(f"Skipped: {reason}" for reason in selection.skipped))
     memory = Memory()
     sources: list[UploadSource] = [DirectUploads(each, selection, memory) for each in experiments]
     batches = [selection.batches(each.scenario) for each in experiments]
     return experiments, batches, sources, "computed in process (direct mode)"
 
 
-def _recorded(folder: Path, given: dict[str, Any], values: dict[str, Any]) -> "Asked":
+def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Asked":
     from benchmarks.plan.experiment import Experiment
     from benchmarks.uploads.rounds import open_records
-    from fedmjp.cli.device import choose
     from fedmjp.errors import BadInputError
 
     for key in RECORDED:
-        if key in given:
+        if key in named:
             option = "--defence" if key == "defences" else f"--{key.replace('_', '-')}"
             raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
     recording = open_records(folder)
-    known = {"labels_known": values["labels_known"]}
-    found = recording.attacked(given.get("model"), device=choose(values["device"]))
-    scenarios = [scenario.model_copy(update=known) for scenario in found]
+    model = options["model"] if "model" in named else None
+    known = {"labels_known": options["labels_known"]}
+    scenarios = [each.model_copy(update=known) for each in recording.attacked(model, device=choose(options["device"]))]
     experiments = [
-        Experiment.parse({"scenario": each, "attacks": _attacks(values), "settings": _settings(values, each)})
+        Experiment.parse({"scenario": each, "attacks": _attacks(options), "settings": _settings(options, each)})
         for each in scenarios
     ]
     batches = [recording.batches(each.scenario) for each in experiments]
     return experiments, batches, [recording.source(each) for each in experiments], "recorded before"
 
 
-def _settings(values: dict[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":
+def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":
     """As asked for; else the one that compares with the clean picture."""
     from fedmjp.errors import BadInputError
     from fedmjp.settings import Picture, Setting
 
-    asked = values["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
+    asked = options["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
     unknown = [name for name in asked if name not in set(Setting)]
     if unknown:
         raise BadInputError(f"--setting {unknown[0]!r} is not one of {', '.join(Setting)}")
@@ -221,7 +173,7 @@ def _settings(values: dict[str, Any], scenario: "Scenario") -> "tuple[Setting, .
     return tuple(map(Setting, asked))
 
 
-def _refuse(experiments: "Sequence[Experiment]", *, recorded: bool) -> None:
+def _refuse(experiments: "list[Experiment]", *, recorded: bool) -> None:
     """Tell before anything is computed that an attack does not apply."""
     from attacks import ATTACKS
     from fedmjp.errors import AttackNotApplicableError

@@ -5,13 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.outcome import tell_outcome
+from fedmjp.cli.progress import TerminalProgress
+from fedmjp.cli.runs import choose, located, published_command
+from fedmjp.overrides import parse_pairs
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from benchmarks.campaign.prepare import Prepared
     from benchmarks.campaign.spec import Campaign
     from benchmarks.folder.output import OutputFolder
-    from benchmarks.folder.store import Store
     from benchmarks.running.verify import Verification
 
 campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_args_is_help=True)
@@ -32,10 +37,9 @@ def estimate(file: File, overrides: Overrides = [], weights: Weights = [], devic
     """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
     from benchmarks.running.estimate import estimate as estimate_of
     from fedmjp.cli.campaign_tables import print_estimate
-    from fedmjp.cli.progress import wide_console
 
     console = wide_console()
-    prepared = _prepared(_read(file, overrides, weights), device)
+    prepared = _prepared(file, overrides, weights, device)
     with console.status("Trying each kind of work") as shown:
         found = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
     print_estimate(prepared, found, console)
@@ -57,17 +61,16 @@ def run(
     from benchmarks.folder.output import OutputFolder
     from benchmarks.report.render import render
     from benchmarks.running.runner import run_campaign
-    from fedmjp.cli.outcome import tell_outcome
-    from fedmjp.cli.progress import TerminalProgress, wide_console
 
     console = wide_console()
-    read = _read(file, overrides, weights)
-    prepared = _prepared(read, device)
+    prepared = _prepared(file, overrides, weights, device)
+    read = prepared.campaign
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
     _refuse_contradictions(folder, read, database, fresh=fresh)
     folder.prepare(fresh=fresh)
     store = folder.store(database)
-    _tell_beginning(prepared, store, folder, console)
+    finished = len(store.finished([trial.key for trial in prepared.plan.trials]))
+    _tell_beginning(prepared, finished, folder.root, console)
     prepared.ledger.save(folder.root)
     with TerminalProgress(console) as progress:
         left = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
@@ -84,7 +87,6 @@ def status(folder: Folder, database: Database = "") -> None:
     from benchmarks.folder.study import open_results
     from benchmarks.running.status import status as status_of
     from fedmjp.cli.campaign_tables import print_status
-    from fedmjp.cli.progress import wide_console
 
     output = OutputFolder(folder)
     ledger, store = open_results(output, database)
@@ -106,26 +108,23 @@ def verify(
     from benchmarks.folder.study import holds_plan, holds_study, open_results, problems_of_rows
     from benchmarks.report.render import board_in
     from benchmarks.running import verify as checks
-    from fedmjp.cli.progress import wide_console
     from fedmjp.errors import BadInputError
 
     if rerun and file is None:
         raise BadInputError("--rerun needs the pictures: name the campaign's file with --file, and its overrides")
     output = OutputFolder(folder)
     if holds_study(folder) and not holds_plan(folder):
-        _tell_verification(
-            checks.Verification(problems_of_rows(folder), [], ["rows against the manifest"]), wide_console()
-        )
+        _tell_verification(checks.Verification(problems_of_rows(folder), [], ["rows against the manifest"]))
         return
     ledger, store = open_results(output, database)
     found = checks.verify(output, ledger, store)
     board = board_in(ledger, store, folder).model_dump(mode="json")
     found.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
-        again = checks.repeat(_prepared(_read(file, overrides, weights), device), ledger, store, rerun)
+        again = checks.repeat(_prepared(file, overrides, weights, device), ledger, store, rerun)
         found.problems += again.problems
         found.checked += again.checked
-    _tell_verification(found, wide_console())
+    _tell_verification(found)
 
 
 @campaign.command()
@@ -138,14 +137,13 @@ def publish(
     from benchmarks.folder.output import OutputFolder, write_json
     from benchmarks.folder.study import TRIALS, open_results, read_study, write_study
     from benchmarks.report.render import board_in
-    from fedmjp.cli.progress import wide_console
 
     ledger, store = open_results(OutputFolder(folder), database)
     study.mkdir(parents=True, exist_ok=True)
     write_study(study / TRIALS, ledger, store)
     write_json(study / "manifest.json", board_in(*read_study(study), study).about)
     told = f"Written to {study}: {TRIALS}, manifest.json. `fedmjp leaderboard {study}` makes the tables."
-    wide_console().print(told, highlight=False, markup=False, soft_wrap=True)
+    tell(wide_console(), told)
 
 
 def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
@@ -163,47 +161,34 @@ def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: s
         )
 
 
-def _read(file: Path, overrides: list[str], weights: list[str]) -> "Campaign":
+def _prepared(file: Path, overrides: list[str], weights: list[str], device: str) -> "Prepared":
     from benchmarks.campaign.file import read_campaign
-    from fedmjp.cli.attack import parse_pairs
+    from benchmarks.campaign.prepare import prepare
 
     given = parse_pairs(weights, "--weights")
     read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
-    source = read.data.source
-    absolute = source if source == "bundled" else str(Path(source).resolve())
-    return read.model_copy(update={"data": read.data.model_copy(update={"source": absolute})})
+    data = read.data.model_copy(update={"source": located(read.data.source)})
+    return prepare(read.model_copy(update={"data": data}), device=choose(device), command=published_command())
 
 
-def _prepared(read: "Campaign", device: str) -> "Prepared":
-    from benchmarks.campaign.prepare import prepare
-    from fedmjp.cli.command_line import published_command
-    from fedmjp.cli.device import choose
+def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: "Console") -> None:
 
-    return prepare(read, device=choose(device), command=published_command())
-
-
-def _tell_beginning(prepared: "Prepared", store: "Store", output: "OutputFolder", console: "Console") -> None:
-    for reason in prepared.selection.skipped:
-        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
-    trials = prepared.plan.trials
-    refused = sum(planned.refusal is not None for planned in prepared.plan.cells)
-    finished = len(store.finished([trial.key for trial in trials]))
-    console.print(
-        f"{prepared.campaign.name}: {len(prepared.plan.cells)} cells ({refused} refused), "
-        f"{prepared.campaign.data.count} pictures, {finished} of {len(trials)} trials are finished; to {output.root}.",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+    cells = prepared.plan.cells
+    refused = sum(planned.refusal is not None for planned in cells)
+    tell(
+        console,
+        *(f"Skipped: {reason}" for reason in prepared.selection.skipped),
+        f"{prepared.campaign.name}: {len(cells)} cells ({refused} refused), {prepared.campaign.data.count} pictures, "
+        f"{finished} of {len(prepared.plan.trials)} trials are finished; to {folder}.",
     )
 
 
-def _tell_verification(found: "Verification", console: "Console") -> None:
-    for line in found.checked:
-        console.print(f"Checked: {line}", highlight=False, markup=False, soft_wrap=True)
-    for line in found.differences:
-        console.print(f"Not as when it ran: {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-    for line in found.problems:
-        console.print(f"Wrong: {line}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+def _tell_verification(found: "Verification") -> None:
+
+    console = wide_console()
+    tell(console, *(f"Checked: {line}" for line in found.checked))
+    tell(console, *(f"Not as when it ran: {line}" for line in found.differences), style="yellow")
+    tell(console, *(f"Wrong: {line}" for line in found.problems), style="bold red")
     if found.problems:
         raise typer.Exit(FAILED)
     console.print("Nothing contradicts the results.", style="bold green")

@@ -1,6 +1,6 @@
 """What `fedmjp campaign estimate` and `status` print."""
 
-from collections.abc import Sequence
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -8,12 +8,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from fedmjp.cli.console import tell
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from benchmarks.campaign.prepare import Prepared
     from benchmarks.folder.ledger import Ledger
-    from benchmarks.plan.experiment import PlannedCell
     from benchmarks.running.estimate import Estimate
     from benchmarks.running.status import CampaignStatus
 
@@ -23,7 +24,7 @@ SHOWN_KINDS = 12
 def print_estimate(prepared: "Prepared", found: "Estimate", console: "Console") -> None:
     """Cells, trials, times, disk, and what cannot run here."""
     cells = prepared.plan.cells
-    _line(console, f"{prepared.campaign.name}: {len(cells)} cells, {len(prepared.plan.trials)} trials, "
+    tell(console, f"{prepared.campaign.name}: {len(cells)} cells, {len(prepared.plan.trials)} trials, "
                    f"{prepared.campaign.data.count} pictures from {prepared.campaign.data.label}.")  # fmt: skip
     table = _table("Most of the time goes into", "what", "times", "seconds each", "in all")
     for probe in sorted(found.probes, key=lambda probe: -probe.total)[:SHOWN_KINDS]:
@@ -31,23 +32,27 @@ def print_estimate(prepared: "Prepared", found: "Estimate", console: "Console") 
     console.print(table)
     hours = prepared.campaign.budget.hours
     budget = f" The budget is {hours:g} h; what is left then waits for the next run." if hours else ""
-    _line(console, f"Time: about {_span(found.seconds)} on one worker with all cores of this machine.{budget}")
+    tell(console, f"Time: about {_span(found.seconds)} on one worker with all cores of this machine.{budget}")
     end, peak = _size(found.picture_bytes), _size(found.peak_picture_bytes)
-    _line(
+    tell(
         console,
         f"Disk: {_size(found.database_bytes)} of trials, {end} of pictures in the end, at most {peak} on the way "
         f"(keep: {prepared.campaign.keep}).",
     )
-    for reason in cannot_run(prepared, found):
-        _line(console, f"- {reason}")
+    tell(console, *(f"- {reason}" for reason in _hindrances(prepared, found)))
 
 
-def cannot_run(prepared: "Prepared", found: "Estimate") -> list[str]:
+def _hindrances(prepared: "Prepared", found: "Estimate") -> list[str]:
     """What of a campaign cannot run on this machine, and why."""
     from fedmjp.metrics import metric
 
     reasons = [f"{probe.what} failed when it was tried: {probe.failure}" for probe in found.probes if probe.failure]
-    reasons += _refusals(prepared.plan.cells)
+    refused = Counter(
+        f"{planned.cell.attack} on {planned.cell.model}, {planned.cell.defence}: refused, {planned.refusal}"
+        for planned in prepared.plan.cells
+        if planned.refusal
+    )
+    reasons += [f"{what} ({count} cells)" for what, count in refused.items()]
     left_out = {planned.cell.attack: planned.left_out for planned in prepared.plan.cells if planned.left_out}
     reasons += [
         f"{attack}: {count} pictures are left out, its prior was made of them" for attack, count in left_out.items()
@@ -60,22 +65,12 @@ def cannot_run(prepared: "Prepared", found: "Estimate") -> list[str]:
     return reasons + [f"skipped: {reason}" for reason in prepared.selection.skipped]
 
 
-def _refusals(cells: "Sequence[PlannedCell]") -> list[str]:
-    """One line per model, attack and reason."""
-    counts: dict[str, int] = {}
-    for planned in cells:
-        if planned.refusal:
-            what = f"{planned.cell.attack} on {planned.cell.model}, {planned.cell.defence}: refused, {planned.refusal}"
-            counts[what] = counts.get(what, 0) + 1
-    return [f"{what} ({count} cells)" for what, count in counts.items()]
-
-
 def print_status(ledger: "Ledger", found: "CampaignStatus", running: bool, console: "Console") -> None:
     """Progress in sum and per cell."""
     share = found.ok / found.planned if found.planned else 1.0
-    _line(console, f"{ledger.about['name']}: {found.ok} of {found.planned} trials finished ({share:.0%}), "
+    tell(console, f"{ledger.about['name']}: {found.ok} of {found.planned} trials finished ({share:.0%}), "
                    f"{found.failed} failed, {found.missing} not tried.")  # fmt: skip
-    _line(console, _pace(found, running))
+    tell(console, _pace(found, running))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
     servers = dict.fromkeys(planned.cell.threat.undefended for planned, _ in found.cells)
     numbers = {server: str(number) for number, server in enumerate(servers, 1)}
@@ -86,8 +81,7 @@ def print_status(ledger: "Ledger", found: "CampaignStatus", running: bool, conso
         names = (cell.model, cell.defence, f"{cell.mask_ratio:g}", escape(cell.attack), str(cell.setting))
         table.add_row(*names, numbers[cell.threat.undefended], str(own.ok), str(own.failed or ""), todo, style=style)
     console.print(table)
-    for server, number in numbers.items():
-        _line(console, f"Threat model {number}: {server.sentence()}")
+    tell(console, *(f"Threat model {number}: {server.sentence()}" for server, number in numbers.items()))
 
 
 def _pace(found: "CampaignStatus", running: bool) -> str:
@@ -111,10 +105,6 @@ def _table(title: str | None, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column in words else "right", overflow="fold")
     return table
-
-
-def _line(console: "Console", text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _span(seconds: float) -> str:

@@ -42,37 +42,29 @@ def catalogue(
 def _attacks() -> list[dict[str, str]]:
     from attacks import ATTACKS
 
-    found = [ATTACKS.get(name) for name in ATTACKS]
+    told = ("name", "summary", "role", "requires", "exploits")
     return [
-        {
-            "name": a.name,
-            "summary": a.summary,
-            "role": a.role,
-            "requires": a.requires,
-            "exploits": a.exploits,
-            "options": _options(a.options_type),
-            "paper": a.paper,
-        }
-        for a in found
+        {key: getattr(a, key) for key in told} | {"options": _options(a.options_type), "paper": a.paper}
+        for a in map(ATTACKS.get, ATTACKS)
     ]
 
 
 def _defences() -> list[dict[str, str]]:
     from fedmjp.defences import DEFENCES
 
-    found = [DEFENCES.get(name) for name in DEFENCES]
+    seen = {"tensor": "one tensor", "update": "the whole update", "example": "each picture"}
     return [
         {
             "name": d.name,
             "summary": d.summary,
             "stage": " and ".join(d.stages),
-            "sees at once": {"tensor": "one tensor", "update": "the whole update", "example": "each picture"}[d.scope],
+            "sees at once": seen[d.scope],
             "the server is told": d.told,
             "leaves uploads": " and ".join(sorted(d.marks)),
             "options": _options(d.options_type),
             "paper": d.paper,
         }
-        for d in found
+        for d in map(DEFENCES.get, DEFENCES)
     ]
 
 

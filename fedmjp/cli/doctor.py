@@ -6,37 +6,36 @@ from pathlib import Path
 
 import typer
 
+from fedmjp.cli.console import tell, wide_console
+
 PACKAGES = ("attacks", "benchmarks", "clients", "fedmjp", "server")
 UNHEALTHY = 1
 
 
 def doctor() -> None:
     """Tell versions, device, which weights are found, and whether another package shadows ours."""
-    from rich.console import Console
-
     from fedmjp import provenance
     from fedmjp.metrics.perceptual import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
 
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = wide_console()
     for name, version in provenance.versions().items():
-        console.print(f"{name:<14}{version}")
+        tell(console, f"{name:<14}{version}")
     machine = provenance.hardware()
-    console.print(f"\nmachine       {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB")
-    console.print(f"device        {', '.join(machine['gpus']) or 'cpu (torch sees no CUDA device)'}")
+    tell(console, f"\nmachine       {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB")
+    tell(console, f"device        {', '.join(machine['gpus']) or 'cpu (torch sees no CUDA device)'}")
     reason = missing_backbone()
-    console.print(
-        f"\nLPIPS         {'available, ' + str(backbone_path()) if reason is None else 'not available: ' + reason}"
-    )
+    found = f"available, {backbone_path()}" if reason is None else f"not available: {reason}"
+    tell(console, f"\nLPIPS         {found}")
     if reason:
-        console.print(f"              put {BACKBONE_FILE} into {backbone_path().parent}")
-        console.print(f"              with a network: {FETCH}")
+        tell(console, f"              put {BACKBONE_FILE} into {backbone_path().parent}")
+        tell(console, f"              with a network: {FETCH}")
     shadows = shadowed()
     for package, (ours, other) in shadows.items():
-        console.print(f"SHADOWED      package {package!r}: {other} comes before ours in {ours}")
+        tell(console, f"SHADOWED      package {package!r}: {other} comes before ours in {ours}")
     if shadows:
-        console.print("Remove or rename the other package, or run from another folder.")
+        tell(console, "Remove or rename the other package, or run from another folder.")
         raise typer.Exit(UNHEALTHY)
-    console.print("\npackages      attacks, benchmarks, clients, fedmjp and server are ours")
+    tell(console, "\npackages      attacks, benchmarks, clients, fedmjp and server are ours")
 
 
 def shadowed() -> dict[str, tuple[Path, Path]]:

@@ -1,17 +1,21 @@
 """`fedmjp evaluate`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.progress import LiveBars
+from fedmjp.cli.runs import choose, write_manifest
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedmjp.evaluation.consistency import Puzzles
+    from fedmjp.evaluation.consistency import Sample
     from fedmjp.evaluation.figures import Figures
-    from fedmjp.evaluation.measurement import Sample
     from fedmjp.evaluation.runs import Trained
 
 
@@ -32,11 +36,9 @@ def evaluate(
 ) -> None:
     """Measure what trained models know, and how far shuffled patches move them (MJP's Tables 1, 3 and 4, Fig. 3)."""
     from benchmarks.folder.output import claim_folder
-    from fedmjp.cli.device import choose
-    from fedmjp.cli.progress import wide_console
     from fedmjp.errors import OutputError
-    from fedmjp.evaluation.consistency import Puzzles
-    from fedmjp.evaluation.measurement import sample
+    from fedmjp.evaluation.consistency import Puzzles, measure, sample
+    from fedmjp.evaluation.figures import figures
     from fedmjp.evaluation.runs import refuse_twins
     from fedmjp.training.run_folder import TrainingFolder
 
@@ -51,10 +53,24 @@ def evaluate(
         raise OutputError(f"{output} is the folder of a training run; name another --output")
     claim_folder(output)
     console = wide_console()
-    found = _measured(runs, samples, puzzles, (chosen, workers), console)
+    with LiveBars(console, transient=True) as bars:
+        task = bars.add_task("Pictures", total=sum(len(pictures.indices) for pictures in samples))
+        how: dict[str, Any] = {"device": chosen, "workers": workers}
+        how |= {"on_pictures": partial(bars.advance, task), "on_skipped": bars.skip}
+        each = zip(runs, samples, strict=True)
+        found = [list(figures(measure(run, pictures, puzzles, **how))) for run, pictures in each]
     _tell_doubts(runs, found, console)
     _report(runs, found, samples[0], output, console)
-    _note(runs, samples[0], puzzles, chosen, output)
+    write_manifest(
+        output / "manifest.json",
+        "evaluation",
+        data={"name": _named(samples[0]), "pictures": len(samples[0].indices), "of": len(samples[0].dataset)},
+        mask_ratios=puzzles.ratios,
+        mask_told=puzzles.tell_mask,
+        seed=seed,
+        device=chosen,
+        runs=[_about(run) for run in runs],
+    )
 
 
 def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
@@ -71,38 +87,8 @@ def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -
     return [Trained(weights.name, ModelConfig.parse(values), None)]
 
 
-def _measured(
-    runs: "Sequence[Trained]",
-    samples: "Sequence[Sample]",
-    puzzles: "Puzzles",
-    machine: tuple[str, int],
-    console: "Console",
-) -> "list[list[Figures]]":
-    from fedmjp.cli.evaluation_progress import EvaluationProgress
-    from fedmjp.evaluation.figures import figures
-    from fedmjp.evaluation.measurement import measure
-
-    device, workers = machine
-    with EvaluationProgress(console, sum(len(pictures.indices) for pictures in samples)) as progress:
-        return [
-            list(
-                figures(
-                    measure(
-                        run,
-                        pictures,
-                        puzzles,
-                        device=device,
-                        workers=workers,
-                        on_pictures=progress.advance,
-                        on_skipped=progress.skip,
-                    )
-                )
-            )
-            for run, pictures in zip(runs, samples, strict=True)
-        ]
-
-
 def _tell_doubts(runs: "Sequence[Trained]", found: "Sequence[Sequence[Figures]]", console: "Console") -> None:
+
     for run, every in zip(runs, found, strict=True):
         doubts = [f"its training has not ended: {run.unfinished}"] if run.unfinished else []
         if undecided := every[0].undecided:
@@ -110,8 +96,7 @@ def _tell_doubts(runs: "Sequence[Trained]", found: "Sequence[Sequence[Figures]]"
                 f"{undecided} of {every[0].pictures} pictures have logits that are not finite; they count as wrong and "
                 "as not consistent, and are left out of Diff. Norm."
             )
-        for doubt in doubts:
-            console.print(f"{run.name}: {doubt}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+        tell(console, *(f"{run.name}: {doubt}" for doubt in doubts), style="bold red")
 
 
 def _report(
@@ -122,7 +107,7 @@ def _report(
     console: "Console",
 ) -> None:
     from benchmarks.folder.output import write_text
-    from fedmjp.evaluation.summary import summarise
+    from fedmjp.evaluation.figures import summarise
     from fedmjp.evaluation.sweep import sweep
     from fedmjp.evaluation.tables import frame, markdown, notes, print_sheets, sheets
 
@@ -138,27 +123,8 @@ def _report(
         sweep(lines, data).savefig(figure, dpi=150)
         written.append(figure.name)
     print_sheets(tables, console)
-    for remark in remarks:
-        console.print(remark, highlight=False, markup=False)
-    console.print(f"\nWritten to {output}: {', '.join(written)}.", highlight=False, markup=False, soft_wrap=True)
-
-
-def _note(runs: "Sequence[Trained]", pictures: "Sample", puzzles: "Puzzles", device: str, output: Path) -> None:
-    from benchmarks.folder.output import write_json
-    from fedmjp import provenance
-    from fedmjp.cli.command_line import published_command
-
-    about: dict[str, Any] = {
-        "kind": "evaluation",
-        "command": published_command(),
-        "data": {"name": _named(pictures), "pictures": len(pictures.indices), "of": len(pictures.dataset)},
-        "mask_ratios": puzzles.ratios,
-        "mask_told": puzzles.tell_mask,
-        "seed": puzzles.seed,
-        "device": device,
-        "runs": [_about(run) for run in runs],
-    }
-    write_json(output / "manifest.json", about | provenance.environment())
+    console.print("\n".join(remarks), highlight=False, markup=False)
+    tell(console, f"\nWritten to {output}: {', '.join(written)}.")
 
 
 def _about(run: "Trained") -> dict[str, Any]:

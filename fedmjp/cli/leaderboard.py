@@ -7,6 +7,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedmjp.cli.console import tell, wide_console
+
 SHOW = "show"
 
 
@@ -43,13 +45,16 @@ def show(
     """Make tables, page and manifest from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
     from benchmarks.folder.output import OutputFolder, write_json
     from benchmarks.folder.study import open_results
-    from benchmarks.report.publish import publish
+    from benchmarks.report.publish import FORMATS, publish
     from benchmarks.report.render import board_in, gallery_in
     from benchmarks.report.tables import print_table
-    from fedmjp.cli.progress import wide_console
+    from fedmjp.errors import UnknownNameError
 
     console = wide_console()
-    chosen = _formats(formats)
+    for name in formats:
+        if name not in FORMATS:
+            raise UnknownNameError("format", name, FORMATS)
+    chosen: Any = tuple(formats) or FORMATS
     results = OutputFolder(folder)
     ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
@@ -59,7 +64,7 @@ def show(
     written = publish(board, target, formats=chosen, pictures=gallery)
     write_json(target / "manifest.json", board.about)
     print_table(board, console)
-    console.print(f"Written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
+    tell(console, f"Written: {', '.join(map(str, written))}")
 
 
 @leaderboard.command()
@@ -69,22 +74,9 @@ def add(
 ) -> None:
     """Check a third party's entry and add it to a board, marked as submitted."""
     from benchmarks.leaderboard.admission import admit
-    from fedmjp.cli.progress import wide_console
 
     console = wide_console()
     for admitted in admit(entry, to):
         words = f"{admitted.model}, {admitted.defence}, {admitted.attack}, setting {admitted.setting}"
-        console.print(
-            f"Admitted {words}: {admitted.verdict}, {admitted.reason}", highlight=False, markup=False, soft_wrap=True
-        )
-    console.print(f"`fedmjp leaderboard {to}` shows it.", highlight=False, markup=False, soft_wrap=True)
-
-
-def _formats(names: list[str]) -> Any:
-    from benchmarks.report.publish import FORMATS
-    from fedmjp.errors import UnknownNameError
-
-    for name in names:
-        if name not in FORMATS:
-            raise UnknownNameError("format", name, FORMATS)
-    return tuple(names) or FORMATS
+        tell(console, f"Admitted {words}: {admitted.verdict}, {admitted.reason}")
+    tell(console, f"`fedmjp leaderboard {to}` shows it.")

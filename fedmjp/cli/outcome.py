@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from fedmjp.cli.console import tell
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
@@ -21,22 +23,19 @@ def tell_outcome(
 ) -> None:
     """Say where results are and what failed, most frequent error first.
 
+    Ends with code 2 if there were unusable uploads (they are named), with code 1 if anything else failed.
+
     Args:
         failed: Failed trials, as rows of ``Store.frame``.
         output: The folder of results.
         console: The terminal.
         unusable: Uploads that could not be attacked.
         figure: Whether there is a figure of all reconstructions.
-
-    Ends with code 2 if uploads were unusable (they are named), with code 1 if anything else failed.
     """
-    files = f"reconstructions.png, {FILES}" if figure else FILES
-    console.print(f"\nWritten to {output}: {files}.", highlight=False, markup=False, soft_wrap=True)
+    tell(console, f"\nWritten to {output}: {'reconstructions.png, ' if figure else ''}{FILES}.")
     for error, count in Counter(failed["error"]).most_common():
-        trials = "trial" if count == 1 else "trials"
-        console.print(f"{count} {trials} failed: {error}", style="bold red", markup=False, soft_wrap=True)
-    for problem in unusable:
-        console.print(f"Unusable upload {problem}", style="bold red", markup=False, soft_wrap=True)
+        tell(console, f"{count} {'trial' if count == 1 else 'trials'} failed: {error}", style="bold red")
+    tell(console, *(f"Unusable upload {problem}" for problem in unusable), style="bold red")
     if unusable:
         raise typer.Exit(BAD_INPUT)
     if len(failed):

@@ -52,12 +52,9 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_checkpoint(model: Any) -> Any:
-    """The values of a model whose ``weights`` may be a file's name instead of a file and its digest.
+    """The values of a model whose ``weights`` may be a file's name; CheckpointError if there is no such file.
 
     What is no such thing is given back as it is: reading the configuration tells what is wrong with it.
-
-    Raises:
-        CheckpointError: If there is no such file.
     """
     if not isinstance(model, Mapping) or not isinstance(model.get("weights"), str):
         return model

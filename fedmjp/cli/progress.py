@@ -1,7 +1,9 @@
-"""Progress on the terminal: bars where there is one, a line per phase where there is none."""
+"""Progress on the terminal: bars where there is one, a line per phase, epoch or round in any case."""
 
-from types import TracebackType
-from typing import Self
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -18,69 +20,35 @@ from rich.progress import (
 from rich.text import Text
 
 from benchmarks.running.progress import RunProgress
+from fedmjp.cli.console import tell
 
-FILE_WIDTH = 140
-
-
-def wide_console() -> Console:
-    """The terminal as wide as it is; files and pipes wide enough for every column."""
-    console = Console()
-    return console if console.is_terminal else Console(width=FILE_WIDTH)
+if TYPE_CHECKING:
+    from fedmjp.training.accuracy import Accuracy
+    from fedmjp.training.central import TrainingEvents
+    from fedmjp.training.loop import EpochReport
 
 
-class Rate(ProgressColumn):
-    """How many per second."""
-
+class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        """Empty until there is a rate."""
         return Text(f"{task.speed:.1f}/s" if task.speed else "", style="progress.data.speed")
 
 
-class LiveBars:
-    """Bars that are there while something goes on; a context manager.
+class LiveBars(Progress):
+    """Bars that are there while something goes on; a file gets none, and transient ones go away at the end."""
 
-    Args:
-        console: The terminal; a file gets no bars.
-        columns: Of a bar.
-        transient: Whether the bars go away at the end.
-    """
-
-    def __init__(self, console: Console, *columns: ProgressColumn, transient: bool = False) -> None:
-        self._console = console
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=transient)
-        self._skipped: set[str] = set()
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-    def skip(self, reason: str) -> None:
-        """A picture cannot be read; it is told once."""
-        if reason not in self._skipped:
-            self._skipped.add(reason)
-            self._console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
+    def __init__(self, console: Console, *, transient: bool = False) -> None:
+        numbers = (MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description:<34}"), BarColumn(), *numbers)
+        super().__init__(*columns, console=console, disable=not console.is_terminal, transient=transient)
+        # Of each picture that cannot be read the reason is told once.
+        self.skip = cache(lambda reason: tell(console, f"Skipped: {reason}"))
 
 
 class TerminalProgress(LiveBars, RunProgress):
     """Shows the phases of a run."""
 
-    def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.description:<34}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            Rate(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        super().__init__(console, *columns)
-        self._task: TaskID | None = None
-        self._steps: TaskID | None = None
+    _task: TaskID | None = None
+    _steps: TaskID | None = None
 
     def federation(self, rounds: int) -> None:
         """A federated run of so many rounds starts."""
@@ -89,7 +57,7 @@ class TerminalProgress(LiveBars, RunProgress):
     def round(self) -> None:
         """A round starts."""
         if self._task is not None:
-            self._bars.update(self._task, advance=1, description="Federated rounds")
+            self.update(self._task, advance=1, description="Federated rounds")
 
     def attacks(self, trials: int) -> None:
         """So many trials are about to be attacked and scored."""
@@ -98,18 +66,77 @@ class TerminalProgress(LiveBars, RunProgress):
     def trials(self, done: int) -> None:
         """So many more trials are in the store."""
         if self._steps is not None:
-            self._bars.remove_task(self._steps)
+            self.remove_task(self._steps)
             self._steps = None
         if self._task is not None:
-            self._bars.advance(self._task, done)
+            self.advance(self._task, done)
 
     def optimisation(self, done: int, total: int, loss: float) -> None:
         """An attack that optimises has done so many of its steps."""
         if self._steps is None:
-            self._steps = self._bars.add_task("", total=total)
-        self._bars.update(self._steps, completed=done, total=total, description=f"  optimising, loss {loss:.4g}")
+            self._steps = self.add_task("", total=total)
+        self.update(self._steps, completed=done, total=total, description=f"  optimising, loss {loss:.4g}")
 
     def _phase(self, description: str, total: int) -> None:
-        self._task = self._bars.add_task(description, total=total)
-        if not self._console.is_terminal:
-            self._console.print(f"{description}: {total}")
+        self._task = self.add_task(description, total=total)
+        if not self.console.is_terminal:
+            self.console.print(f"{description}: {total}")
+
+
+class TrainingProgress(LiveBars):
+    """Shows the epochs of a central run."""
+
+    _task: TaskID | None = None
+    _epochs = _pictures = 0
+
+    def events(self) -> "TrainingEvents":
+        """What a run is to call."""
+        from fedmjp.training.central import TrainingEvents
+
+        return TrainingEvents(self._begin, self._step, self._epoch, self.skip)
+
+    def _begin(self, done: int, epochs: int, pictures: int) -> None:
+        self._epochs, self._pictures = epochs, pictures
+        if done >= epochs:
+            self.console.print(f"All {epochs} epochs are done; --fresh starts over.")
+            return
+        if done:
+            self.console.print(f"Going on after epoch {done} of {epochs}.")
+        self._task = self.add_task(f"Epoch {done + 1} of {epochs}", total=pictures)
+
+    def _step(self, pictures: int) -> None:
+        if self._task is not None:
+            self.advance(self._task, pictures)
+
+    def _epoch(self, epoch: int, report: "EpochReport", accuracy: "Accuracy") -> None:
+        top1, speed = _top1(accuracy.top1), _speed(report.images_per_second)
+        tell(self.console, f"Epoch {epoch} of {self._epochs}: loss {report.loss:.3f}, {top1}, {speed}")
+        if self._task is not None and epoch < self._epochs:
+            self.reset(self._task, description=f"Epoch {epoch + 1} of {self._epochs}", total=self._pictures)
+
+
+class FederatedProgress(LiveBars):
+    """Shows the rounds of a federated run, some of which were done before."""
+
+    def __init__(self, console: Console, done: int, rounds: int) -> None:
+        super().__init__(console)
+        self._rounds = rounds
+        self._task = self.add_task("Rounds (Flower starts)", completed=done, total=rounds)
+
+    def round(self, row: Mapping[Any, Any]) -> None:
+        """A round is done and left this row of the history."""
+        number, top1, speed = int(row["round"]), _top1(row["top1"]), _speed(row["images_per_second"])
+        refused = f", {row['refused']:.0f} refused" if row["refused"] else ""
+        skipped = f", {row['skipped']:.0f} unreadable pictures skipped" if row["skipped"] else ""
+        loss = "" if math.isnan(row["loss"]) else f"loss {row['loss']:.3f}, "
+        told = f"{row['clients']:.0f} clients{refused}, {loss}{top1}, {speed}{skipped}"
+        tell(self.console, f"Round {number} of {self._rounds}: {told}")
+        self.update(self._task, completed=number, description=f"Rounds ({top1}, {speed})")
+
+
+def _top1(share: float) -> str:
+    return f"validation Top-1 {100 * share:.1f} %"
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:.0f} images per second"

@@ -5,6 +5,11 @@ from typing import Annotated
 
 import typer
 
+from fedmjp.cli.console import wide_console
+from fedmjp.cli.outcome import tell_outcome
+from fedmjp.cli.progress import TerminalProgress
+from fedmjp.cli.runs import choose
+
 
 def quickstart(
     output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results/quickstart"),
@@ -19,9 +24,6 @@ def quickstart(
     from benchmarks.report.render import render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.source import FederatedRun, RecordedUploads
-    from fedmjp.cli.device import choose
-    from fedmjp.cli.outcome import tell_outcome
-    from fedmjp.cli.progress import TerminalProgress, wide_console
     from fedmjp.data.selection import select_for
 
     console = wide_console()

@@ -1,17 +1,14 @@
 """`fedmjp record`."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.overrides import DEFENCE_HELP
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from benchmarks.federation.simulation import RunFolder
+from fedmjp.cli.progress import TerminalProgress
+from fedmjp.cli.runs import single_batches
 
 
 def record(
@@ -38,58 +35,30 @@ def record(
     from benchmarks.federation.simulation import RunFolder, simulate
     from benchmarks.folder.output import claim_folder, write_json
     from fedmjp import provenance
-    from fedmjp.cli.device import choose
-    from fedmjp.cli.progress import TerminalProgress, wide_console
-    from fedmjp.cli.train import located
-    from fedmjp.config import ModelConfig
     from fedmjp.data.selection import select_for
+    from fedmjp.errors import OutputError
     from fedmjp.models.build import blueprint
     from fedmjp.scenario import Scenario
 
     console = wide_console()
-    values = {key: value for key, value in context.params.items() if key in Scenario.model_fields}
-    network = {key: value for key, value in context.params.items() if key in ModelConfig.model_fields}
-    values |= {
-        "model": {"name": model, **network},
-        "update": "gradient" if local_steps is None else "delta",
-        "local_steps": 1 if local_steps is None else local_steps,
-        "device": choose(device),
-        "data": located(data),
-    }
-    scenario = Scenario.parse(values)
+    scenario = Scenario.parse(single_batches(context.params))
     blueprint(scenario.network)
     selection = select_for(scenario)
-    _tell_skipped(selection.skipped, console)
+    tell(console, *(f"Skipped: {reason}" for reason in selection.skipped))
+    if selection.skipped:
+        console.print(f"{len(selection.skipped)} damaged pictures were skipped.")
     claim_folder(output)
     folder = RunFolder(output)
-    _make_room(folder, fresh=fresh)
-    with TerminalProgress(console) as progress:
-        progress.federation(scenario.rounds)
-        simulate([scenario], folder, on_round=progress.round)
-    about = {
-        "scenarios": [scenario.model_dump(mode="json")],
-        "versions": provenance.versions(),
-        "revision": provenance.revision(),
-        "hardware": provenance.hardware(),
-        "pictures": {entry.name: entry.sha256 for entry in selection.entries},
-    }
-    write_json(output / "manifest.json", about)
-    count, uploads = sum(map(len, folder.index(scenario).values())), folder.uploads / scenario.folder
-    console.print(f"{scenario.label}: {count} uploads in {uploads}", markup=False)
-    console.print(f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}", markup=False)
-
-
-def _tell_skipped(reasons: Sequence[str], console: "Console") -> None:
-    for reason in reasons:
-        console.print(f"Skipped: {reason}", highlight=False, markup=False, soft_wrap=True)
-    if reasons:
-        console.print(f"{len(reasons)} damaged pictures were skipped.")
-
-
-def _make_room(folder: "RunFolder", *, fresh: bool) -> None:
-    from fedmjp.errors import OutputError
-
     if fresh:
         folder.clear()
     elif folder.uploads.exists():
-        raise OutputError(f"{folder.root} already holds the records of a run; name another --output or give --fresh")
+        raise OutputError(f"{output} already holds the records of a run; name another --output or give --fresh")
+    with TerminalProgress(console) as progress:
+        progress.federation(scenario.rounds)
+        simulate([scenario], folder, on_round=progress.round)
+    pictures = {entry.name: entry.sha256 for entry in selection.entries}
+    about = {"scenarios": [scenario.model_dump(mode="json")], "pictures": pictures}
+    write_json(output / "manifest.json", about | dict(provenance.environment()))
+    count, uploads = sum(map(len, folder.index(scenario).values())), folder.uploads / scenario.folder
+    tell(console, f"{scenario.label}: {count} uploads in {uploads}")
+    tell(console, f"The private pictures behind them, for the evaluator only, are in {folder.evaluator}")

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmjp.cli.overrides import DEFENCE_HELP
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.overrides import DEFENCE_HELP, merged, read_values
+from fedmjp.cli.progress import FederatedProgress
+from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.federation.simulation import Resources
-    from fedmjp.data.datasets import LabelledDataset
-    from fedmjp.data.partitions import Partition
     from fedmjp.scenario import Scenario
     from fedmjp.training.run_folder import TrainingFolder
 
@@ -56,30 +56,26 @@ def simulate(
     from benchmarks.federation.training import (
         check_recordable,
         deal,
-        partition_file,
         plan_for,
+        resources_for,
         rounds_done,
         train_federated,
     )
     from benchmarks.folder.output import claim_folder
-    from fedmjp.cli.federated_progress import FederatedProgress
-    from fedmjp.cli.overrides import merged
-    from fedmjp.cli.progress import wide_console
-    from fedmjp.overrides import overridden
+    from fedmjp.data.partition_figure import draw_partition
+    from fedmjp.models.build import build
     from fedmjp.scenario import Scenario
-    from fedmjp.training.run_folder import TrainingFolder
+    from fedmjp.training.run_folder import TrainingFolder, published
 
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
-    dealing = _given({"scheme": scheme, "alpha": alpha})
-    training = _given(rounds_of | {"records": uploads}) | {"partition": dealing}
+    training = rounds_of | {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
     whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences}
-    given = {**_given(whole), "model": _given({"seed": seed}), "training": training}
-    values: dict[str, Any] = {"model": {"name": "deit_small"}, "clients": CLIENTS, "training": {}}
-    for layer in (_file(config_file), _row(row), given):
-        values = merged(values, layer)
-    values = overridden(values, settings or [])
-    asked = Scenario.parse(_with_files(_with_defaults(values)))
-    resources = _resources(asked, gpus_per_client)
+    named = given(whole) | {"model": given({"seed": seed}), "training": given(training)}
+    defaults = {"model": {"name": "deit_small"}, "clients": CLIENTS, "training": {}}
+    values = values_of(defaults, _file(config_file), row, named, settings)
+    asked = Scenario.parse(with_files(_with_warm_up(values)))
+    build(asked.network)  # whatever is wrong with it is told now, not by the server
+    resources = resources_for(asked, gpus_per_client=gpus_per_client)
     claim_folder(output)
     folder = TrainingFolder(output)
     folder.check_own()
@@ -91,32 +87,28 @@ def simulate(
         console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
         return
     if done:
-        pictures, dealt = deal(scenario, partition_file(folder))
+        pictures, dealt = deal(scenario, folder.partition)
         folder.check_classes(pictures.train.class_names)
     check_recordable(scenario, dealt)
     if fresh:
-        _clear(folder)  # only now: what is refused before leaves the former run as it is
-    _describe(scenario, folder, pictures.train, dealt)
+        folder.clear()  # only now: what is refused before leaves the former run as it is
+    write_manifest(folder.manifest, "federated", config=published(scenario))
+    folder.keep_classes(pictures.train.class_names)
+    dealt.save(folder.partition)
+    draw_partition(dealt, pictures.train.labels, folder.partition_figure)
     if len(dealt.dropped):
         console.print(f"{len(dealt.dropped)} of {len(pictures.train)} pictures are with no client.")
-    if not pictures.held_out:
-        told = "has no validation split: Top-1 is measured on the pictures that the clients train on"
-        console.print(f"{pictures.train.name} {told}.", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{resources.sentence()}.", highlight=False)
+    tell_held_out(pictures, "the clients train on", console)
+    tell(console, f"{resources.sentence()}.")
     if done:
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     with FederatedProgress(console, done, scenario.rounds) as progress:
-        train_federated(scenario, dealt, folder, resources, progress)
-    _tell(scenario, folder, console)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value not in (None, [])}
+        train_federated(scenario, dealt, folder, resources, progress.round, progress.skip)
+    _tell_results(scenario, folder, console)
 
 
 def _file(path: Path | None) -> dict[str, Any]:
     """The values of a YAML file, checked: options would silently take the place of a group that is none."""
-    from fedmjp.cli.overrides import read_values
     from fedmjp.errors import ConfigError
 
     values = read_values(path)
@@ -130,92 +122,27 @@ def _file(path: Path | None) -> dict[str, Any]:
     return values
 
 
-def _row(name: str | None) -> dict[str, Any]:
-    if name is None:
-        return {}
-    from fedmjp.training.rows import row
-
-    return row(name).values
-
-
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+def _with_warm_up(values: dict[str, Any]) -> dict[str, Any]:
     """The paper's share of warm-up epochs: 20 are more than most federated runs have."""
-    from fedmjp.cli.overrides import merged
     from fedmjp.learning import Training
 
-    given = values["training"]
-    if not isinstance(given, dict):
+    training = values["training"]
+    if not isinstance(training, dict):
         return values  # refused when it is read
-    epochs = [given.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs")]
-    if not all(isinstance(count, int) for count in epochs):
+    rounds, local = (training.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs"))
+    if not isinstance(rounds, int) or not isinstance(local, int):
         return values
-    defaults: dict[str, Any] = {"training": {"recipe": {"warmup_epochs": epochs[0] * epochs[1] * WARMUP // EPOCHS}}}
-    return merged(defaults, values)
+    return merged({"training": {"recipe": {"warmup_epochs": rounds * local * WARMUP // EPOCHS}}}, values)
 
 
-def _with_files(values: dict[str, Any]) -> dict[str, Any]:
-    """Files by names that mean the same in every process, and what is in them; the device that there is."""
-    from fedmjp.cli.device import choose
-    from fedmjp.cli.overrides import with_checkpoint
-    from fedmjp.cli.train import located
-
-    data = values.get("data", "bundled")
-    return {
-        **values,
-        "device": choose(str(values.get("device", "auto"))),
-        "data": located(data) if isinstance(data, str) else data,
-        "model": with_checkpoint(values["model"]),
-    }
-
-
-def _resources(scenario: "Scenario", gpus_per_client: float | None) -> "Resources":
-    from benchmarks.federation.training import resources_for
-    from fedmjp.models.build import build
-
-    build(scenario.network)  # whatever is wrong with it is told now, not by the server
-    return resources_for(scenario, gpus_per_client=gpus_per_client)
-
-
-def _clear(folder: "TrainingFolder") -> None:
-    import shutil
-
-    from benchmarks.federation.training import partition_file, records_folder
-    from server.refusals import RefusalFile
-
-    folder.clear()
-    for path in (partition_file(folder), folder.root / "partition.png", RefusalFile.of_run(folder.root).path):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(records_folder(folder), ignore_errors=True)
-
-
-def _describe(scenario: "Scenario", folder: "TrainingFolder", pictures: "LabelledDataset", dealt: "Partition") -> None:
-    """What is known before training: the manifest, the classes, who has what. Pictures are named without folders."""
-    from benchmarks.federation.training import partition_file
-    from benchmarks.folder.output import write_json
-    from fedmjp import provenance
-    from fedmjp.cli.command_line import published_command
-    from fedmjp.data.partition_figure import draw_partition
-    from fedmjp.training.run_folder import published
-
-    about = {"kind": "federated", "command": published_command(), "config": published(scenario)}
-    write_json(folder.manifest, about | provenance.environment())
-    folder.keep_classes(pictures.class_names)
-    dealt.save(partition_file(folder))
-    draw_partition(dealt, pictures.labels, folder.root / "partition.png")
-
-
-def _tell(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
-    from benchmarks.federation.training import records_folder
+def _tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
     from fedmjp.wire import of_round
     from server.refusals import RefusalFile
 
-    file = RefusalFile.of_run(folder.root)
-    refused = file.read()
-    for each in refused[:TOLD]:
-        console.print(f"Refused: {each}", markup=False, highlight=False, soft_wrap=True)
+    refused = RefusalFile(folder.refused).read()
+    tell(console, *(f"Refused: {each}" for each in refused[:TOLD]))
     if len(refused) > TOLD:
-        console.print(f"{len(refused)} replies were refused in all; see {file.path}.", markup=False)
-    console.print(f"Written to {folder.root}: weights.safetensors, history.csv, history.png.", markup=False)
+        tell(console, f"{len(refused)} replies were refused in all; see {folder.refused}.")
+    tell(console, f"Written to {folder.root}: weights.safetensors, history.csv, history.png.")
     for server_round in sorted(scenario.training.records if scenario.training else ()):
-        recorded = of_round(records_folder(folder), server_round)
-        console.print(f"Uploads of round {server_round}: {recorded}", markup=False, highlight=False)
+        tell(console, f"Uploads of round {server_round}: {of_round(folder.records, server_round)}")

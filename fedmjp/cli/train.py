@@ -1,18 +1,17 @@
 """`fedmjp train`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedmjp.cli.overrides import DEFENCE_HELP
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.overrides import DEFENCE_HELP, read_values
+from fedmjp.cli.progress import TrainingProgress
+from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, write_manifest
 
 # Of x~: of the paper's Table 5, and of the official consistency script; Tables 1, 3 and 4 do not say theirs.
 ROW_RATIOS = (0.27, 0.5)
-
-if TYPE_CHECKING:
-    from fedmjp.training.config import TrainingConfig
-    from fedmjp.training.run_folder import TrainingFolder
 
 
 def train(
@@ -34,24 +33,18 @@ def train(
 ) -> None:
     """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped."""
     from benchmarks.folder.output import claim_folder
-    from fedmjp.cli.device import choose
-    from fedmjp.cli.overrides import merged, read_values
-    from fedmjp.cli.progress import wide_console
-    from fedmjp.cli.training_progress import TrainingProgress
-    from fedmjp.overrides import overridden
+    from fedmjp.cli.evaluate import evaluate
     from fedmjp.training.central import open_pictures
     from fedmjp.training.central import train as run
     from fedmjp.training.config import TrainingConfig
-    from fedmjp.training.run_folder import TrainingFolder
+    from fedmjp.training.run_folder import TrainingFolder, published
     from fedmjp.training.state import load_state
 
-    own = {"data": data, "seed": seed, "model": None if seed is None else {"seed": seed}, "device": device}
-    given = {**own, "defences": defences or None}
-    values: dict[str, Any] = {"model": {"name": "deit_small"}}
-    for layer in (read_values(config_file), _row(row), {key: each for key, each in given.items() if each is not None}):
-        values = merged(values, layer)
-    values = _with_files(overridden(values, settings or []))
-    config = TrainingConfig.parse(values | {"device": choose(str(values.get("device", "auto")))})
+    named = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
+    defaults = {"model": {"name": "deit_small"}}
+    config = TrainingConfig.parse(
+        with_files(values_of(defaults, read_values(config_file), row, given(named), settings))
+    )
     pictures = open_pictures(config.data, config.model.classes)  # before anything is deleted
     claim_folder(output)
     folder = TrainingFolder(output)
@@ -60,57 +53,11 @@ def train(
         folder.clear()
     load_state(folder.state, config=config.digest())  # another run's folder is told before its manifest is replaced
     console = wide_console()
-    if not pictures.held_out:
-        told = "has no validation split: Top-1 is measured on the pictures that are trained on"
-        console.print(f"{pictures.train.name} {told}.", highlight=False, markup=False, soft_wrap=True)
+    tell_held_out(pictures, "are trained on", console)
     with TrainingProgress(console) as progress:
-        _note(config, folder)
+        write_manifest(folder.manifest, "central", config=published(config))
         run(config, pictures, folder, progress.events())
-    console.print(f"Written to {output}: weights.safetensors, history.csv, history.png, manifest.json.", markup=False)
+    tell(console, f"Written to {output}: weights.safetensors, history.csv, history.png, manifest.json.")
     if row is not None:
-        _evaluate(config, folder)
-
-
-def _evaluate(config: "TrainingConfig", folder: "TrainingFolder") -> None:
-    from fedmjp.cli.evaluate import evaluate
-
-    ratios = list(ROW_RATIOS)
-    evaluate(
-        data=config.data, folders=[folder.root], mask_ratios=ratios, device=config.device, output=folder.evaluation
-    )
-
-
-def _with_files(values: dict[str, Any]) -> dict[str, Any]:
-    """Files by names that mean the same in every folder, and what is in them."""
-    from fedmjp.cli.overrides import with_checkpoint
-
-    data = values.get("data", "bundled")
-    return {
-        **values,
-        "model": with_checkpoint(values["model"]),
-        "data": located(data) if isinstance(data, str) else data,
-    }
-
-
-def located(data: str) -> str:
-    """A source of pictures that means the same in every working directory."""
-    return data if data == "bundled" or data.startswith("hub:") else str(Path(data).absolute())
-
-
-def _row(name: str | None) -> dict[str, Any]:
-    if name is None:
-        return {}
-    from fedmjp.training.rows import row
-
-    return row(name).values
-
-
-def _note(config: "TrainingConfig", folder: "TrainingFolder") -> None:
-    """The manifest, before anything can go wrong; pictures and weights are named without their folders."""
-    from benchmarks.folder.output import write_json
-    from fedmjp import provenance
-    from fedmjp.cli.command_line import published_command
-    from fedmjp.training.run_folder import published
-
-    about = {"kind": "central", "command": published_command(), "config": published(config)}
-    write_json(folder.manifest, about | provenance.environment())
+        ratios = list(ROW_RATIOS)
+        evaluate(config.data, [output], mask_ratios=ratios, device=config.device, output=folder.evaluation)

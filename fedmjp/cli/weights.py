@@ -1,12 +1,11 @@
 """`fedmjp weights`, `fedmjp weights verify FILE` and `fedmjp weights fetch NAME`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from fedmjp.cli.console import tell, wide_console
 
 weights = typer.Typer(
     invoke_without_command=True, help="List published checkpoints, check a file of weights, or download one."
@@ -23,22 +22,17 @@ def table(context: typer.Context) -> None:
         return
     from fedmjp.models.known import known_checkpoints, searched
 
-    console = _console()
+    console = wide_console()
     for known in known_checkpoints():
         path = known.find()
         fits = f", for {known.model} with an unknown embedding" if known.unknown_embedding else ""
-        console.print(f"{known.name:<{NAME_WIDTH}}{'here' if path else 'not here'}{fits}")
-        console.print(f"  from {known.source}")
+        tell(console, f"{known.name:<{NAME_WIDTH}}{'here' if path else 'not here'}{fits}", f"  from {known.source}")
         if known.release:
-            console.print(f"  or its release, {known.release}")
+            tell(console, f"  or its release, {known.release}")
         if path:
-            _tell_file(console, path)
-    console.print(
-        "\nNames are those of the models that weights fit. Looked in:",
-        *(f"- {place}" for place in searched()),
-        sep="\n",
-    )
-    console.print("`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
+            _tell_file(path)
+    tell(console, "\nNames are those of the models that weights fit. Looked in:", *(f"- {each}" for each in searched()))
+    tell(console, "`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
 
 
 @weights.command()
@@ -46,7 +40,7 @@ def fetch(name: Annotated[str, typer.Argument(help="As `fedmjp weights` lists it
     """Find published weights on this machine, or download them."""
     from fedmjp.models.known import known
 
-    _tell_file(_console(), known(name).fetch())
+    _tell_file(known(name).fetch())
 
 
 @weights.command()
@@ -87,20 +81,17 @@ def verify(
     pipeline = read_pipeline(defences or [])
     built = build(pipeline.change_model(config))
     layout = load_checkpoint(built, checkpoint, ignored=found.ignored_weights)
-    console = _console()
-    console.print(f"{file} fits {model} with defence {pipeline.label}")
-    console.print(f"layout      {layout}")
-    console.print(f"parameters  {sum(parameter.numel() for parameter in built.parameters()):,}")
-    console.print(f"sha256      {checkpoint.sha256}")
+    parameters = sum(parameter.numel() for parameter in built.parameters())
+    tell(
+        wide_console(),
+        f"{file} fits {model} with defence {pipeline.label}",
+        f"layout      {layout}",
+        f"parameters  {parameters:,}",
+        f"sha256      {checkpoint.sha256}",
+    )
 
 
-def _tell_file(console: "Console", path: Path) -> None:
+def _tell_file(path: Path) -> None:
     from fedmjp.models.known import checked
 
-    console.print(f"  file {path}", f"  sha256 {checked(path).sha256}", sep="\n")
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(soft_wrap=True, highlight=False, markup=False)
+    tell(wide_console(), f"  file {path}", f"  sha256 {checked(path).sha256}")

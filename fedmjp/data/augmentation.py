@@ -4,9 +4,6 @@ timm's transforms draw from the global generators of random, numpy and torch: ca
 ``fedmjp.seeds.scoped_randomness``.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
 import torch
 from PIL import Image, ImageOps
@@ -17,22 +14,15 @@ from timm.data.transforms_factory import transforms_imagenet_train
 from torch import Tensor
 from torchvision.transforms import Compose
 
-from fedmjp.data.pictures import to_image
 from fedmjp.errors import ConfigError
 from fedmjp.learning import Recipe
 
-Transform = Callable[[Image.Image], Tensor]
-
 
 class TrainingTransform:
-    """Random crop and flip, RandAugment or colour jitter, random erasing.
+    """Random crop and flip, RandAugment or colour jitter, random erasing, to ``size`` pixels per side.
 
     timm erases after normalisation, with noise from N(0, 1). Here nothing is normalised, so the noise is
     mean + std N(0, 1), of ImageNet: the same picture once the model has normalised it.
-
-    Args:
-        recipe: Which of them, and how much.
-        size: Pixels per side of the result.
 
     Raises:
         ConfigError: If timm does not know ``recipe.rand_augment``.
@@ -40,7 +30,8 @@ class TrainingTransform:
 
     def __init__(self, recipe: Recipe, size: int) -> None:
         try:
-            _require_rand_augment(recipe.rand_augment)
+            if recipe.rand_augment and recipe.rand_augment.split("-")[0] != "rand":
+                raise ValueError(recipe.rand_augment)  # timm has other policies, by names of other kinds
             self._crop, vary, _ = transforms_imagenet_train(
                 size,
                 scale=(recipe.crop_scale, 1.0),
@@ -73,22 +64,6 @@ class TrainingTransform:
             return image
         noise = self._erase(torch.full_like(image, torch.nan))
         return torch.where(noise.isnan(), image, self._mean + self._std * noise)
-
-
-def training_transform(recipe: Recipe, size: int) -> Transform:
-    """What varies photographs in training, see ``TrainingTransform``."""
-    return TrainingTransform(recipe, size)
-
-
-def evaluation_transform(crop_share: float, size: int) -> Transform:
-    """Shorter side to ``size / crop_share`` (bicubic), centre crop, [0, 1]."""
-    return partial(to_image, size=size, crop_share=crop_share)
-
-
-def _require_rand_augment(name: str) -> None:
-    """Refuse timm's other policies, which go by names of other kinds."""
-    if name and name.split("-", maxsplit=1)[0] != "rand":
-        raise ValueError(name)
 
 
 def _with_posterize(vary: Compose) -> Compose:

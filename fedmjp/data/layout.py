@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from fedmjp.data.folder import SUFFIXES
-from fedmjp.errors import DataError
-
 Split = Literal["train", "validation"]
 
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("val", "validation")}
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 
 
 def parquet_files(folder: Path, split: Split) -> list[str]:
@@ -25,11 +23,6 @@ def parquet_files(folder: Path, split: Split) -> list[str]:
         if files:
             return files
     return []
-
-
-def holds_parquet(folder: Path) -> bool:
-    """Whether the folder has a split as parquet files."""
-    return any(parquet_files(folder, split) for split in SPLIT_FOLDERS)
 
 
 def split_folders(folder: Path) -> dict[Split, Path]:
@@ -49,20 +42,8 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def pictures_in(folder: Path) -> Iterator[str]:
-    """Names of the picture files in one folder, in no order.
-
-    Raises:
-        DataError: If a name on disk is not valid text.
-    """
+    """Names of the picture files in one folder, in no order."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122 (a million times)
-                yield _text(entry.name)
-
-
-def _text(name: str) -> str:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"the file name {name!a} is not valid text; rename or remove the file") from error
-    return name
+                yield entry.name

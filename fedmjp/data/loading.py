@@ -3,14 +3,17 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fedmjp.data.augmentation import Transform, evaluation_transform, training_transform
+from fedmjp.data.augmentation import TrainingTransform
 from fedmjp.data.datasets import LabelledDataset
+from fedmjp.data.pictures import to_image
 from fedmjp.errors import DataError
 from fedmjp.learning import Recipe
 from fedmjp.seeds import derive, numpy_generator, scoped_randomness
@@ -18,17 +21,11 @@ from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures as the model sees them.
+    """Pictures as the model sees them."""
 
-    Attributes:
-        images: (pictures, 3, size, size) float32 in [0, 1].
-        labels: (pictures,) int64.
-        indices: Of the pictures in their data set.
-    """
-
-    images: Tensor
-    labels: Tensor
-    indices: tuple[int, ...]
+    images: Tensor  # (pictures, 3, size, size) float32 in [0, 1]
+    labels: Tensor  # (pictures,) int64
+    indices: tuple[int, ...]  # in their data set
 
 
 def refuse(reason: str) -> None:
@@ -62,9 +59,7 @@ def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
     skip: int = 0,
     on_skipped: Callable[[str], None] = refuse,
 ) -> Iterator[Batch]:
-    """One epoch of training.
-
-    A picture's version depends on (seed, epoch, its place in the epoch) alone.
+    """One epoch (from 0) of training; a picture's version depends on (seed, epoch, its place in the epoch) alone.
 
     Args:
         dataset: The photographs.
@@ -72,7 +67,7 @@ def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
         recipe: Batch size, augmentation, reading processes.
         size: Pixels per side.
         seed: Of the run.
-        epoch: Counted from 0.
+        epoch: From 0.
         skip: Batches to leave out at the start, because they were trained on before.
         on_skipped: Told once of each picture that cannot be read; the batch goes on without it, and a batch
             of which nothing is left is not given.
@@ -85,7 +80,7 @@ def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
         range(step * recipe.batch_size, min((step + 1) * recipe.batch_size, len(order)))
         for step in range(skip, steps_per_epoch(len(order), recipe))
     ]
-    reader = _Reader(dataset, order, training_transform(recipe, size), places, seed=derive(seed, "augmentation", epoch))
+    reader = _Reader(dataset, order, TrainingTransform(recipe, size), places, seed=derive(seed, "augmentation", epoch))
     return _batches(reader, recipe.workers, on_skipped)
 
 
@@ -105,32 +100,25 @@ def evaluation_batches(
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
     """
     places = [range(start, min(start + batch_size, len(indices))) for start in range(0, len(indices), batch_size)]
-    return _batches(
-        _Reader(dataset, indices, evaluation_transform(crop_share, size), places, seed=0), workers, on_skipped
-    )
+    transform = partial(to_image, size=size, crop_share=crop_share)
+    return _batches(_Reader(dataset, indices, transform, places, seed=0), workers, on_skipped)
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A batch (None if nothing of it could be read) and what is wrong with the pictures that it lacks."""
-
-    batch: Batch | None
-    skipped: tuple[str, ...]
+# A batch (None if nothing of it could be read) and what is wrong with the pictures that it lacks.
+Read = tuple[Batch | None, list[str]]
 
 
-class _Reader(Dataset[_Read]):
-    """Reads whole batches, in this process or another.
-
-    Args:
-        dataset: The photographs.
-        order: Index of the picture at each place.
-        transform: From photograph to tensor; may draw from the global generators.
-        places: Those of each batch.
-        seed: What the draws at a place depend on, with the place.
-    """
+class _Reader(Dataset[Read]):
+    """Reads batches of places in an order of pictures; what is drawn at a place depends on it and the seed."""
 
     def __init__(
-        self, dataset: LabelledDataset, order: np.ndarray, transform: Transform, places: list[range], *, seed: int
+        self,
+        dataset: LabelledDataset,
+        order: np.ndarray,
+        transform: Callable[[Image.Image], Tensor],
+        places: list[range],
+        *,
+        seed: int,
     ) -> None:
         self._dataset, self._order, self._transform = dataset, order, transform
         self._places, self._seed = places, seed
@@ -138,25 +126,22 @@ class _Reader(Dataset[_Read]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, step: int) -> _Read:
+    def __getitem__(self, step: int) -> Read:
         images: dict[int, Tensor] = {}
         skipped = []
         with scoped_randomness(self._seed):
             for place in self._places[step]:
                 try:
-                    images[place] = self._image(place)
+                    photograph = self._dataset.photograph(int(self._order[place]))
+                    _reseed(derive(self._seed, place))
+                    images[place] = self._transform(photograph)
                 except DataError as error:
                     skipped.append(str(error))
         if not images:
-            return _Read(None, tuple(skipped))
+            return None, skipped
         indices = self._order[list(images)]
         labels = torch.from_numpy(self._dataset.labels[indices])
-        return _Read(Batch(torch.stack(list(images.values())), labels, tuple(indices.tolist())), tuple(skipped))
-
-    def _image(self, place: int) -> Tensor:
-        photograph = self._dataset.photograph(int(self._order[place]))
-        _reseed(derive(self._seed, place))
-        return self._transform(photograph)
+        return Batch(torch.stack(list(images.values())), labels, tuple(indices.tolist())), skipped
 
 
 def _reseed(seed: int) -> None:
@@ -167,12 +152,10 @@ def _reseed(seed: int) -> None:
 
 
 def _batches(reader: _Reader, workers: int, on_skipped: Callable[[str], None]) -> Iterator[Batch]:
-    reported: set[str] = set()
+    tell = cache(on_skipped)  # once of each
     # A generator of its own: the loader would draw from the global one.
-    for read in DataLoader(reader, batch_size=None, num_workers=workers, generator=torch.Generator()):
-        for reason in read.skipped:
-            if reason not in reported:
-                reported.add(reason)
-                on_skipped(reason)
-        if read.batch is not None:
-            yield read.batch
+    for batch, skipped in DataLoader(reader, batch_size=None, num_workers=workers, generator=torch.Generator()):
+        for reason in skipped:
+            tell(reason)
+        if batch is not None:
+            yield batch

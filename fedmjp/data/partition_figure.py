@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -29,30 +28,19 @@ def draw_partition(partition: Partition, labels: np.ndarray, path: Path) -> None
     height = float(np.clip(1.6 + 0.28 * len(counts), 3.0, TALLEST))
     figure = Figure(figsize=(WIDTH, height), dpi=PIXELS_PER_INCH, layout="constrained")
     grid, totals = figure.subplots(1, 2, sharey=True, width_ratios=(6, 1))
-    _draw_counts(figure, grid, counts)
-    _draw_totals(totals, counts.sum(axis=1))
-    if len(partition.dropped):
-        figure.suptitle(f"{len(partition.dropped):,} of {len(labels):,} pictures are with no client", fontsize=9)
-    figure.savefig(path, format="png")
-
-
-def _draw_counts(figure: Figure, grid: Axes, counts: np.ndarray) -> None:
-    shown = np.ma.masked_equal(counts, 0)
-    picture = grid.imshow(
-        shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=LogNorm(1, max(counts.max(), 2))
-    )
+    shown, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(counts.max(), 2))
+    picture = grid.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
     figure.colorbar(
         picture, ax=grid, location="left", label="pictures of the class", fraction=0.04, pad=0.02, aspect=40
     )
-    grid.set_xlabel("class")
-    grid.set_ylabel("client")
+    grid.set(xlabel="class", ylabel="client")
     for axis in (grid.xaxis, grid.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-
-
-def _draw_totals(axes: Axes, totals: np.ndarray) -> None:
-    axes.barh(np.arange(len(totals)), totals, color="0.45")
-    axes.set_xlabel("pictures")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-    axes.tick_params(axis="y", left=False, labelleft=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    totals.barh(np.arange(len(counts)), counts.sum(axis=1), color="0.45")
+    totals.set_xlabel("pictures")
+    totals.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    totals.tick_params(axis="y", left=False, labelleft=False)
+    totals.spines[["top", "right"]].set_visible(False)
+    if len(partition.dropped):
+        figure.suptitle(f"{len(partition.dropped):,} of {len(labels):,} pictures are with no client", fontsize=9)
+    figure.savefig(path, format="png")

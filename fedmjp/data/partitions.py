@@ -23,17 +23,11 @@ INDEX, LABEL = "index", "label"
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The shares of the clients.
-
-    Attributes:
-        shares: Indices of each client's pictures, int64; every picture is in one share at most.
-        dropped: Indices of the pictures that no client has, sorted.
-        digest: Of what the partition was drawn from.
-    """
+    """The shares of the clients, as indices of pictures, int64; every picture is in one share at most."""
 
     shares: tuple[np.ndarray, ...]
-    dropped: np.ndarray
-    digest: str
+    dropped: np.ndarray  # that no client has, sorted
+    digest: str  # of what the partition was drawn from
 
     def save(self, path: Path) -> None:
         """Write the partition to an ``.npz`` file."""
@@ -68,13 +62,7 @@ def digest_of(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed
 
 
 def partition(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed: int) -> Partition:
-    """Deal pictures to clients.
-
-    Args:
-        labels: Of all pictures.
-        config: Scheme.
-        clients: How many.
-        seed: Of the run.
+    """Deal the pictures with these labels to clients.
 
     Raises:
         DataError: If there are too few pictures or classes, so that a client would have none.
@@ -89,7 +77,14 @@ def partition(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed
             warnings.simplefilter("ignore")  # what they say is in ``dropped`` or raised
             shares = tuple(partitioner.load_partition(client)[INDEX].to_numpy() for client in range(clients))
     except ValueError as error:
-        raise DataError(_remedy(config, clients)) from error
+        remedy = (
+            f"with alpha {config.alpha} one of {clients} clients was left without pictures eleven times; "
+            "set a larger alpha or fewer clients"
+            if config.scheme == "dirichlet"
+            else f"{clients} clients with {config.classes_per_client} classes each need more pictures of some class "
+            "than there are; set fewer clients or fewer classes per client"
+        )
+        raise DataError(remedy) from error
     dropped = np.setdiff1d(np.arange(len(labels)), np.concatenate(shares))
     return Partition(shares, dropped, digest_of(labels, config, clients=clients, seed=seed))
 
@@ -117,16 +112,4 @@ def _partitioner(config: PartitionConfig, clients: int, seed: int) -> Partitione
         num_classes_per_partition=config.classes_per_client,
         class_assignment_mode="first-deterministic",  # of the paper; uses every class if there are enough clients
         seed=seed,
-    )
-
-
-def _remedy(config: PartitionConfig, clients: int) -> str:
-    if config.scheme == "dirichlet":
-        return (
-            f"with alpha {config.alpha} one of {clients} clients was left without pictures eleven times; "
-            "set a larger alpha or fewer clients"
-        )
-    return (
-        f"{clients} clients with {config.classes_per_client} classes each need more pictures of some class "
-        "than there are; set fewer clients or fewer classes per client"
     )

@@ -19,13 +19,7 @@ SIXTEEN_BITS = 65_535
 
 @dataclass(frozen=True)
 class LabelledPicture:
-    """A private picture.
-
-    Attributes:
-        name: Its name in its source.
-        image: (3, size, size) float32 in [0, 1].
-        label: Class index.
-    """
+    """A private picture, by its name in its source; (3, size, size) float32 in [0, 1]."""
 
     name: str
     image: Tensor
@@ -38,17 +32,11 @@ class LabelledPicture:
 
 @dataclass(frozen=True)
 class PictureEntry:
-    """A picture that was looked at and can be read again: what a run holds of it until it is needed.
-
-    Attributes:
-        name: Its name in its source.
-        label: Class index.
-        sha256: Of its pixels as the model sees them.
-    """
+    """A picture that was looked at and can be read again: what a run holds of it until it is needed."""
 
     name: str
     label: int
-    sha256: str
+    sha256: str  # of its pixels as the model sees them
 
 
 class PictureSource(Protocol):
@@ -62,12 +50,7 @@ class PictureSource(Protocol):
 
 
 def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHARE) -> Tensor:
-    """Resize (bicubic), crop the centre, convert to RGB.
-
-    Args:
-        photograph: Grey (8 or 16 bit), palette, RGBA and CMYK become RGB.
-        size: Pixels per side of the result.
-        crop_share: Share of the shorter side that the crop keeps.
+    """Resize (bicubic), crop the centre to a share of the shorter side, convert to RGB.
 
     Returns:
         (3, size, size) float32 in [0, 1].

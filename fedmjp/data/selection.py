@@ -6,14 +6,11 @@ The launcher, the clients and the evaluator each work it out for themselves and 
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
-from fedmjp.data.bundled import BundledPictures
-from fedmjp.data.folder import FolderPictures
-from fedmjp.data.layout import holds_parquet
-from fedmjp.data.pictures import LabelledPicture, PictureEntry, PictureSource
+from fedmjp.data.datasets import BUNDLED, DatasetPictures, open_dataset
+from fedmjp.data.pictures import CROP_SHARE, LabelledPicture, PictureEntry, PictureSource
 from fedmjp.errors import DataError
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
@@ -23,8 +20,7 @@ from fedmjp.seeds import torch_generator
 class Selection:
     """Pictures that were chosen, and files that had to be passed over because they are damaged.
 
-    The pictures themselves stay in their source until ``load``, so that memory does not grow with
-    their number.
+    The pictures themselves stay in their source until ``load``: memory does not grow with their number.
     """
 
     source: PictureSource = field(repr=False)
@@ -62,25 +58,14 @@ class Selection:
         return picture
 
 
-def open_source(data: str, *, size: int, classes: int) -> PictureSource:
-    """The source that ``--data`` names.
-
-    Args:
-        data: "bundled", a folder of ``CLASS/picture`` files, or the validation split of a folder of parquet
-            files or of "hub:OWNER/NAME".
-        size: Pixels per side of the pictures it gives.
-        classes: Classes that the model knows.
+def open_source(data: str, *, size: int, classes: int) -> DatasetPictures:
+    """The pictures that ``--data`` names, of any kind that ``open_dataset`` opens: their validation split.
 
     Raises:
-        DataError: If the source is missing or empty.
+        DataError: If the source is missing or empty, or has labels that the model does not know.
     """
-    if data == "bundled":
-        return BundledPictures(size, classes)
-    if not data.startswith("hub:") and not holds_parquet(Path(data)):
-        return FolderPictures(Path(data), size, classes)
-    from fedmjp.data.datasets import DatasetPictures, open_dataset  # noqa: PLC0415 (a second of imports)
-
-    return DatasetPictures(open_dataset(data, "validation", classes=classes), size)
+    crop_share = 1.0 if data == BUNDLED else CROP_SHARE  # those are square crops already
+    return DatasetPictures(open_dataset(data, "validation", classes=classes), size, crop_share)
 
 
 def nothing(_name: str) -> bool:
@@ -89,10 +74,9 @@ def nothing(_name: str) -> bool:
 
 
 def select(source: PictureSource, count: int, *, seed: int, leave_out: Callable[[str], bool] = nothing) -> Selection:
-    """Choose ``count`` readable pictures in an order drawn from ``seed``.
+    """Choose ``count`` readable pictures in an order drawn from ``seed``, without names for which ``leave_out`` holds.
 
-    Damaged files are skipped and named. Only as many files as needed are read. Names for which
-    ``leave_out`` holds are passed over.
+    Damaged files are skipped and named. Only as many files as needed are read.
 
     Raises:
         DataError: If there are fewer readable pictures than asked for.

@@ -1,6 +1,6 @@
 """How far a jigsaw moves what a model says of a picture: Diff. Norm. and Consistency (MJP, Eq. 6 and 7)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 
 from fedmjp import jigsaw
-from fedmjp.data.loading import Batch
+from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.loading import Batch, evaluation_batches
 from fedmjp.errors import BadInputError, DataError
+from fedmjp.evaluation.runs import Trained
+from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.inference import UNDECIDED, evaluated, predictions
-from fedmjp.seeds import torch_generator
+from fedmjp.seeds import numpy_generator, torch_generator
 
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
+BATCH_SIZE = 128
 PER_PICTURE = ("correct", "undecided", "realised", "difference", "agrees", "correct_shuffled")
 
 
@@ -56,11 +60,9 @@ class Puzzles:
 
 @dataclass(frozen=True)
 class Consistency:
-    """What a model says of pictures x and of their jigsaws x~.
+    """What a model says of pictures x and of their jigsaws x~ of several mask ratios.
 
     Attributes:
-        ratios: Wanted shares of shuffled patches.
-        keys: Of the pictures.
         correct: (pictures,) whether x is classified right.
         undecided: (pictures,) whether a logit of x or of an x~ is not finite. Such a prediction is wrong and agrees
             with none.
@@ -135,3 +137,61 @@ def _compare(model: Classifier, batch: Batch, puzzles: Puzzles, keys: Sequence[s
         undecided.cpu().numpy(),
         *(torch.stack(rows).cpu().numpy() for rows in (realised, difference, agrees, right)),
     )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The pictures of a data set with some indices."""
+
+    dataset: LabelledDataset
+    indices: np.ndarray
+
+
+def sample(data: str, *, classes: int, limit: int | None, seed: int) -> Sample:
+    """The validation split, or so many pictures of it at random: the first of a folder are of few classes.
+
+    Raises:
+        DataError: If there are no such pictures, or their labels do not fit the model.
+    """
+    dataset = open_dataset(data, "validation", classes=classes)
+    order = np.arange(len(dataset))
+    if limit is not None:
+        order = np.sort(numpy_generator(seed, "evaluation").permutation(order)[:limit])
+    return Sample(dataset, order)
+
+
+def measure(
+    run: Trained,
+    pictures: Sample,
+    puzzles: Puzzles,
+    *,
+    device: str,
+    workers: int,
+    on_pictures: Callable[[int], None],
+    on_skipped: Callable[[str], None],
+) -> Consistency:
+    """Evaluate a trained model on pictures and on their x~.
+
+    Told are each batch's number of pictures when it is done, and once the reason for each that cannot be read.
+
+    Raises:
+        DataError: If no picture can be read.
+        CheckpointError: If the weights do not fit the model.
+    """
+    model = build(run.model).to(torch.device(device))
+    batches = evaluation_batches(
+        pictures.dataset,
+        pictures.indices,
+        run.crop_share,
+        size=model.image_size,
+        batch_size=BATCH_SIZE,
+        workers=workers,
+        on_skipped=on_skipped,
+    )
+    return consistency(model, _told(batches, on_pictures), puzzles, key_of=pictures.dataset.key)
+
+
+def _told(batches: Iterable[Batch], on_pictures: Callable[[int], None]) -> Iterator[Batch]:
+    for batch in batches:
+        yield batch
+        on_pictures(len(batch.labels))

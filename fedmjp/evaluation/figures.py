@@ -1,48 +1,55 @@
-"""Figures of one run at one mask ratio, with 95 % intervals over its pictures."""
+"""Figures of a run at one mask ratio, with intervals over its pictures, and of runs that differ in their seed alone."""
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 from fedmjp.evaluation.consistency import Booleans, Consistency, Floats
+from fedmjp.evaluation.runs import Kind, Trained, kinds
+from fedmjp.training.rows import SHUFFLED_RATIO, Reported
 
 CONFIDENCE = 0.95
+# Attributes of ``Figures`` and their names in tables.
+MEASURES: Mapping[str, str] = {
+    "top1": "Top-1 %",
+    "difference": "Diff. Norm.",
+    "consistency": "Consistency %",
+    "top1_shuffled": "Top-1 of x~ %",
+}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over pictures with its interval; no interval below two pictures."""
+    """A mean over the pictures of one run with its 95 % interval, if there are two, or over runs with its deviation."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
+    deviation: float | None = None
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Mean and deviation, or the interval, as the two ends of a band."""
+        if self.deviation is not None:
+            return self.value - self.deviation, self.value + self.deviation
+        return (self.value if self.low is None else self.low), (self.value if self.high is None else self.high)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a model does at one mask ratio; accuracies and consistency are in per cent.
-
-    Attributes:
-        ratio: The wanted share of shuffled patches.
-        realised: The mean share that the masks have.
-        pictures: How many.
-        undecided: How many of them have a logit that is not finite.
-        top1: Accuracy on x.
-        difference: Diff. Norm., over the pictures where it is finite; None if there are none.
-        consistency: Share of predictions that stay the same.
-        top1_shuffled: Accuracy on x~.
-    """
+    """What a model does at one wanted mask ratio; accuracies and consistency are in per cent."""
 
     ratio: float
-    realised: float
+    realised: float  # the mean share that the masks have
     pictures: int
-    undecided: int
-    top1: Estimate
-    difference: Estimate | None
+    undecided: int  # pictures with a logit that is not finite
+    top1: Estimate  # on x
+    difference: Estimate | None  # over the pictures where it is finite; None if there are none
     consistency: Estimate
-    top1_shuffled: Estimate
+    top1_shuffled: Estimate  # on x~
 
 
 def figures(found: Consistency) -> Iterator[Figures]:
@@ -73,6 +80,54 @@ def _mean(values: Floats) -> Estimate | None:
         return None
     mean = float(finite.mean())
     if len(finite) == 1:
-        return Estimate(mean, None, None)
+        return Estimate(mean)
     half = float(stats.sem(finite) * stats.t.ppf((1 + CONFIDENCE) / 2, len(finite) - 1))
     return Estimate(mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A kind of run at one wanted mask ratio."""
+
+    kind: Kind
+    seeds: int  # how many runs there are
+    ratio: float
+    realised: float
+    pictures: int
+    spreads: Mapping[str, Estimate | None]  # by attribute of ``Figures``; None where a run has no such figure
+    example: Trained  # one of the runs
+
+    @property
+    def reported(self) -> Reported | None:
+        """What the paper says of such a model."""
+        return self.example.reported
+
+    def printed(self, measure: str) -> float | None:
+        """The paper's figure, if it has one; accuracy on x~ only at the ratio that it is reported for."""
+        if self.reported is None or (measure == "top1_shuffled" and self.ratio != SHUFFLED_RATIO):
+            return None
+        value: float | None = getattr(self.reported, measure)
+        return value
+
+
+def summarise(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> list[Line]:
+    """A line for each kind and mask ratio, in the order of the runs, of each run's figures at each ratio."""
+    groups: dict[Kind, list[int]] = {}
+    for index, kind in enumerate(kinds(runs)):
+        groups.setdefault(kind, []).append(index)
+    lines = []
+    for kind, places in groups.items():
+        for same in zip(*(found[place] for place in places), strict=True):
+            first = same[0]
+            spreads = {name: _spread([getattr(each, name) for each in same]) for name in MEASURES}
+            about = (first.ratio, first.realised, first.pictures)
+            lines.append(Line(kind, len(same), *about, spreads, runs[places[0]]))
+    return lines
+
+
+def _spread(estimates: Sequence[Estimate | None]) -> Estimate | None:
+    """Of one figure over runs; None if one of them has no such figure."""
+    values = [each.value for each in estimates if each is not None]
+    if len(values) < len(estimates):
+        return None
+    return estimates[0] if len(values) == 1 else Estimate(statistics.fmean(values), deviation=statistics.stdev(values))

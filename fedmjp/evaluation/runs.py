@@ -8,44 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from fedmjp.config import DIGEST, ModelConfig
-from fedmjp.defences.pipeline import NONE, Pipeline
+from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError
-from fedmjp.learning import Learning, PartitionConfig, Recipe
+from fedmjp.learning import Learning, Recipe
 from fedmjp.scenario import Scenario
 from fedmjp.training.config import TrainingConfig
 from fedmjp.training.rows import Reported, reported
 from fedmjp.training.run_folder import TrainingFolder
 
 # What is not the same in two runs of one kind: seeds, and what only says how a run was carried out.
-INCIDENTAL = frozenset(
-    {
-        "seed",
-        "model.seed",
-        "device",
-        "checkpoint_every",
-        "recipe.workers",
-        "recipe.compile",
-        "round_seconds",
-        "records",
-    }
-)
+INCIDENTAL = {
+    "seed", "model.seed", "device", "checkpoint_every", "recipe.workers", "recipe.compile", "round_seconds", "records",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model.
-
-    Attributes:
-        name: Its folder's, or that of its file of weights.
-        model: With the trained weights.
-        config: How it was trained; None if that is not known.
-        unfinished: How far its training is, if it has not ended.
-    """
+    """A trained model, by the name of its folder or of its file of weights."""
 
     name: str
-    model: ModelConfig
-    config: TrainingConfig | Scenario | None
-    unfinished: str = ""
+    model: ModelConfig  # with the trained weights
+    config: TrainingConfig | Scenario | None  # how it was trained, if that is known
+    unfinished: str = ""  # how far its training is, if it has not ended
 
     @property
     def learning(self) -> Learning | None:
@@ -101,11 +85,7 @@ class Kind:
 
 
 def open_run(folder: Path) -> Trained:
-    """The model in the folder of a training run.
-
-    Raises:
-        BadInputError: If there is no such folder, it holds no training run, or no weights yet.
-    """
+    """The model in a training run's folder; BadInputError if there is no such folder, run in it, or weights yet."""
     run = TrainingFolder(folder)
     if not folder.is_dir():
         raise BadInputError(f"there is no folder {folder}")
@@ -116,11 +96,7 @@ def open_run(folder: Path) -> Trained:
 
 
 def refuse_twins(runs: Iterable[Trained]) -> None:
-    """Two runs of one kind and one seed would count as two seeds.
-
-    Raises:
-        BadInputError: If there are such.
-    """
+    """BadInputError if two runs are of one kind and one seed: they would count as two seeds."""
     seen: dict[str, str] = {}
     for run in runs:
         key = json.dumps([run.settings, run.seed], sort_keys=True)
@@ -161,35 +137,30 @@ def _word(name: str, value: str) -> str:
 
 
 def _described(run: Trained) -> Kind:
-    model = run.model
-    if run.config is None:
+    model, config = run.model, run.config
+    if config is None:
         defence, training = "unknown embedding" if model.unknown_embedding else NONE, "trained elsewhere"
     else:
-        defence, training = _defence(run.config.pipeline), _training(run.config)
-    index = " + IDX" if model.index_embedding else ""
-    return Kind(model.name, defence + index, model.localisation, training)
+        defence, training = config.pipeline.label, _training(config)
+        if ratio := config.pipeline.mask_ratio:
+            defence += f" {ratio:g}"  # the label leaves it out
+    return Kind(model.name, defence + (" + IDX" if model.index_embedding else ""), model.localisation, training)
 
 
-def _defence(pipeline: Pipeline) -> str:
-    """The pipeline's label, with the mask ratio, which it leaves out."""
-    return f"{pipeline.label} {pipeline.mask_ratio:g}" if pipeline.mask_ratio else pipeline.label
-
-
-def _training(config: TrainingConfig | Scenario | None) -> str:
-    if isinstance(config, Scenario) and (training := config.training):
-        local = f" of {training.local_epochs} epochs" if training.local_epochs > 1 else ""
-        dealt = _partition(training.partition, config.clients)
-        return f"{training.strategy}, {dealt}, {training.rounds} rounds{local}"
-    return f"central, {config.recipe.epochs} epochs" if isinstance(config, TrainingConfig) else ""
-
-
-def _partition(partition: PartitionConfig, clients: int) -> str:
-    scheme = {
+def _training(config: TrainingConfig | Scenario) -> str:
+    if isinstance(config, TrainingConfig):
+        return f"central, {config.recipe.epochs} epochs"
+    if config.training is None:
+        return ""
+    training, partition = config.training, config.training.partition
+    local = f" of {training.local_epochs} epochs" if training.local_epochs > 1 else ""
+    schemes = {
         "iid": "iid",
         "dirichlet": f"dirichlet {partition.alpha:g}",
         "pathological": f"{partition.classes_per_client} classes each",
     }
-    return f"{clients} clients, {scheme[partition.scheme]}"
+    dealt = f"{config.clients} clients, {schemes[partition.scheme]}"
+    return f"{training.strategy}, {dealt}, {training.rounds} rounds{local}"
 
 
 def _unfinished(run: TrainingFolder, config: TrainingConfig | Scenario) -> str:

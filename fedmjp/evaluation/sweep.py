@@ -9,8 +9,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedmjp.evaluation.figures import Estimate, Line
 from fedmjp.evaluation.runs import told_apart
-from fedmjp.evaluation.summary import Line, Spread
 
 PANELS = {
     "top1_shuffled": "Top-1 of x~ (%)",
@@ -58,7 +58,7 @@ def sweep(lines: Sequence[Line], data: str) -> Figure:
     return figure
 
 
-def _points(lines: Sequence[Line], measure: str) -> list[tuple[float, Spread]]:
+def _points(lines: Sequence[Line], measure: str) -> list[tuple[float, Estimate]]:
     """By ratio; the accuracy on x~ of ratio 0 is that on x."""
     points = [(line.ratio, found) for line in lines if (found := line.spreads[measure]) is not None]
     whole = lines[0].spreads["top1"]
@@ -67,11 +67,9 @@ def _points(lines: Sequence[Line], measure: str) -> list[tuple[float, Spread]]:
     return sorted(points, key=lambda point: point[0])
 
 
-def _draw(axes: Axes, points: Sequence[tuple[float, Spread]], name: str, colour: str, marker: str) -> None:
-    ratios = [ratio for ratio, _ in points]
-    axes.plot(
-        ratios, [found.mean for _, found in points], color=colour, marker=marker, label=name, linewidth=2, clip_on=False
-    )
+def _draw(axes: Axes, points: Sequence[tuple[float, Estimate]], name: str, colour: str, marker: str) -> None:
+    ratios, values = [ratio for ratio, _ in points], [found.value for _, found in points]
+    axes.plot(ratios, values, color=colour, marker=marker, label=name, linewidth=2, clip_on=False)
     bands = [found.band for _, found in points]
     axes.fill_between(ratios, [low for low, _ in bands], [high for _, high in bands], color=colour, alpha=0.18, lw=0)
 

@@ -1,8 +1,8 @@
 """Evaluations as tables: for the terminal, as Markdown, as CSV."""
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -12,10 +12,8 @@ from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
-from fedmjp.evaluation.figures import Estimate, Figures
+from fedmjp.evaluation.figures import MEASURES, Estimate, Figures, Line
 from fedmjp.evaluation.runs import Trained, kinds, told_apart
-from fedmjp.evaluation.summary import MEASURES, Line, Spread
-from fedmjp.evaluation.training_ratios import Family, families
 from fedmjp.training.rows import PAPER, SETTING
 
 OUR_DECIMALS = {"difference": 3}  # one for the others
@@ -23,25 +21,27 @@ PRINTED_DECIMALS = {"difference": 2}
 NARROW = 120  # columns of a terminal below which a spread stands under its mean
 HEADING = 9  # letters of a line of a heading then, if its words allow
 NOTHING = "-"
+DEFENCES, RATIO = "defences", "mask_ratio"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts.
-
-    Attributes:
-        title: What it shows.
-        head: Names of the columns.
-        rows: Cells; a spread stands after a line break in its cell.
-        faint: Places of the rows that are somebody else's figures.
-        ends: Places of the rows that end a section.
-    """
+    """A table of texts; in its cells a spread stands after a line break."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    faint: frozenset[int]
-    ends: frozenset[int] = frozenset()
+    faint: frozenset[int]  # rows that are somebody else's figures
+    ends: frozenset[int] = frozenset()  # rows that end a section
+
+
+@dataclass(frozen=True)
+class Family:
+    """Trainings with a jigsaw that differ in its mask ratio alone, and what they have in common, in words."""
+
+    name: str
+    trained_with: Sequence[float]  # ascending; one without a jigsaw has 0
+    lines: Mapping[float, Sequence[Line]]  # in that order, by the ratio of x~
 
 
 def sheets(lines: Sequence[Line], data: str) -> list[Sheet]:
@@ -104,7 +104,11 @@ def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.Dat
                 "localisation": kind.localisation,
                 "training": kind.training,
                 "seed": run.seed,
-                **_flat(figures),
+                "mask_ratio": figures.ratio,
+                "realised_ratio": figures.realised,
+                "pictures": figures.pictures,
+                "undecided": figures.undecided,
+                **_columns(figures),
             }
             for run, kind, every in zip(runs, kinds(runs), found, strict=True)
             for figures in every
@@ -112,18 +116,48 @@ def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.Dat
     )
 
 
-def _flat(figures: Figures) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "mask_ratio": figures.ratio,
-        "realised_ratio": figures.realised,
-        "pictures": figures.pictures,
-        "undecided": figures.undecided,
-    }
+def _columns(figures: Figures) -> dict[str, float | None]:
+    row: dict[str, float | None] = {}
     for name in MEASURES:
-        estimate: Estimate | None = getattr(figures, name)
-        row[name] = estimate and estimate.value
-        row |= {f"{name}_low": estimate and estimate.low, f"{name}_high": estimate and estimate.high}
+        found: Estimate | None = getattr(figures, name)
+        value, low, high = (found.value, found.low, found.high) if found else (None, None, None)
+        row |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return row
+
+
+def families(lines: Sequence[Line]) -> list[Family]:
+    """Those with two trainings or more: Table 3's arrangement."""
+    shared: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        settings = {key: value for key, value in line.example.settings.items() if key != RATIO}
+        if line.example.settings.get(RATIO) and settings not in shared.values():
+            shared[_name(line)] = settings
+    found = [_family(name, settings, lines) for name, settings in shared.items()]
+    return [family for family in found if len(family.trained_with) > 1]
+
+
+def _name(line: Line) -> str:
+    """Its kind without the mask ratio."""
+    ratio = f" {line.example.settings[RATIO]:g}"
+    return str(replace(line.kind, defence=line.kind.defence.replace(ratio, "", 1)))
+
+
+def _family(name: str, settings: Mapping[str, Any], lines: Sequence[Line]) -> Family:
+    placed = [(ratio, line) for line in lines if (ratio := _trained_with(line, settings)) is not None]
+    placed.sort(key=lambda each: each[0])
+    by_ratio = {
+        ratio: [line for _, line in placed if line.ratio == ratio] for ratio in sorted({line.ratio for line in lines})
+    }
+    return Family(name, list(dict.fromkeys(ratio for ratio, _ in placed)), by_ratio)
+
+
+def _trained_with(line: Line, shared: Mapping[str, Any]) -> float | None:
+    """The mask ratio that a model was trained with; None if more than that sets it apart from the family."""
+    own = dict(line.example.settings)
+    ratio = own.pop(RATIO, None)
+    if not own.get(DEFENCES):
+        ratio, own = 0.0, own | {DEFENCES: shared[DEFENCES]}
+    return ratio if own == shared else None
 
 
 def _by_kind(lines: Sequence[Line], data: str) -> Sheet:
@@ -169,19 +203,16 @@ def _printed(value: float | None, name: str) -> str:
     return NOTHING if value is None else f"{value:.{PRINTED_DECIMALS.get(name, 1)}f}"
 
 
-def _number(value: float, name: str) -> str:
-    return f"{value:.{OUR_DECIMALS.get(name, 1)}f}"
-
-
-def _text(spread: Spread | None, name: str) -> str:
-    if spread is None:
+def _text(found: Estimate | None, name: str) -> str:
+    if found is None:
         return NOTHING
-    mean = _number(spread.mean, name)
-    if spread.deviation is not None:
-        return f"{mean}\n± {_number(spread.deviation, name)}"
-    if spread.low is None or spread.high is None:
+    decimals = OUR_DECIMALS.get(name, 1)
+    mean = f"{found.value:.{decimals}f}"
+    if found.deviation is not None:
+        return f"{mean}\n± {found.deviation:.{decimals}f}"
+    if found.low is None or found.high is None:
         return mean
-    return f"{mean}\n{_number(spread.low, name)}–{_number(spread.high, name)}"
+    return f"{mean}\n{found.low:.{decimals}f}–{found.high:.{decimals}f}"
 
 
 def _on_one_line(cell: str) -> str:

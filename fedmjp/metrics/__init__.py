@@ -1,8 +1,9 @@
 """Scores of a reconstruction against a private picture: pure functions, one value per image.
 
 Every metric takes ``reconstruction`` and ``target``, both (batch, 3, height, width) in [0, 1] and
-in the same order, computes in float64, and returns (batch,) float64. None returns NaN or infinity
-for images in [0, 1]. Means, intervals and worst cases are the leaderboard's business.
+in the same order (RecordError if their shapes differ), computes in float64, and returns (batch,)
+float64. None returns NaN or infinity for images in [0, 1]. Means, intervals and worst cases are
+the leaderboard's business.
 """
 
 from collections.abc import Callable
@@ -12,32 +13,18 @@ from torch import Tensor
 
 from fedmjp.errors import UnknownNameError
 from fedmjp.metrics.perceptual import lpips_alex, missing_backbone
-from fedmjp.metrics.pixel import mse, psnr
-from fedmjp.metrics.spectrum import fft2d
-from fedmjp.metrics.structure import ssim, ssim_mjp
-
-
-def _always() -> None:
-    return None
+from fedmjp.metrics.pictures import fft2d, mse, psnr, ssim, ssim_mjp
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A named variant of a metric.
+    """A named variant of a metric."""
 
-    Attributes:
-        function: (reconstruction, target) to one value per image.
-        higher_leaks: Whether a higher value means that more of the private picture is revealed.
-        bounds: Range of values, in words.
-        definition: The exact variant and its source.
-        missing: Why the metric cannot be computed on this machine; None where it can.
-    """
-
-    function: Callable[[Tensor, Tensor], Tensor]
-    higher_leaks: bool
+    function: Callable[[Tensor, Tensor], Tensor]  # (reconstruction, target) to one value per image
+    higher_leaks: bool  # whether a higher value means that more of the private picture is revealed
     bounds: str
-    definition: str
-    missing: Callable[[], str | None] = _always
+    definition: str  # the exact variant and its source
+    missing: Callable[[], str | None] = lambda: None  # why it cannot be computed on this machine
 
 
 METRICS = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmjp.errors import WeightsMissingError
-from fedmjp.metrics.shapes import as_pair
+from fedmjp.metrics.pictures import as_pair
 
 # torchvision's AlexNet on ImageNet; the eight digits in the name are the start of the file's SHA-256.
 BACKBONE_FILE = "alexnet-owt-7be5be79.pth"
@@ -58,15 +58,10 @@ def perceptual_distance(network: nn.Module, reconstruction: Tensor, target: Tens
 def lpips_alex(reconstruction: Tensor, target: Tensor) -> Tensor:
     """Learned perceptual distance with the AlexNet backbone, version 0.1.
 
-    Args:
-        reconstruction: (batch, 3, height, width) in [0, 1].
-        target: The private images, same shape and order.
-
     Returns:
         (batch,) float64 from 0 (identical).
 
     Raises:
-        RecordError: If the shapes differ.
         WeightsMissingError: If the AlexNet weights are not on this machine. Random weights would
             give a number, but not LPIPS.
 

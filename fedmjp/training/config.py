@@ -14,21 +14,16 @@ INCIDENTAL = {"device": True, "checkpoint_every": True, "recipe": {"workers": Tr
 
 
 class TrainingConfig(Defended, Learning):
-    """A central training run.
+    """A central training run: defences act on pictures, the model or the gradients of single pictures; nothing leaves.
 
-    Attributes:
-        model: Initial weights come from its seed, or from its file.
-        defences: That act on pictures, on the model, or on the gradients of single pictures: nothing leaves.
-        data: "bundled", a folder of ``CLASS/picture`` files, a folder with ``train`` and ``val`` of that
-            kind, a folder of ``train.parquet`` and ``validation.parquet``, or "hub:OWNER/NAME".
-        seed: Of everything but the initial weights: order, augmentation, puzzles, drop path.
-        checkpoint_every: Epochs between checkpoints.
+    ``data`` is what ``fedmjp.data.datasets.open_dataset`` opens. Initial weights come from the model's seed or file;
+    ``seed`` is of everything else: order, augmentation, puzzles, drop path.
     """
 
     data: str = "bundled"
     seed: int = Field(0, ge=0, le=MAX_SEED)
     device: Literal["cpu", "cuda"] = "cpu"
-    checkpoint_every: int = Field(1, ge=1)
+    checkpoint_every: int = Field(1, ge=1, description="epochs between checkpoints")
 
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
         """As of any configuration, without what only says how a run is carried out."""

@@ -13,12 +13,7 @@ Value = float | int | None
 
 
 class History:
-    """Appends rows to a CSV file that survives kills; the first column counts epochs or rounds.
-
-    Args:
-        path: The CSV file; it need not exist.
-        tensorboard: Folder of event files.
-    """
+    """Appends rows to a CSV file that survives kills and to TensorBoard; the first column counts epochs or rounds."""
 
     def __init__(self, path: Path, tensorboard: Path) -> None:
         self._path, self._tensorboard = path, tensorboard

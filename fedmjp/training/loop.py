@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +23,13 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.seeds import derive, scoped_randomness
-from fedmjp.training.puzzles import arrange
 
 REFERENCE_BATCH = 512  # that the recipe's learning rates are stated for
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a run is.
-
-    Attributes:
-        epochs: In all; in a federation rounds x local epochs.
-        steps: Per epoch.
-    """
+    """How long a run is: epochs in all (in a federation rounds x local epochs), and steps of each."""
 
     epochs: int
     steps: int
@@ -43,10 +37,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Anchor:
-    """FedProx: the weights that a client started from, and how strongly it is held to them.
+    """FedProx: adds mu / 2 times the squared distance to the weights that a client started from to its loss.
 
-    Adds mu / 2 times the squared distance to the loss (Li et al., "Federated optimization in
-    heterogeneous networks", MLSys 2020, Eq. 2).
+    Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Eq. 2.
     """
 
     weights: Mapping[str, Tensor]
@@ -55,18 +48,10 @@ class Anchor:
 
 @dataclass
 class EpochReport:
-    """What an epoch came to.
-
-    Attributes:
-        loss: Mean classification loss per picture.
-        localisation: Mean DAL loss, unweighted; 0 without a regressor.
-        pictures: That were trained on.
-        seconds: Wall clock, reading of pictures included.
-        learning_rate: At the end.
-    """
+    """What an epoch came to: mean losses per picture, seconds with the reading of pictures, the last learning rate."""
 
     loss: float
-    localisation: float
+    localisation: float  # unweighted; 0 without a regressor
     pictures: int
     seconds: float
     learning_rate: float
@@ -79,37 +64,21 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class Shown:
-    """What the network sees of a batch.
+    """What the network sees of a batch: pictures are in [0, 1] where the recipe erases nothing."""
 
-    Attributes:
-        arranged: Pictures on the model's device, in [0, 1] where the recipe erases nothing, and what was done to them.
-        targets: (batch,) labels, or (batch, classes) where pictures were mixed.
-        puzzled: Whether anything was done.
-    """
-
-    arranged: Arranged
-    targets: Tensor
-    puzzled: bool
-
-
-@dataclass
-class _Sums:
-    """Sums over an epoch, left on the device until it ends."""
-
-    loss: list[Tensor] = field(default_factory=list)
-    localisation: list[Tensor] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    arranged: Arranged  # on the model's device
+    targets: Tensor  # (batch,) labels, or (batch, classes) where pictures were mixed
+    puzzled: bool  # whether anything was done to them
 
 
 class Trainer:
-    """A model, its optimiser and its schedule.
+    """A model, its optimiser and its schedule; the model is trained in place, what defences withhold is frozen.
 
-    What defences withhold is frozen. All randomness (mixup, puzzles, drop path, what defences draw) of a step depends
-    on the seed, ``purpose``, the epoch and the step alone: a run that goes on from a checkpoint takes the same steps
-    as one that was never stopped.
+    All randomness (mixup, puzzles, drop path, what defences draw) of a step depends on the seed, ``purpose``, the epoch
+    and the step alone: a run that goes on from a checkpoint takes the same steps as one that was never stopped.
 
     Args:
-        model: Is trained in place, on its device.
+        model: On its device.
         learning: Recipe, and the puzzle's schedule.
         pipeline: Defences; those of pictures and of single pictures' gradients act here.
         schedule: How long the run is, for the learning rate.
@@ -158,38 +127,42 @@ class Trainer:
         anchor: Anchor | None = None,
         on_step: Callable[[int], None] = lambda _step: None,
     ) -> EpochReport:
-        """Train for one epoch (from 0).
-
-        Args:
-            epoch: Which.
-            batches: Of this epoch.
-            anchor: FedProx's, if any.
-            on_step: Called after each step with the number of pictures in it.
+        """Train for one epoch (from 0); ``on_step`` is called after each step with the number of pictures in it.
 
         Raises:
-            TrainingError: If the loss is no longer finite.
+            TrainingError: If no picture could be read, or loss or weights are no longer finite.
         """
         self.model.train()
-        started, sums = time.perf_counter(), _Sums()
+        started, pictures = time.perf_counter(), 0
+        losses: list[Tensor] = []  # left on the device until the epoch ends
+        localisations: list[Tensor] = []
         for step, batch in enumerate(batches):
             self._scheduler.step_update(epoch * self._schedule.steps + step)
             self.optimizer.zero_grad()
             loss, localisation = self._differentiate(batch, epoch, step, anchor)
             self._take_step()
-            sums.loss.append(loss.detach() * len(batch.labels))
-            sums.localisation.append(localisation.detach() * len(batch.labels))
-            sums.sizes.append(len(batch.labels))
+            losses.append(loss.detach() * len(batch.labels))
+            localisations.append(localisation.detach() * len(batch.labels))
+            pictures += len(batch.labels)
             on_step(len(batch.labels))
         self.model.eval()
-        return self._report(sums, epoch, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if not pictures:
+            raise TrainingError(f"epoch {epoch + 1} had no picture that can be read; see what was skipped")
+        mean, localised = (torch.stack(each).sum().item() / pictures for each in (losses, localisations))
+        self._require_finite(mean + localised, epoch)
+        return EpochReport(mean, localised, pictures, seconds, self.optimizer.param_groups[0]["lr"])
 
     def gradient(self, batch: Batch, epoch: int, step: int) -> tuple[dict[str, Tensor], float]:
         """FedSGD: the gradient of a batch's whole loss, by parameter name, and its classification loss; no step."""
         self.model.train()
         self.optimizer.zero_grad()
         loss, _ = self._differentiate(batch, epoch, step, None)
-        learnt = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
-        found = {name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in learnt.items()}
+        found = {
+            name: torch.zeros_like(value) if value.grad is None else value.grad
+            for name, value in self.model.named_parameters()
+            if value.requires_grad
+        }
         self.optimizer.zero_grad()
         self.model.eval()
         return found, loss.item()
@@ -285,20 +258,30 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_gradient)
         self.optimizer.step()
 
-    def _report(self, sums: _Sums, epoch: int, seconds: float) -> EpochReport:
-        pictures = sum(sums.sizes)
-        if not pictures:
-            raise TrainingError(f"epoch {epoch + 1} had no picture that can be read; see what was skipped")
-        loss = torch.stack(sums.loss).sum().item() / pictures
-        localisation = torch.stack(sums.localisation).sum().item() / pictures
+    def _require_finite(self, loss: float, epoch: int) -> None:
         finite = all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
-        if not finite or not math.isfinite(loss + localisation):
-            state = f"loss {loss + localisation:g}, weights {'' if finite else 'not '}finite"
+        if not finite or not math.isfinite(loss):
+            state = f"loss {loss:g}, weights {'' if finite else 'not '}finite"
             raise TrainingError(
                 f"epoch {epoch + 1} broke down ({state}): lower recipe.learning_rate "
                 f"(now {self.recipe.learning_rate:g}) and start over; what was trained before is kept"
             )
-        return EpochReport(loss, localisation, pictures, seconds, self.optimizer.param_groups[0]["lr"])
+
+
+def arrange(
+    images: Tensor, pipeline: Pipeline, puzzle: Puzzle, *, grid: int, epoch: int, randomness: Randomness
+) -> Arranged | None:
+    """A batch as the network sees it, on the images' device; None where it sees the pictures as they are.
+
+    The pipeline says how pictures are changed; the puzzle when, by epochs from 0, and whether each has its own mask.
+    """
+    if not pipeline.of_stage("pictures").configs or epoch < puzzle.warmup_epochs:
+        return None
+    if randomness.of("applied").uniform("applied", ()).item() >= puzzle.probability:
+        return None
+    shared = randomness.of("batch")
+    sources = [shared if puzzle.masks == "batch" else randomness.of("picture", place) for place in range(len(images))]
+    return pipeline.arrange(images, grid, randomness=sources)
 
 
 def _picture(shown: Shown, place: int) -> Shown:

@@ -35,33 +35,18 @@ SHUFFLED_RATIO = 0.27  # of Table 5's x~
 
 @dataclass(frozen=True)
 class Reported:
-    """Figures as a paper prints them; None where it prints none.
-
-    Attributes:
-        source: Table and row.
-        top1: Accuracy on x in per cent.
-        difference: Diff. Norm., of x~ with an unknown mask ratio.
-        consistency: In per cent, of the same x~.
-        top1_shuffled: Accuracy on x~ of mask ratio ``SHUFFLED_RATIO`` in per cent, from Table 5.
-    """
+    """Figures as a paper prints them, with table and row; accuracies and consistency in per cent."""
 
     source: str
-    top1: float
-    difference: float | None = None
-    consistency: float | None = None
-    top1_shuffled: float | None = None
+    top1: float  # on x
+    difference: float | None = None  # Diff. Norm., of x~ with an unknown mask ratio
+    consistency: float | None = None  # of the same x~
+    top1_shuffled: float | None = None  # on x~ of mask ratio ``SHUFFLED_RATIO``, from Table 5
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table.
-
-    Attributes:
-        name: Such as ``table4-J``.
-        model: Keys of ``ModelConfig`` to lay over its defaults.
-        defences: As the command line takes them.
-        reported: What the paper says of it.
-    """
+    """A row of a table: keys of ``ModelConfig``, defences as the command line takes them, what the paper reports."""
 
     name: str
     model: Mapping[str, Any]
@@ -75,7 +60,6 @@ class Row:
 
 
 _NONE: Sequence[str] = ()
-_PIXELS = ("pixels",)
 _JIGSAW = ("jigsaw:mask_ratio=0.03",)
 _MJP = ("mjp:mask_ratio=0.03",)
 _DEIT = {"name": "deit_small"}
@@ -115,7 +99,7 @@ _ROWS = (
     _table3(0.27, 80.3, 3.97, 93.1),
     _table4("A", {}, _NONE, 79.8, 64.3),
     _table4("B", {"name": "deit_small_without_positions"}, _NONE, 77.5, 100.0),
-    _table4("C", {}, _PIXELS, 74.9, 74.8),
+    _table4("C", {}, ("pixels",), 74.9, 74.8),
     _table4("D", _DAL, _NONE, 80.0, 64.0),
     _table4("E", {}, _JIGSAW, 79.2, 73.8),
     _table4("F", {"index_embedding": True}, _JIGSAW, 79.9, 79.6),
@@ -128,11 +112,7 @@ ROWS: Mapping[str, Row] = {each.name: each for each in _ROWS}
 
 
 def row(name: str) -> Row:
-    """A row by name, such as ``table1-deit_small-mjp``, ``table3-0.27`` or ``table4-J``.
-
-    Raises:
-        UnknownNameError: If there is no such row.
-    """
+    """A row by name, such as ``table1-deit_small-mjp`` or ``table4-J``; UnknownNameError if there is none."""
     if name not in ROWS:
         raise UnknownNameError("row", name, ROWS)
     return ROWS[name]
@@ -141,11 +121,8 @@ def row(name: str) -> Row:
 def reported(network: ModelConfig, pipeline: Pipeline | None) -> Reported | None:
     """What the paper reports of a model that was trained so, if anything.
 
-    Data, picture size and the recipe are not compared: a run may have others than ``SETTING``.
-
-    Args:
-        network: With what defences add to it.
-        pipeline: The defences; None where they are not known, and the first row of such a network is taken.
+    Data, picture size and the recipe are not compared: a run may have others than ``SETTING``. Where the defences are
+    not known (None), the first row of such a network is taken, with what defences add to it.
     """
     for each in _ROWS:
         config = TrainingConfig.parse(each.values)

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,71 +13,33 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.config import TrainingConfig
 
 
-@dataclass(frozen=True)
 class TrainingFolder:
-    """The folder of a central or a federated training run.
+    """The folder of a central or a federated training run, and the places of what is in it."""
 
-    Attributes:
-        root: Holds ``manifest.json`` (kind, configuration, versions, hardware), ``history.csv`` and
-            ``history.png``, ``weights.safetensors`` (the last weights), ``classes.txt``, ``tensorboard/``
-            and ``state.pt`` (what a run needs to go on).
-    """
-
-    root: Path
-
-    @property
-    def manifest(self) -> Path:
-        """Kind, configuration, versions, hardware, data."""
-        return self.root / "manifest.json"
-
-    @property
-    def history(self) -> Path:
-        """One line per epoch or round."""
-        return self.root / "history.csv"
-
-    @property
-    def figure(self) -> Path:
-        """The history, drawn."""
-        return self.root / "history.png"
-
-    @property
-    def weights(self) -> Path:
-        """The last weights."""
-        return self.root / "weights.safetensors"
-
-    @property
-    def state(self) -> Path:
-        """Everything that a run needs to go on from its last checkpoint."""
-        return self.root / "state.pt"
-
-    @property
-    def classes(self) -> Path:
-        """Names of the classes in the order of the labels, one per line."""
-        return self.root / "classes.txt"
-
-    @property
-    def evaluation(self) -> Path:
-        """What `fedmjp train --row` measures at the end."""
-        return self.root / "evaluation"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files."""
-        return self.root / "tensorboard"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.manifest = root / "manifest.json"  # kind, configuration, versions, hardware
+        self.history = root / "history.csv"  # one line per epoch or round
+        self.figure = root / "history.png"
+        self.weights = root / "weights.safetensors"  # the last ones
+        self.state = root / "state.pt"  # everything that a run needs to go on from its last checkpoint
+        self.classes = root / "classes.txt"  # names in the order of the labels, one per line
+        self.evaluation = root / "evaluation"  # what `fedmjp train --row` measures at the end
+        self.tensorboard = root / "tensorboard"
+        # Of federated runs: which client has which pictures, whose replies were refused, rounds that were recorded.
+        self.partition, self.partition_figure = root / "partition.npz", root / "partition.png"
+        self.refused, self.records = root / "refused.csv", root / "records"
 
     def clear(self) -> None:
         """Remove a former run."""
-        for path in (self.manifest, self.history, self.figure, self.weights, self.state, self.classes):
+        own = (self.manifest, self.history, self.figure, self.weights, self.state, self.classes)
+        for path in (*own, self.partition, self.partition_figure, self.refused):
             path.unlink(missing_ok=True)
-        for folder in (self.tensorboard, self.evaluation):
+        for folder in (self.tensorboard, self.evaluation, self.records):
             shutil.rmtree(folder, ignore_errors=True)
 
     def check_own(self) -> None:
-        """Whether what the folder holds, if anything, is of a training run.
-
-        Raises:
-            OutputError: If it is something else's.
-        """
+        """OutputError if the folder holds something else than a training run."""
         if self.manifest.exists() and not self.holds_run():
             raise OutputError(f"{self.root} holds other results than a training run's; name another --output")
 
@@ -112,28 +73,16 @@ class TrainingFolder:
                 )
 
     def config(self) -> TrainingConfig | Scenario:
-        """The configuration that the run was started with.
-
-        Raises:
-            BadInputError: If the folder holds no training run.
-        """
+        """The configuration that the run was started with; BadInputError if the folder holds no training run."""
         about = self._about()
-        kinds: dict[str, type[TrainingConfig | Scenario]] = {
-            "central": TrainingConfig,
-            "federated": Scenario,
-        }
+        kinds: dict[str, type[TrainingConfig | Scenario]] = {"central": TrainingConfig, "federated": Scenario}
         try:
             return kinds[about["kind"]].parse(about["config"])
         except (KeyError, TypeError, ConfigError) as error:
             raise BadInputError(f"{self.manifest} is not that of a training run: {error}") from None
 
     def trained(self) -> ModelConfig:
-        """The model with the run's last weights.
-
-        Raises:
-            BadInputError: If the folder holds no training run.
-            CheckpointError: If it has no weights yet.
-        """
+        """The model with the run's last weights; CheckpointError if it has none yet."""
         return self.config().network.model_copy(update={"weights": Checkpoint.of(self.weights)})
 
     def _about(self) -> dict[str, Any]:
@@ -146,8 +95,7 @@ class TrainingFolder:
 
 def published(config: Config) -> dict[str, Any]:
     """A configuration as a manifest may show it: files and folders of this machine by their names alone."""
-    shown = _named(config.model_dump(mode="json"))
-    return dict(shown)
+    return dict(_named(config.model_dump(mode="json")))
 
 
 def _named(value: Any) -> Any:

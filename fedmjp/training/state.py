@@ -11,6 +11,13 @@ import torch
 from torch import Tensor
 
 from fedmjp.errors import CheckpointError
+from fedmjp.training.run_folder import TrainingFolder
+
+
+def save_checkpoint(folder: TrainingFolder, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write a run's weights, and what else it needs to go on."""
+    save_weights(folder.weights, weights)
+    save_state(folder.state, state)
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -26,12 +33,8 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
     """Read what ``save_state`` wrote, on the CPU; None if there is nothing.
 
-    Args:
-        path: The file.
-        config: Digest of the configuration, which the state must hold as "config".
-
     Raises:
-        CheckpointError: If it is damaged, or of another configuration.
+        CheckpointError: If it is damaged, or its "config" is not the digest of this configuration.
     """
     if not path.exists():
         return None

@@ -1,0 +1,17 @@
+"""The terminal that commands write to."""
+
+from rich.console import Console
+
+FILE_WIDTH = 140
+
+
+def wide_console() -> Console:
+    """The terminal as wide as it is; files and pipes wide enough for every column."""
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
+
+
+def tell(console: Console, *lines: str, style: str | None = None) -> None:
+    """Print lines as they are: no markup, no colours of their own, never broken."""
+    for line in lines:
+        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,127 @@
+"""What commands have in common: values of runs from options and files, the device, what a manifest says of it all."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedmjp.cli.console import tell
+from fedmjp.cli.overrides import merged, with_checkpoint
+from fedmjp.overrides import overridden
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedmjp.training.central import Pictures
+
+
+# Where results go says nothing elsewhere, and a database's URL may hold a password.
+LEFT_OUT = ("--output", "--database")
+
+
+def choose(device: str) -> Literal["cpu", "cuda"]:
+    """Resolve "auto" to CUDA where there is any, else the CPU; check an explicit choice.
+
+    Raises:
+        DeviceError: If there is no such device on this machine.
+    """
+    import torch
+
+    from fedmjp.errors import DeviceError
+
+    available = torch.cuda.is_available()
+    if device not in ("auto", "cpu", "cuda"):
+        raise DeviceError(f"--device {device!r} is not one of auto, cpu, cuda")
+    if device == "cuda" and not available:
+        raise DeviceError("--device cuda was asked for, but torch sees no CUDA device; use --device cpu")
+    return "cuda" if available and device != "cpu" else "cpu"
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without those that nobody named."""
+    return {name: value for name, value in options.items() if value not in (None, [], {})}
+
+
+def values_of(
+    defaults: Mapping[str, Any],
+    file: Mapping[str, Any],
+    row: str | None,
+    options: Mapping[str, Any],
+    settings: Sequence[str] | None,
+) -> dict[str, Any]:
+    """The values of a training: a file's over the defaults, over them a row's of the paper, options, and settings."""
+    from fedmjp.training.rows import row as row_of
+
+    values = dict(defaults)
+    for layer in (file, row_of(row).values if row else {}, options):
+        values = merged(values, layer)
+    return overridden(values, settings or [])
+
+
+def with_files(values: dict[str, Any]) -> dict[str, Any]:
+    """Files by names that mean the same in every process, and what is in them; the device that there is."""
+    data = values.get("data", "bundled")
+    return {
+        **values,
+        "device": choose(str(values.get("device", "auto"))),
+        "data": located(data) if isinstance(data, str) else data,
+        "model": with_checkpoint(values["model"]),
+    }
+
+
+def located(data: str) -> str:
+    """A source of pictures that means the same in every working directory."""
+    return data if data == "bundled" or data.startswith("hub:") else str(Path(data).absolute())
+
+
+def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a scenario of single batches, from the options of a command that have their names."""
+    from fedmjp.config import ModelConfig
+    from fedmjp.scenario import Scenario
+
+    steps = options["local_steps"]
+    network = {key: value for key, value in options.items() if key in ModelConfig.model_fields}
+    return {
+        **{key: value for key, value in options.items() if key in Scenario.model_fields},
+        "model": {**network, "name": options["model"]},
+        "update": "gradient" if steps is None else "delta",
+        "local_steps": 1 if steps is None else steps,
+        "device": choose(options["device"]),
+        "data": located(options["data"]),
+    }
+
+
+def write_manifest(path: Path, kind: str, **about: Any) -> None:
+    """Write what made the results beside it, with the command and everything about this process."""
+    from benchmarks.folder.output import write_json
+    from fedmjp import provenance
+
+    write_json(path, {"kind": kind, "command": published_command(), **about, **provenance.environment()})
+
+
+def published_command() -> str:
+    """The command line of this process as results may show it: without those options and this machine's folders."""
+    words: list[str] = []
+    arguments = iter(sys.argv[1:])
+    for word in arguments:
+        name, equals, _ = word.partition("=")
+        if name not in LEFT_OUT:
+            words.append(_without_folder(word))
+        elif not equals:
+            next(arguments, None)
+    return shlex.join(["fedmjp", *words])
+
+
+def _without_folder(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if equals and Path(value).is_absolute():
+        return f"{key}={Path(value).name}"
+    return Path(word).name if Path(word).is_absolute() else word
+
+
+def tell_held_out(pictures: "Pictures", trained_on: str, console: "Console") -> None:
+    """Say it where there is no validation split."""
+    if not pictures.held_out:
+        told = f"has no validation split: Top-1 is measured on the pictures that {trained_on}"
+        tell(console, f"{pictures.train.name} {told}.")
