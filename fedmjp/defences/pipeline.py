@@ -104,7 +104,9 @@ def _listed(value: object) -> object:
     """A single defence as a pipeline of one; ``none`` as one of none."""
     if value in (None, NONE, [NONE], (NONE,)):
         return ()
-    return (value,) if isinstance(value, str | Mapping | DefenceConfig) else value
+    if isinstance(value, str | Mapping | DefenceConfig):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value  # where JSON is read by the letter, a list is no tuple
 
 
 Defences = Annotated[tuple[DefenceConfig, ...], BeforeValidator(_listed)]
