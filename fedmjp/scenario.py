@@ -36,7 +36,6 @@ SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling a
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
 )  # fmt: skip
-UPLOADS = OF_BATCHES[1:]  # with others the same pictures make other uploads
 # With others a training run may go on.
 INCIDENTAL = {
     "device": True,
@@ -143,11 +142,9 @@ class Scenario(Defended):
 
     @property
     def folder(self) -> str:
-        """Name of the folder of its records: model and defences, and of its uploads what is not as usual."""
+        """Name of the folder of its records."""
         said = "+".join(config.text for config in self.defences) or "none"
-        fields = {name: (getattr(self, name), Scenario.model_fields[name].default) for name in UPLOADS}
-        unusual = [f"{name}={value}" for name, (value, usual) in fields.items() if value != usual]
-        return "-".join([self.model.name, said, *unusual]).translate(str.maketrans(":,/ ", "----"))
+        return f"{self.model.name}-{said}".translate(str.maketrans(":,/ ", "----"))
 
     @property
     def gradient_of(self) -> Picture:

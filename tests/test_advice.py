@@ -35,28 +35,28 @@ def entries() -> list[Entry]:
     ]
 
 
-def test_it_says_whom_a_defence_stops_whom_not_and_what_else_was_measured(entries: list[Entry]) -> None:
-    helps, fails, instead = advice(sample_board(models=[], extra=entries))
-    assert "sees a picture once" in helps
-    assert "18.5 dB in the median of 4 pictures" in helps
-    assert "do not know mjp recover 10.5 dB" in helps
-    assert "mask ratio 0.27 on deit_tiny" in fails
-    assert "75 % after 4 uploads" in fails
+def test_it_says_what_comes_back_once_and_again_and_what_else_was_measured(entries: list[Entry]) -> None:
+    once, again, instead = advice(sample_board(models=[], extra=entries))
+    assert "mjp at mask ratio 0.27 on deit_tiny" in once
+    assert "sees a picture once" in once
+    assert "recovers 0 of 4 exactly" in once
+    assert "18.5 dB in the median of 4 pictures" in once
+    assert "do not know mjp recover 10.5 dB" in once
+    assert "3 of 4 after 4 uploads" in again
+    assert again.endswith("mjp does not protect pictures that are shown again.")
     assert "besides mjp, each" in instead
     assert "mjp + gaussian: 15.8 dB from 4 uploads (median of 4 pictures)" in instead
 
 
-def test_what_was_withstood_is_said_to_help() -> None:
+def test_an_attack_that_ends_early_is_never_said_to_be_a_protection() -> None:
     few = [entry_of(ThreatModel(uploads_per_picture=count), [12.0, 13.0, 14.0]) for count in (1, 4)]
     once, again = advice(sample_board(models=[], extra=few))
-    assert once.startswith("mjp helps against")
-    assert "exactly" not in once
-    assert again.startswith("It helps against")
+    assert "recovers 0 of 3 exactly" in once
+    assert again.endswith("0 of 3 after 4 uploads: where attacks end is no evidence of protection.")
     many = [entry_of(ThreatModel(uploads_per_picture=count), [52.0, 53.0, 54.0]) for count in (1, 4)]
     once, again = advice(sample_board(models=[], extra=many))
-    assert once.startswith("mjp does not help")
-    assert "100 % of them exactly" in once
-    assert again.startswith("It does not help")
+    assert "recovers 3 of 3 exactly" in once
+    assert again.endswith("3 of 3 after 4 uploads: mjp does not protect pictures that are shown again.")
 
 
 def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
@@ -75,7 +75,7 @@ def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
 def test_it_stands_at_the_top_of_the_page(entries: list[Entry]) -> None:
     board = sample_board(models=[], extra=entries)
     text = markdown_text(board)
-    assert text.index("mjp helps against") < text.index("## Threat model")
+    assert text.index("before a server that sees a picture once") < text.index("## Threat model")
 
 
 def test_without_several_uploads_nothing_is_said(entries: list[Entry]) -> None:

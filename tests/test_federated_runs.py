@@ -177,7 +177,7 @@ def _in_process(scenario: Scenario, _dealt: Partition, folder: TrainingFolder, *
         (["model.weights=/nowhere.safetensors"], "/nowhere.safetensors cannot be read"),
         (["training=3"], "training = 3"),
         (["model=3"], "model"),
-        (["nonsense"], "'nonsense' is not KEY=VALUE"),
+        (["nonsense"], "'nonsense' is not of the form KEY=VALUE"),
         (["--gpus-per-client", "0.5"], "--gpus-per-client 0.5 was asked for, but the run is on the CPU"),
         (["--strategy", "fedsgd", "--uploads", "1", "training.recipe.mixup=0.8"], "training.recipe.mixup=0.8"),
         (["--row", "table4-Z"], "table4-Z"),

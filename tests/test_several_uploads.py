@@ -22,7 +22,7 @@ from benchmarks.running.runner import Foreman, run_local
 from benchmarks.running.workers import Setup
 from benchmarks.uploads import direct as direct_uploads
 from benchmarks.uploads.direct import DirectUploads, Memory
-from benchmarks.uploads.source import RecordedUploads
+from benchmarks.uploads.source import RecordedUploads, played
 from fedmjp.cli import main
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackNotApplicableError, RecordError
@@ -95,7 +95,8 @@ def test_an_attack_gets_others_if_it_reads_them_and_a_generator_of_all(uploads: 
 def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable[[Trial], None]) -> None:
     threat = ThreatModel.parse({"uploads_per_picture": 2, "defences": DEGRADED})
     trial = Trial(attack=Witness(), model="deit_tiny", threat=threat, gain=None)
-    made = trial.run(trial.uploads(trial.network(defence="mjp")), trial.network(defence="mjp"))
+    model, uploads = trial.control("mjp")
+    made = trial.run(uploads, model)
     assert [each.diagnostics["uploads"] for each in made] == [2, 2]
     check(trial)
 
@@ -211,6 +212,26 @@ def test_recorded_uploads_of_a_picture_come_together(witness: str, tmp_path: Pat
                 for sign in (1, 0)
             )
             assert difference.norm() <= 1e-4 * size.norm()
+
+
+def test_a_run_that_shows_pictures_more_often_serves_those_that_do_so_less(witness: str, tmp_path: Path) -> None:
+    once, thrice = (experiment(uploads) for uploads in (1, 3))
+    assert played([once.scenario, thrice.scenario, once.scenario]) == [thrice.scenario]
+    folder = RunFolder(tmp_path)
+    record(thrice.scenario, folder)
+    for tried, count in ((once, 1), (thrice, 3)):
+        for direct in computed(tried):
+            found = RecordedUploads(tried, folder).uploads([direct.private.pictures])[direct.private.pictures]
+            assert isinstance(found, Exchange)
+            uploads = (found.upload, *found.upload.others)
+            assert len(uploads) == count
+            assert torch.equal(found.private.mask, direct.private.mask)
+            for ours, theirs in zip(uploads, (direct.upload, *direct.upload.others), strict=True):
+                difference, size = (
+                    ours.tensors[names.POSITION_EMBEDDING] - sign * theirs.tensors[names.POSITION_EMBEDDING]
+                    for sign in (1, 0)
+                )
+                assert difference.norm() <= 1e-4 * size.norm()
 
 
 def test_a_recording_of_several_uploads_is_attacked(

@@ -9,24 +9,30 @@ from fedmjp.settings import Setting
 CLIENTS = 2
 PICTURES_PER_CLIENT = 4
 MASK_RATIO = 0.27
-# ``april`` runs on the architecture that it needs, ``patch_embedding`` on the unmodified model.
-ATTACKS = {"deit_small": "patch_embedding", "deit_small_april": "april"}
+# What a server tries, by model and by the uploads of each picture that it holds. ``april`` runs on the architecture
+# that it needs, the others on the unmodified model.
+TRIED = {
+    ("deit_small", 1): ("patch_embedding", "mjp_prior"),
+    ("deit_small", 2): ("mjp_intersection",),
+    ("deit_small", 4): ("mjp_intersection",),
+    ("deit_small_april", 1): ("april",),
+}
 
 
 def quickstart(*, device: Literal["cpu", "cuda"]) -> list[Experiment]:
-    """DeiT-S with and without MJP, two clients, eight bundled pictures, three settings; ``grey`` is the floor."""
+    """DeiT-S without a defence and with MJP, two clients that show eight bundled pictures once, twice or four times."""
     found: list[Experiment] = []
-    for model, attack in ATTACKS.items():
-        for defences in ((), ("mjp",)):
-            scenario = Scenario.parse(
-                {
-                    "model": model,
-                    "defences": defences,
-                    "clients": CLIENTS,
-                    "pictures_per_client": PICTURES_PER_CLIENT,
-                    "device": device,
-                }
-            )
-            attacks = (AttackConfig(name=attack), AttackConfig(name="grey"))
-            found += experiments_of(scenario, tuple(Setting), attacks, mask_ratio=MASK_RATIO)
+    for (model, uploads), attacks in TRIED.items():
+        scenario = Scenario.parse(
+            {
+                "model": model,
+                "defences": ("mjp",),
+                "clients": CLIENTS,
+                "pictures_per_client": PICTURES_PER_CLIENT,
+                "uploads_per_picture": uploads,
+                "device": device,
+            }
+        )
+        tried = tuple(AttackConfig(name=name) for name in (*attacks, "grey"))
+        found += experiments_of(scenario, (Setting.C,), tried, mask_ratio=MASK_RATIO)
     return found

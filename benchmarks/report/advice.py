@@ -42,7 +42,7 @@ def advice(board: Board) -> list[str]:
     where = (f"at mask ratio {ratio:g} " if ratio else "") + f"on {system[0]} ({numbers.weights(system[1])})"
     return [
         _once(board, by_count[0], where),
-        _again(board, by_count, where),
+        _again(by_count),
         *([_instead(board, subject, others)] if others else []),
     ]
 
@@ -54,39 +54,37 @@ def _once(board: Board, fewest: Entry, where: str) -> str:
         if not each.adapted and each.role == "attack" and each.leakage and _cell(each) == _cell(fewest)
     )
     blind = f"; attacks that do not know {fewest.defence} recover {_middle(naive[0])}" if naive else ""
-    exact = f", {_exact(fewest)} of them exactly" if _exact_share(fewest) else ""
     times = "once" if _uploads(fewest) == 1 else f"{_uploads(fewest)} times"
     references = {"grey guess": fewest.floor, f"without {fewest.defence}": fewest.twin}
     measured = {name: _decibels(board.by_id.get(one)) for name, one in references.items()}
     against = ", ".join(f"{name} {decibels}" for name, decibels in measured.items() if decibels)
     return (
-        f"{fewest.defence} {_verb(board, fewest)} against a server that sees a picture {times}: {where} the strongest "
-        f"attack ({fewest.attack}) recovers {_middle(fewest)}{f' ({against})' if against else ''}{exact}{blind}."
+        f"{fewest.defence} {where}, before a server that sees a picture {times}: the strongest attack "
+        f"({fewest.attack}) recovers {exactly(fewest)} exactly ({EXACT:g} dB or more), {_middle(fewest)}"
+        f"{f' ({against})' if against else ''}{blind}."
     )
 
 
-def _again(board: Board, by_count: Sequence[Entry], where: str) -> str:
-    said = [f"{_exact(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
+def _again(by_count: Sequence[Entry]) -> str:
+    said = [f"{exactly(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
     most = by_count[-1]
     masks = " under other masks" if most.mask_ratio else ""
     seconds = numbers.seconds(most.cost)
-    return (
-        f"It {_verb(board, most)} against a server that sees the picture again{masks}: {where} {most.attack} "
-        f"recovers exactly ({EXACT:g} dB or more, in true order) this share of the pictures: {listed(said)} uploads"
-        f"{f', in {seconds} s per picture' if seconds else ''}."
+    follows = (
+        f"{most.defence} does not protect pictures that are shown again"
+        if _exact_share(most) >= BROKEN
+        else "where attacks end is no evidence of protection"
     )
-
-
-def _verb(board: Board, entry: Entry) -> str:
-    """Whether a defence stops its strongest attack."""
-    stops = _median(entry) < board.recognisable_at and _exact_share(entry) < BROKEN
-    return "helps" if stops else "does not help"
+    return (
+        f"Before a server that sees the picture again{masks}, {most.attack} recovers exactly, in true order, "
+        f"{listed(said)} uploads{f', in {seconds} s per picture' if seconds else ''}: {follows}."
+    )
 
 
 def _instead(board: Board, subject: str, others: Sequence[Entry]) -> str:
     ordered = sorted(others, key=lambda entry: (_uploads(entry), entry.n))
     protections = grouped(ordered, lambda entry: _protection(entry, subject))
-    ascending = sorted(protections.items(), key=lambda item: max(map(_median, item[1])))
+    ascending = sorted(protections.items(), key=lambda item: max(map(median, item[1])))
     said = [f"{name}: {_by_uploads(board, entries)}" for name, entries in ascending]
     guess = _decibels(board.by_id.get(others[0].floor))
     against = f" (grey guess {guess})" if guess else ""
@@ -115,8 +113,7 @@ def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
     counts = sorted({entry.n for entry in entries})
     guesses = [board.by_id.get(entry.floor) for entry in entries]
     beaten = all(
-        guess and guess.leakage and _median(entry) < _median(guess)
-        for entry, guess in zip(entries, guesses, strict=True)
+        guess and guess.leakage and median(entry) < median(guess) for entry, guess in zip(entries, guesses, strict=True)
     )
     failed = "; less than the guess: the attack failed, which proves nothing" if beaten else ""
     return f"{listed(found)} (median of {listed(list(map(str, counts)))} pictures{failed})"
@@ -135,28 +132,30 @@ def _is_plain(entry: Entry) -> bool:
 
 def _strongest(entries: Iterable[Entry]) -> list[Entry]:
     """The one that recovers most of each defence before each server."""
-    return [max(group, key=_median) for group in grouped(entries, attrgetter("defences", "threat")).values()]
+    return [max(group, key=median) for group in grouped(entries, attrgetter("defences", "threat")).values()]
 
 
 def _uploads(entry: Entry) -> int:
     return entry.threat.uploads_per_picture
 
 
-def _median(entry: Entry) -> float:
+def median(entry: Entry) -> float:
+    """Leakage of the picture in the middle, in dB."""
     return float(np.median(list(entry.leakage.values())))
 
 
 def _decibels(entry: Entry | None) -> str:
-    return f"{numbers.score(_median(entry), LEAKAGE)} dB" if entry and entry.leakage else ""
+    return f"{numbers.score(median(entry), LEAKAGE)} dB" if entry and entry.leakage else ""
 
 
 def _middle(entry: Entry) -> str:
     return f"{_decibels(entry)} in the median of {entry.n} pictures"
 
 
-def _exact(entry: Entry) -> str:
-    return f"{100 * _exact_share(entry):.0f} %"
-
-
 def _exact_share(entry: Entry) -> float:
     return float(np.mean([value >= EXACT for value in entry.leakage.values()]))
+
+
+def exactly(entry: Entry) -> str:
+    """How many of the pictures are recovered exactly."""
+    return f"{sum(value >= EXACT for value in entry.leakage.values())} of {entry.n}"

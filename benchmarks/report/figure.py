@@ -75,7 +75,9 @@ def _label(cell: Cell) -> str:
     defence += f", mask ratio {cell.mask_ratio:g}" if cell.mask_ratio else ""
     settings = "a" if cell.setting is Setting.A else "b | c"
     attack = textwrap.fill(cell.attack, LABEL_LETTERS)
-    return f"{attack}\n{cell.model}\n{defence}\nPSNR (dB) in {settings}"
+    count = cell.threat.uploads_per_picture
+    uploads = f"\n{count} uploads of each" if count > 1 else ""
+    return f"{attack}{uploads}\n{cell.model}\n{defence}\nPSNR (dB) in {settings}"
 
 
 def _show(axes: Axes, row: _Row, name: str) -> None:

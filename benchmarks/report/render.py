@@ -13,6 +13,7 @@ from benchmarks.leaderboard.admission import submitted
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, reported_in
 from benchmarks.plan.experiment import Plan
+from benchmarks.report.answer import answers, print_answer
 from benchmarks.report.figure import write_figure
 from benchmarks.report.page import Gallery, Shown
 from benchmarks.report.publish import FORMATS, publish
@@ -21,11 +22,18 @@ from benchmarks.running.retention import extremes
 
 
 def render(
-    ledger: Ledger, store: Store, output: OutputFolder, console: Console, figure_of: Plan | None = None
+    ledger: Ledger,
+    store: Store,
+    output: OutputFolder,
+    console: Console,
+    figure_of: Plan | None = None,
+    *,
+    short: bool = False,
 ) -> pd.DataFrame:
     """Write leaderboard in every format and manifest into the output folder, and print the table.
 
-    The plan of a single experiment adds a figure of all its reconstructions.
+    The plan of a single experiment adds a figure of all its reconstructions. A short answer prints, and draws, what
+    ``answers`` picks.
 
     Returns:
         The failed trials, as rows of ``Store.frame``.
@@ -34,12 +42,13 @@ def render(
     board = board_in(ledger, store, output.root)
     write_json(output.root / "manifest.json", board.about)
     publish(board, output.root, formats=FORMATS, pictures=gallery_in(ledger, store, board, output))
-    print_table(board, console)
-    for note in board.notes:
-        console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+    (print_answer if short else print_table)(board, console)
     if figure_of:
-        attacked = store.trials([trial.key for trial in figure_of.trials])
-        write_figure(figure_of.trials, attacked, output.pictures, output.root / "reconstructions.png")
+        drawn = figure_of.trials
+        if short:
+            drawn = [trial for entry in answers(board) for trial in drawn if trial.cell == entry.cell]
+        attacked = store.trials([trial.key for trial in drawn])
+        write_figure(drawn, attacked, output.pictures, output.root / "reconstructions.png")
     return trials[trials["status"] == "failed"]
 
 

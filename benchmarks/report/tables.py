@@ -119,7 +119,7 @@ def filled(rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(board: Board, console: Console) -> None:
-    """Standings per server, and the cells of a small board; a narrow terminal gets fewer columns, and is told."""
+    """Standings per server, the cells of a small board, notes; a narrow terminal gets fewer columns, and is told."""
     whole = len(board.entries) <= PRINTED
     left_out: dict[str, None] = {}
     for sentence in advice(board):
@@ -139,6 +139,8 @@ def print_table(board: Board, console: Console) -> None:
         more = f" and {len(missed) - NAMED} more" if len(missed) > NAMED else ""
         named = f"{', '.join(missed[:NAMED])}{more}"
         console.print(f"Left out for want of width: {named}. The report has every column.\n")
+    for note in board.notes:
+        console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print(title: str, rows: Sequence[Row], groups: Sequence[str], console: Console) -> list[str]:

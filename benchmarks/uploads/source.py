@@ -3,7 +3,7 @@
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -72,7 +72,8 @@ class RecordedUploads(UploadSource):
         found: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
-                records = [self.folder.record(scenario, path) for path in paths.get(batch, [])]
+                first_ones = paths.get(batch, [])[: scenario.uploads_per_picture]  # a run may have gone on for others
+                records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
                 found[batch] = f"{MISSING}: {error}"
                 continue
@@ -111,7 +112,7 @@ class FederatedRun:
             return None
         self.finish()
         experiments = [part.experiment for part in self.plan.parts]
-        scenarios = list(dict.fromkeys(each.scenario for each in experiments))
+        scenarios = played(each.scenario for each in experiments)
         tensors = sorted(frozenset().union(*(tensors_read(each, blueprint(each.arm)) for each in experiments)))
         self.progress.federation(sum(scenario.rounds for scenario in scenarios))
         try:
@@ -128,6 +129,15 @@ class FederatedRun:
         """Remove the records."""
         if self.folder.root.exists():
             shutil.rmtree(self.folder.root)
+
+
+def played(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """Those to play: of several that differ in the number of uploads alone, one holds what the others upload."""
+    longest: dict[Scenario, Scenario] = {}
+    for scenario in scenarios:
+        once = scenario.model_copy(update={"uploads_per_picture": 1})
+        longest[once] = max(longest.get(once, once), scenario, key=lambda each: each.uploads_per_picture)
+    return list(longest.values())
 
 
 def sent_model(folder: RunFolder, scenario: Scenario, weights: str) -> VitClassifier:

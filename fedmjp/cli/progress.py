@@ -1,6 +1,7 @@
 """Progress on the terminal: bars where there is one, a line per phase, epoch or round in any case."""
 
 import math
+import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from fedmjp.training.central import TrainingEvents
     from fedmjp.training.loop import EpochReport
 
+SILENT_SECONDS = 9.0  # until the next line in a file or a pipe
+
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -45,10 +48,28 @@ class LiveBars(Progress):
 
 
 class TerminalProgress(LiveBars, RunProgress):
-    """Shows the phases of a run."""
+    """Shows the phases of a run; where no bar can move, a line every few seconds says how far it is."""
 
     _task: TaskID | None = None
     _steps: TaskID | None = None
+
+    def start(self) -> None:
+        """Begin to show them."""
+        super().start()
+        self._ended = threading.Event()
+        if not self.console.is_terminal:
+            threading.Thread(target=self._tell, daemon=True).start()
+
+    def stop(self) -> None:
+        """End it."""
+        super().stop()
+        self._ended.set()
+
+    def _tell(self) -> None:
+        while not self._ended.wait(SILENT_SECONDS):
+            for task in self.tasks[-1:]:
+                left = "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s to go in this phase"
+                tell(self.console, f"{task.description.strip()}: {task.completed:.0f} of {task.total:.0f}{left}")
 
     def federation(self, rounds: int) -> None:
         """A federated run of so many rounds starts."""

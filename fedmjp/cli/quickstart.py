@@ -49,4 +49,4 @@ def quickstart(
             Engine(part.experiment, folder, store, progress, source).run(part.trials, error)
         if len(store.finished(keys)) == len(keys):
             run.finish()
-    tell_outcome(render(ledger, store, folder, console, planned), output, console, figure=True)
+    tell_outcome(render(ledger, store, folder, console, planned, short=True), output, console, figure=True)
