@@ -15,12 +15,13 @@ TRIED = {
     ("deit_small", 1): ("patch_embedding", "mjp_prior"),
     ("deit_small", 2): ("mjp_intersection",),
     ("deit_small", 4): ("mjp_intersection",),
+    ("deit_small", 8): ("mjp_intersection",),
     ("deit_small_april", 1): ("april",),
 }
 
 
 def quickstart(*, device: Literal["cpu", "cuda"]) -> list[Experiment]:
-    """DeiT-S without a defence and with MJP, two clients that show eight bundled pictures once, twice or four times."""
+    """DeiT-S without a defence and with MJP, two clients that show eight bundled pictures up to eight times."""
     found: list[Experiment] = []
     for (model, uploads), attacks in TRIED.items():
         scenario = Scenario.parse(

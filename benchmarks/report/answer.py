@@ -2,21 +2,23 @@
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report.advice import EXACT, advice, exactly, median
 
-HEADINGS = ("model", "defence", "uploads of a picture", "attack", "recovered exactly", "median PSNR, dB")
+TEXTS, NUMBERS = ("model", "defence", "attack"), ("uploads of a picture", "recovered exactly", "median PSNR, dB")
 
 
 def print_answer(board: Board, console: Console) -> None:
     """Print how many pictures each attack recovers exactly, and the sentences of ``advice``."""
-    table = Table(*HEADINGS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        *TEXTS, *(Column(name, justify="right") for name in NUMBERS), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for entry in answers(board):
         uploads = str(entry.threat.uploads_per_picture)
-        table.add_row(entry.model, entry.defence, uploads, entry.attack, exactly(entry), f"{median(entry):.1f}")
+        table.add_row(entry.model, entry.defence, entry.attack, uploads, exactly(entry), f"{median(entry):.1f}")
     console.print(table)
     exact = f"Exactly: {EXACT:g} dB or more against the private picture, where everything is in its place."
     for sentence in (exact, *advice(board)):
@@ -27,5 +29,8 @@ def answers(board: Board) -> list[Entry]:
     """Of each model the strongest attack without a defence, from one upload, then every attack on a defence."""
     tried = [entry for entry in board.entries if entry.role == "attack" and entry.leakage]
     undefended = [entry for entry in tried if not entry.defences and entry.threat.uploads_per_picture == 1]
-    strongest = [max(group, key=median) for group in grouped(undefended, lambda entry: entry.model).values()]
+    strongest = [
+        max(group, key=lambda entry: round(median(entry), 1))
+        for group in grouped(undefended, lambda entry: entry.model).values()
+    ]
     return [*strongest, *(entry for entry in tried if entry.defences)]
