@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from benchmarks.folder.pictures import files_of, load_png
 from benchmarks.folder.store import Trial
 from benchmarks.plan.experiment import Cell, PlannedTrial
-from fedmjp.settings import Setting
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45
@@ -73,11 +72,10 @@ def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[Trial
 def _label(cell: Cell) -> str:
     defence = cell.defence if cell.defences else "no defence"
     defence += f", mask ratio {cell.mask_ratio:g}" if cell.mask_ratio else ""
-    settings = "a" if cell.setting is Setting.A else "b | c"
     attack = textwrap.fill(cell.attack, LABEL_LETTERS)
     count = cell.threat.uploads_per_picture
     uploads = f"\n{count} uploads of each" if count > 1 else ""
-    return f"{attack}{uploads}\n{cell.model}\n{defence}\nPSNR (dB) in {settings}"
+    return f"{attack}{uploads}\n{cell.model}\n{defence}\nsetting, PSNR in dB"
 
 
 def _show(axes: Axes, row: _Row, name: str) -> None:
