@@ -46,7 +46,8 @@ def render(
     if figure_of:
         drawn = figure_of.trials
         if short:
-            drawn = [trial for entry in answers(board) for trial in drawn if trial.cell == entry.cell]
+            picked = [trial for entry in answers(board) for trial in drawn if trial.cell == entry.cell]
+            drawn = picked or drawn  # where nothing came back, the figure says so of all
         attacked = store.trials([trial.key for trial in drawn])
         write_figure(drawn, attacked, output.pictures, output.root / "reconstructions.png")
     return trials[trials["status"] == "failed"]
