@@ -62,8 +62,12 @@ def workers() -> list[psutil.Process]:
 
 def left_behind() -> list[psutil.Process]:
     """Of the run; other tests' fork server may live on in this process."""
-    children = psutil.Process().children(recursive=True)
-    return psutil.wait_procs([each for each in children if "multiprocessing" not in str(each.cmdline())], timeout=5)[1]
+    left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=5)[1]
+    return [
+        each
+        for each in left
+        if not any("multiprocessing" in word for word in each.as_dict(["cmdline"])["cmdline"] or ())
+    ]
 
 
 @pytest.fixture
