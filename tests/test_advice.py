@@ -45,7 +45,7 @@ def test_it_says_what_comes_back_once_and_again_and_what_else_was_measured(entri
     assert "3 of 4 after 4 uploads" in again
     assert again.endswith("mjp does not protect pictures that are shown again.")
     assert "besides mjp, each" in instead
-    assert "mjp + gaussian: 15.8 dB from 4 uploads (median of 4 pictures)" in instead
+    assert "mjp + gaussian: 0 of 4 exactly, median 15.8 dB, from 4 uploads." in instead
 
 
 def test_an_attack_that_ends_early_is_never_said_to_be_a_protection() -> None:
