@@ -40,7 +40,7 @@ def advice(board: Board) -> list[str]:
     where = (f"at mask ratio {ratio:g} " if ratio else "") + f"on {system[0]} ({numbers.weights(system[1])})"
     return [
         _once(board, by_count[0], where),
-        _again(by_count),
+        _again(by_count, where),
         *([_instead(board, subject, others)] if others else []),
     ]
 
@@ -63,13 +63,13 @@ def _once(board: Board, fewest: Entry, where: str) -> str:
     )
 
 
-def _again(by_count: Sequence[Entry]) -> str:
+def _again(by_count: Sequence[Entry], where: str) -> str:
     said = [f"{exactly(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
     most = by_count[-1]
     masks = " under other masks" if most.mask_ratio else ""
     seconds = numbers.seconds(most.cost)
     follows = (
-        f"{most.defence} does not protect pictures that are shown again"
+        f"{most.defence} {where} does not protect pictures that are shown again"
         if headline(most)[0] >= BROKEN
         else "where attacks end is no evidence of protection"
     )
@@ -103,17 +103,15 @@ def _protection(entry: Entry, subject: str) -> str:
 
 
 def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
-    """What comes back of one protection, by number of uploads; below the guess it is the attack that failed."""
-    found = [
-        f"{recovery(entry)}, from {_uploads(entry)} {'upload' if _uploads(entry) == 1 else 'uploads'}"
-        for entry in entries
-    ]
-    guesses = [board.by_id.get(entry.floor) for entry in entries]
-    beaten = all(
-        guess and guess.leakage and headline(entry) < headline(guess)
-        for entry, guess in zip(entries, guesses, strict=True)
-    )
-    return f"{listed(found)}{' (less than the guess: the attack failed, which proves nothing)' if beaten else ''}"
+    """What comes back of one protection from most uploads, and where it is the attack that failed."""
+    fewest, most = entries[0], entries[-1]
+    count, guess = _uploads(most), board.by_id.get(most.floor)
+    failed = ""
+    if guess and guess.leakage and headline(most) < headline(guess):
+        failed = " (less than the guess: the attack failed, which proves nothing)"
+    elif _uploads(fewest) < count and recovery(most) == recovery(fewest):
+        failed = f" (what {_uploads(fewest)} gave: the attack makes nothing of the others, which proves nothing)"
+    return f"{recovery(most)}, from {count} {'upload' if count == 1 else 'uploads'}{failed}"
 
 
 def _is_evidence(entry: Entry) -> bool:
