@@ -76,10 +76,8 @@ def _on_weights(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _on_pictures(about: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[str]:
     if flat := {name for entry in entries for name in entry.flat or ()}:
-        yield (
-            f"{len(flat)} pictures are flat: their mean colour alone scores {FLAT:g} dB or more. They count in no "
-            "figure and decide no verdict."
-        )
+        alone = f"whose mean colour alone scores {FLAT:g} dB or more"
+        yield f"Flat pictures, {len(flat)} here, {alone}, count in no figure and decide no verdict."
     if any(entry.flat is None for entry in entries):
         yield "These trials do not say which pictures are flat: all count."
     if about["data"] == "bundled":
