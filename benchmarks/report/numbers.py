@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from benchmarks.leaderboard.entries import Cost, Difference, Share, Statistics
+from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
+from benchmarks.leaderboard.headline import exactly
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
@@ -50,8 +51,23 @@ def difference(found: Difference) -> Value:
 
 
 def share(found: Share) -> Value:
-    """In percent: ``25 % (10 to 40)``."""
-    return Value(f"{100 * found.share:.0f} %", found.share, interval=_interval(found, lambda each: f"{100 * each:.0f}"))
+    """In percent: ``25 % (10 to 40)``; 199 of 200 are not all of them."""
+    whole = round(100 * found.share)
+    bounded = ">" if whole == 100 > 100 * found.share else "<" if whole == 0 < found.share else ""
+    shown = f"{bounded} {min(99, max(1, whole))} %" if bounded else f"{whole} %"
+    return Value(shown, found.share, interval=_interval(found, _percent))
+
+
+def exact(entry: Entry) -> Value:
+    """Pictures recovered exactly: ``12 of 46 (16 to 40 %)``."""
+    found = entry.exact
+    if found is None:
+        return Value("")
+    return Value(exactly(entry), found.share, interval=f" ({_percent(found.low)} to {_percent(found.high)} %)")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}"
 
 
 def _interval(found: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:
