@@ -432,6 +432,13 @@ def test_local_dp_noise_is_that_of_its_calibration_on_every_entry() -> None:
     assert torch.equal(protected["n"], update["n"])
 
 
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_noise_of_the_system_is_finite_whatever_the_system_gives(monkeypatch: pytest.MonkeyPatch, byte: bytes) -> None:
+    monkeypatch.setattr("os.urandom", lambda count: byte * count)
+    assert 8 < abs(float(SystemRandomness().normal("x", (1,)))) < 9
+    assert 0 <= float(SystemRandomness().uniform("x", (1,))) < 1
+
+
 def test_the_clipping_norm_sets_the_noise() -> None:
     small, large = (make("local_dp", clipping_norm=norm).noise_on(torch.ones(1)) for norm in (1.0, 10.0))
     assert large == pytest.approx(10 * small)
