@@ -215,8 +215,8 @@ def test_running_statistics_do_not_leave_beside_a_protected_update(tmp_path: Pat
     assert all("uploads running statistics, which clip does not protect" in each.reason for each in refused)
 
 
-@pytest.mark.parametrize("defence", ["local_dp", "dp_sgd"])
-def test_who_has_pictures_of_its_own_draws_noise_that_no_seed_tells(tmp_path: Path, defence: str) -> None:
+@pytest.mark.parametrize("defence", ["local_dp", "dp_sgd", "mjp:mask_ratio=0.5"])
+def test_who_has_pictures_of_its_own_draws_noise_and_puzzles_that_no_seed_tells(tmp_path: Path, defence: str) -> None:
     shutil.copytree(pictures(), tmp_path / "own")
     sent: list[dict[int, dict[str, Tensor]]] = []
     for name in ("first", "second"):
