@@ -97,6 +97,10 @@ class LocalTraining:
     def answer(self, asked: RecordDict) -> RecordDict:
         """What the client sends back; see ``train_round``."""
         started = time.perf_counter()
+        planned = self.scenario.planned(self._steps)
+        if planned.defences != self.scenario.defences:
+            said = " and ".join(f"--defence {each.text}" for each in planned.defences)
+            raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
         model = self._model(asked)
         buffers = _buffers(model)
         if buffers and self.scenario.threat.defences:
