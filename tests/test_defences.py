@@ -164,6 +164,7 @@ BAD = [
     ("local_dp:delta=1", "delta"),
     ("local_dp:clipping_norm=0", "clipping-norm"),
     ("local_dp:rounds=0", "rounds"),
+    ("local_dp:epsilon=1e308", "epsilon"),
     ("dp_sgd:sampling_rate=0", "sampling-rate"),
     ("dp_sgd:steps=0", "steps"),
     ("soteria:pruned=1", "pruned"),
