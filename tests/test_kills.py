@@ -14,11 +14,12 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.folder.pictures import PARTIAL, save_png
+from benchmarks.folder.pictures import save_png
 from benchmarks.plan.experiment import Plan
 from benchmarks.running.runner import run_local
 from benchmarks.running.workers import Setup
 from fedmjp.errors import FedmjpError, StoreError
+from fedmjp.files import PARTIAL
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 CONTEXT = get_context("forkserver")

@@ -19,6 +19,7 @@ from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.store import COLOUR, Store, Trial
 from fedmjp.errors import OutputError
+from fedmjp.files import replacing
 
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
@@ -50,9 +51,8 @@ def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, str] | N
     """Write a table, whole or not at all; the SHA-256 of the file."""
     table = pa.Table.from_pandas(rows, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
-    partial = path.with_name(f".{path.name}.partial")
-    parquet.write_table(table, partial, compression="zstd")
-    partial.replace(path)
+    with replacing(path) as partial:
+        parquet.write_table(table, partial, compression="zstd")
     return _sha256(path)
 
 
