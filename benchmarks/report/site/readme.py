@@ -20,6 +20,7 @@ class Readme:
         tokens = _MARKDOWN.parse(text)
         headed = bool(tokens) and tokens[0].tag == "h1"
         self.title = _plain(tokens[1]) if headed else ""
+        self.heading = _with_code(tokens[1]) if headed else Markup()
         self._tokens = tokens[3:] if headed else tokens
         first = next((each for each in self._tokens if each.type == "inline"), None)
         self.opening = " ".join(_plain(first).split()) if first else ""
@@ -73,6 +74,15 @@ def _linked(tokens: Sequence[Token], link: Target, image: Target, methods: Mappi
 def _plain(token: Token) -> str:
     """The text of a line, without markup."""
     return "".join(each.content or " " for each in token.children or () if not each.nesting)
+
+
+def _with_code(token: Token) -> Markup:
+    """The same with code marked as such."""
+    texts = [each for each in token.children or () if not each.nesting]
+    return Markup().join(
+        Markup("<code>{}</code>").format(each.content) if each.type == "code_inline" else each.content or " "
+        for each in texts
+    )
 
 
 def _open_table(_: RendererHTML, tokens: Sequence[Token], place: int, *__: object) -> str:

@@ -39,8 +39,12 @@ def exactly(entry: Entry) -> Share:
 
 
 def strongest(entries: Iterable[Entry]) -> Entry | None:
-    """The one that recovers the largest share exactly; of those, the one with the highest median."""
-    return max(entries, key=lambda entry: (exactly(entry).share, median(entry)), default=None)
+    """The one that recovers the largest share exactly; of those, the highest median, and the fewest uploads."""
+    return max(
+        entries,
+        key=lambda entry: (exactly(entry).share, round(median(entry), 1), -entry.threat.uploads_per_picture),
+        default=None,
+    )
 
 
 def by_defence(entries: Iterable[Entry]) -> list[Entry]:
@@ -52,11 +56,11 @@ def by_defence(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def conditions(entry: Entry) -> str:
-    """What else the result depends on: ``mask ratio 0.27, 12 uploads of a picture``."""
-    server = entry.server
+    """What else the result depends on: ``mask ratio 0.27, 12 uploads of each picture``."""
+    server, uploads = entry.server, entry.threat.uploads_per_picture
     parts = {
         f"mask ratio {entry.mask_ratio:g}": entry.mask_ratio > 0,
-        f"{server.uploads_per_picture} uploads of a picture": server.uploads_per_picture > 1,
+        f"{uploads} uploads of each picture" if uploads > 1 else "1 upload": True,
         f"batches of {server.batch_size}": server.batch_size > 1,
         update_title(server): server.update == "delta",
         "labels told": server.labels_known,
@@ -64,7 +68,7 @@ def conditions(entry: Entry) -> str:
         "masked, not shuffled": bool(entry.mask_ratio) and entry.setting == "a",
         "submitted": entry.origin == "submitted",
     }
-    return ", ".join(part for part, holds in parts.items() if holds) or "one upload of one picture"
+    return ", ".join(part for part, holds in parts.items() if holds)
 
 
 def decibels(entry: Entry) -> str:

@@ -44,6 +44,11 @@ class Study:
         return self.readme.title or (self.board.title if self.board else self.folder.name)
 
     @property
+    def heading(self) -> str:
+        """The title as pages show it, with code marked as such."""
+        return self.readme.heading or self.title
+
+    @property
     def question(self) -> str:
         """What was asked."""
         return (self.board.question if self.board else "") or self.readme.sentence
