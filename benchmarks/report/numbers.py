@@ -1,15 +1,17 @@
 """Numbers as people read them: decibels with one decimal, errors with two significant digits."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from benchmarks.leaderboard.entries import Cost, Difference, Share, Statistics
+from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
 SMALLEST_P = 0.001
+MINUS = "\u2212"
 NO_INTERVAL = "no interval below two pictures"
 
 
@@ -51,7 +53,13 @@ def difference(found: Difference) -> Value:
 
 def share(found: Share) -> Value:
     """In percent: ``25 % (10 to 40)``."""
-    return Value(f"{100 * found.share:.0f} %", found.share, interval=_interval(found, lambda each: f"{100 * each:.0f}"))
+    return Value(percent(found.share), found.share, interval=_interval(found, lambda each: f"{100 * each:.0f}"))
+
+
+def percent(value: float) -> str:
+    """A share in percent: 0 and 100 are said of none and of all alone."""
+    rounded = round(100 * value)
+    return f"{rounded if value in (0, 1) else min(99, max(1, rounded))} %"
 
 
 def _interval(found: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:
@@ -81,3 +89,21 @@ def size(cost: Cost) -> str:
 def weights(value: str) -> str:
     """What the numbers were measured on: untrained, or the first letters of the checkpoint's digest."""
     return value if value == "untrained" else f"checkpoint {value[:8]}"
+
+
+def model_name(entry: Entry) -> str:
+    """``deit_small, untrained``; with the protocol where pictures were rounded."""
+    scored = "" if entry.protocol == "float" else f", scored as {entry.protocol}"
+    return f"{entry.model}, {weights(entry.weights)}{scored}"
+
+
+def defence_name(entry: Entry) -> str:
+    """``no defence``, ``mjp, mask ratio 0.27``."""
+    if not entry.defences:
+        return "no defence"
+    return entry.defence + (f", mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
+
+
+def with_minus(text: str) -> str:
+    """Text with a true minus sign before each negative number; hyphens inside names and dates stay."""
+    return re.sub(r"(?<![\w.)\]-])-(?=\d)", MINUS, text)

@@ -1,0 +1,98 @@
+"""What the page says of an entry beyond the tables, and what it says once because it holds for all entries."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.report import numbers
+from benchmarks.report.legend import told_of
+
+Facts = list[tuple[str, str]]
+
+
+def facts(board: Board) -> tuple[dict[str, Facts], Facts]:
+    """By id of the entry, what is true of it alone; and what is true of all."""
+    environments = environments_of(board)
+    by_id = {entry.id: [*_facts(entry), *_provenance(entry, environments)] for entry in board.entries}
+    alike = set.intersection(*map(set, by_id.values())) if len(by_id) > 1 else set()
+    shared = [fact for fact in next(iter(by_id.values()), []) if fact in alike]
+    return {name: [fact for fact in own if fact not in alike] for name, own in by_id.items()}, shared
+
+
+def environments_of(board: Board) -> list[dict[str, Any]]:
+    """What trials were run with, each once."""
+    found = (one for entry in board.entries for one in entry.provenance.environments)
+    return list({json.dumps(one, sort_keys=True): one for one in found}.values())
+
+
+def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
+    n, share = entry.n, entry.realised_ratio
+    yield "Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))
+    if entry.caveat:
+        yield "Caveat", entry.caveat
+    if entry.defences:
+        yield "Defences, as configured", ", then ".join(config.text for config in entry.defences)
+    if entry.over_twin:
+        yield "Against no defence, dB", numbers.difference(entry.over_twin).text
+    for each in entry.marginal:
+        added = numbers.difference(each.difference).text if each.difference else "not measured"
+        yield f"Adds, {each.defence}, dB", f"{added}; entry without it: {each.twin}"
+    if entry.over_floor:
+        yield "Over grey, dB", numbers.difference(entry.over_floor).text
+    if entry.recognisable:
+        yield "Recognisable pictures", numbers.share(entry.recognisable).text
+    if n:
+        yield "Recognisable and 3 dB over the guess", f"{entry.exposed} of {n} pictures"
+    if entry.utility:
+        yield "Top-1 accuracy", f"{entry.utility.top1:g} %, {entry.utility.source}"
+    yield "Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"
+    if entry.cost.attack_seconds is not None:
+        yield "Time of the attack", f"{numbers.seconds(entry.cost)} s per picture"
+    if entry.cost.upload_bytes is not None:
+        yield "Size of an upload", numbers.size(entry.cost)
+    yield "Trials", _trials(entry)
+    if share is not None:
+        yield "Mask ratio, realised", f"{share:.3f}"
+    if entry.errors:
+        yield "Errors", "; ".join(entry.errors)
+
+
+def _trials(entry: Entry) -> str:
+    parts = {
+        f"{entry.trials} finished over {entry.n} pictures": True,
+        f"{entry.failures} failed": True,
+        f"{entry.missing} missing": entry.missing,
+        f"{entry.left_out} pictures left out, being the attack's own prior": entry.left_out,
+    }
+    return ", ".join(part for part, applies in parts.items() if applies)
+
+
+def _provenance(entry: Entry, environments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    source = entry.provenance
+    if entry.submitter:
+        yield "Submitted by", f"{entry.submitter.name}, {entry.submitter.link}"
+    yield "Weights", ("" if entry.weights == "untrained" else "checkpoint ") + entry.weights
+    yield "Scored as", entry.protocol
+    yield "Campaign", source.campaign
+    yield "Pictures", source.data
+    yield "SHA-256 of the pictures", source.pictures_sha256
+    yield "SHA-256 of the weights", ", ".join(source.weights_sha256)
+    yield "SHA-256 of the configuration", source.config_sha256
+    yield "Seeds", ", ".join(map(str, source.seeds))
+    yield "Environment", ", ".join(str(environments.index(one) + 1) for one in source.environments)
+    yield "Run", f"{source.first} to {source.last}" if source.first else "not run"
+    yield "Entry", entry.id
+    yield "Entry without defence", entry.twin or "none"
+    yield "Entry of the guess", entry.floor or "none"
+
+
+def words(content: Any) -> str:
+    """Whatever was recorded of an environment: a third party's need not look like ours."""
+    if isinstance(content, Mapping):
+        return ", ".join(f"{name}: {words(value)}" for name, value in content.items())
+    if isinstance(content, (list, tuple)):
+        return ", ".join(map(words, content)) or "none"
+    if content is None:
+        return "unknown"
+    return ("yes" if content else "no") if isinstance(content, bool) else str(content)

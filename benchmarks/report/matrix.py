@@ -1,0 +1,168 @@
+"""The matrix of a board: what the strongest attack recovers, by defence and by what the server sees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Share
+from benchmarks.leaderboard.listing import grouped
+from benchmarks.leaderboard.statistics import share
+from benchmarks.report import numbers
+from benchmarks.report.advice import EXACT, USUAL_RATIO, median
+from benchmarks.report.findings import deployed
+from benchmarks.report.rows import servers
+from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
+
+LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)  # shares above which a cell has the next colour
+PLAIN = ThreatModel()
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """The attacks on one defended model before one server, the strongest first."""
+
+    attacks: tuple[Entry, ...]
+
+    @property
+    def entry(self) -> Entry:
+        """The strongest attack."""
+        return self.attacks[0]
+
+    @property
+    def measured(self) -> bool:
+        """Whether any attack has a score."""
+        return bool(self.entry.leakage)
+
+    @property
+    def blind(self) -> bool:
+        """Whether no attack that was measured knows the defence, so that its failure says little."""
+        return self.measured and bool(self.entry.defences) and not any(e.adapted for e in self.attacks if e.leakage)
+
+    @property
+    def level(self) -> int:
+        """The colour, from 0 to 5."""
+        return sum(headline(self.entry)[0] > bound for bound in LEVELS)
+
+    @property
+    def text(self) -> str:
+        """``30 %``, or why there is no number."""
+        if self.measured:
+            return numbers.percent(headline(self.entry)[0])
+        return "refused" if self.entry.verdict == "refused" else "no result"
+
+    @property
+    def decibels(self) -> str:
+        """The median, in dB."""
+        return numbers.score(median(self.entry), LEAKAGE) if self.measured else ""
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """One defended model, with a cell per column of the matrix; none where nothing was planned."""
+
+    defence: str
+    model: str
+    cells: tuple[MatrixCell | None, ...]
+
+    @property
+    def measured(self) -> list[MatrixCell]:
+        """The cells with a score, in the order of the columns."""
+        return [cell for cell in self.cells if cell and cell.measured]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows in the order in which they are shown; ``shared`` names the model where all rows have one."""
+
+    columns: tuple[ThreatModel, ...]
+    rows: tuple[MatrixRow, ...]
+    shared: str
+
+    @property
+    def subject(self) -> MatrixRow | None:
+        """The row that the page speaks of first: defended, seen by many servers, at a usual mask ratio, least leaking.
+
+        Before all that: attacked by somebody who knows the defence.
+        """
+        rows = [row for row in self.rows if row.measured]
+        return min(rows, key=_importance, default=None)
+
+
+def _importance(row: MatrixRow) -> tuple[Any, ...]:
+    first = row.measured[0].entry
+    known = any(cell.entry.defences and not cell.blind for cell in row.measured)
+    return (
+        not known, not first.defences, -len(row.measured), len(first.defences), abs(first.mask_ratio - USUAL_RATIO),
+        headline(first),
+    )  # fmt: skip
+
+
+def matrix(board: Board) -> Matrix:
+    """Arrange what somebody might deploy, held against the picture itself; all attacks where there is none of it."""
+    attacks = [entry for entry in board.entries if entry.role == "attack"]
+    shown = [entry for entry in attacks if _is_shown(entry)] or attacks
+    columns = tuple(server for server in sorted(servers(board), key=_seen) if any(e.server == server for e in shown))
+    models = list(dict.fromkeys(entry.model for entry in shown))
+    defences = list(dict.fromkeys(entry.defence for entry in shown))
+
+    def place(entry: Entry) -> tuple[Any, ...]:
+        kind = (len(entry.defences), defences.index(entry.defence), entry.mask_ratio)
+        return models.index(entry.model), *kind, entry.weights
+
+    systems = grouped(sorted(shown, key=place), _system)
+    named = {numbers.model_name(entry) for entry in shown}
+    shared = named.pop() if len(named) == 1 else ""
+    rows = tuple(_row(entries, columns, several=not shared) for entries in systems.values())
+    return Matrix(columns, rows, shared)
+
+
+def _row(entries: Sequence[Entry], columns: Sequence[ThreatModel], *, several: bool) -> MatrixRow:
+    ranked = sorted(entries, key=headline, reverse=True)
+    by_server = grouped(ranked, lambda entry: entry.server)
+    cells = tuple(MatrixCell(tuple(by_server[server])) if server in by_server else None for server in columns)
+    first = entries[0]
+    origin = f", submitted by {first.submitter.name}" if first.submitter else ""
+    return MatrixRow(numbers.defence_name(first) + origin, numbers.model_name(first) if several else "", cells)
+
+
+def _is_shown(entry: Entry) -> bool:
+    return deployed(entry) if entry.defences else entry.setting.compared_with is Picture.CLEAN
+
+
+def _system(entry: Entry) -> tuple[Any, ...]:
+    source = (entry.origin, entry.submitter and entry.submitter.name)
+    return entry.model, entry.weights, entry.protocol, entry.defences, entry.setting.compared_with, *source
+
+
+def _seen(server: ThreatModel) -> tuple[Any, ...]:
+    return (
+        server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
+        server.uploads_per_picture,
+    )  # fmt: skip
+
+
+def server_name(server: ThreatModel) -> str:
+    """What a server sees, as short as a heading has to be: ``12 uploads``, ``1 upload, batch of 8``."""
+    count = server.uploads_per_picture
+    parts = {
+        f"{count} {'upload' if count == 1 else 'uploads'}": True,
+        f"{server.local_steps}-step delta": server.update != PLAIN.update,
+        f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
+        f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
+        "labels told": server.labels_known,
+        server.name: server.name != PLAIN.name,
+    }
+    return ", ".join(part for part, differs in parts.items() if differs)
+
+
+def exact_share(entry: Entry) -> Share | None:
+    """The share of pictures that are recovered exactly, with its interval; none without a score."""
+    values = entry.leakage.values()
+    return share(sum(value >= EXACT for value in values), len(values)) if values else None
+
+
+def headline(entry: Entry) -> tuple[float, float]:
+    """By what attacks are compared: the share recovered exactly, then the median in dB; below all without a score."""
+    exact = exact_share(entry)
+    return (exact.share, median(entry)) if exact else (-1.0, 0.0)
