@@ -19,6 +19,8 @@ from markupsafe import Markup
 from benchmarks.folder.study import TRIALS
 from benchmarks.report import numbers
 from benchmarks.report.advice import EXACT, USUAL_RATIO
+from benchmarks.report.matrix import exact_share
+from benchmarks.report.page import anchor
 from benchmarks.report.site import results
 from benchmarks.report.site.catalogue import Method, methods
 from benchmarks.report.site.folders import find_studies
@@ -122,6 +124,8 @@ class _Pages:
         environment.globals.update(
             studies=studies,
             results=results,
+            anchor=anchor,
+            exact_share=exact_share,
             numbers=numbers,
             style=Markup(style),  # noqa: S704 (ours)
             script=Markup(script),  # noqa: S704

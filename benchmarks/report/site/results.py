@@ -1,28 +1,28 @@
 """What entries of a board come to in a line: the strongest of several, its conditions, and how much it recovers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
-from benchmarks.leaderboard.entries import Entry, Share
+from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.statistics import share
 from benchmarks.report import numbers
-from benchmarks.report.advice import EXACT, USUAL_RATIO, median
+from benchmarks.report.advice import USUAL_RATIO, median
 from benchmarks.report.findings import deployed
-from benchmarks.report.legend import update_title
+from benchmarks.report.matrix import MatrixCell, exact_share, matrix, server_name
 from fedmjp.settings import Picture
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is recovered of what somebody might deploy, and without any defence, by the strongest attack on each."""
+    """The strongest attack on what somebody might deploy, and the strongest without any defence."""
 
     defended: Entry | None
     undefended: Entry | None
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> "Answer":
-        """Of these entries; at the usual mask ratio, or the nearest to it."""
+    def of(cls, entries: Iterable[Entry]) -> Self:
+        """Of these entries, at the usual mask ratio or the nearest to it."""
         tried = [entry for entry in entries if entry.leakage]
         defended = [entry for entry in tried if deployed(entry)]
         ratios = {entry.mask_ratio for entry in defended} - {0.0}
@@ -32,19 +32,27 @@ class Answer:
             strongest(entry for entry in tried if not entry.defences and entry.setting.compared_with is Picture.CLEAN),
         )
 
-
-def exactly(entry: Entry) -> Share:
-    """The share of pictures recovered exactly."""
-    return share(sum(value >= EXACT for value in entry.leakage.values()), len(entry.leakage))
+    @classmethod
+    def of_board(cls, board: Board) -> Self:
+        """Of the defence that the board's page speaks of first, and of the same model without it."""
+        row = matrix(board).subject
+        subject = [cell.entry for cell in row.measured] if row else []
+        alike = {(entry.model, entry.weights) for entry in subject}
+        attacks = (entry for entry in board.entries if entry.role == "attack")
+        return cls(
+            strongest(entry for entry in subject if entry.defences),
+            cls.of(entry for entry in attacks if (entry.model, entry.weights) in alike).undefended,
+        )
 
 
 def strongest(entries: Iterable[Entry]) -> Entry | None:
     """The one that recovers the largest share exactly; of those, the highest median, and the fewest uploads."""
-    return max(
-        entries,
-        key=lambda entry: (exactly(entry).share, round(median(entry), 1), -entry.threat.uploads_per_picture),
-        default=None,
-    )
+    return max(entries, key=_strength, default=None)
+
+
+def _strength(entry: Entry) -> tuple[float, float, int]:
+    exact = exact_share(entry)
+    return exact.share if exact else -1.0, round(median(entry), 1), -entry.threat.uploads_per_picture
 
 
 def by_defence(entries: Iterable[Entry]) -> list[Entry]:
@@ -56,27 +64,21 @@ def by_defence(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def conditions(entry: Entry) -> str:
-    """What else the result depends on: ``mask ratio 0.27, 12 uploads of each picture``."""
-    server, uploads = entry.server, entry.threat.uploads_per_picture
+    """What the server sees, and what is held against what: ``12 uploads, compared with the shuffled picture``."""
     parts = {
-        f"mask ratio {entry.mask_ratio:g}": entry.mask_ratio > 0,
-        f"{uploads} uploads of each picture" if uploads > 1 else "1 upload": True,
-        f"batches of {server.batch_size}": server.batch_size > 1,
-        update_title(server): server.update == "delta",
-        "labels told": server.labels_known,
+        server_name(entry.server): True,
         "compared with the shuffled picture": entry.setting.compared_with is Picture.SHUFFLED,
-        "masked, not shuffled": bool(entry.mask_ratio) and entry.setting == "a",
+        "masked, not shuffled": bool(entry.mask_ratio) and not entry.pipeline.shuffles,
         "submitted": entry.origin == "submitted",
     }
     return ", ".join(part for part, holds in parts.items() if holds)
 
 
 def decibels(entry: Entry) -> str:
-    """The median, with a minus sign where it is below zero."""
-    return numbers.score(median(entry), "psnr").replace("-", "−")
+    """The median over pictures."""
+    return numbers.with_minus(f"{numbers.score(median(entry), 'psnr')} dB")
 
 
-def heat(entry: Entry) -> int:
-    """How dark a cell is: 0 where nothing is exact, 4 where nearly all is."""
-    found = exactly(entry).share
-    return sum(found > bound for bound in (0.0, 0.1, 0.5, 0.9))
+def level(entry: Entry) -> int:
+    """The colour of its share, as in the matrix of a leaderboard."""
+    return MatrixCell((entry,)).level

@@ -11,7 +11,9 @@ from pyarrow import parquet
 
 from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.study import TRIALS, holds_plan, holds_study, open_results
-from benchmarks.leaderboard.entries import Board
+from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.report.front import answer
+from benchmarks.report.matrix import matrix
 from benchmarks.report.page import Gallery
 from benchmarks.report.publish import publish
 from benchmarks.report.render import board_in, gallery_in
@@ -21,7 +23,6 @@ from fedmjp.errors import OutputError
 
 MANIFEST = "manifest.json"
 LARGEST = 1_500_000  # bytes of a page
-LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,15 @@ class Study:
     @cached_property
     def answer(self) -> Answer:
         """What its strongest attacks recover."""
-        entries = self.board.entries if self.board else ()
-        return Answer.of([entry for entry in entries if entry.role == "attack"])
+        return Answer.of_board(self.board) if self.board else Answer(None, None)
+
+    @property
+    def found(self) -> str:
+        """Its answer in a sentence, as the leaderboard's page has it."""
+        return answer(matrix(self.board)) if self.board else ""
 
     @cached_property
-    def strongest(self) -> list[Any]:
+    def strongest(self) -> list[Entry]:
         """The strongest attack on each defence."""
         return by_defence(self.board.entries) if self.board else []
 
