@@ -23,15 +23,14 @@ from benchmarks.report.matrix import exact_share
 from benchmarks.report.page import anchor
 from benchmarks.report.site import results
 from benchmarks.report.site.catalogue import Method, methods
-from benchmarks.report.site.folders import find_studies
-from benchmarks.report.site.pictures import copy_picture
+from benchmarks.report.site.files import copy_picture, copy_text
+from benchmarks.report.site.folders import MARK, file_in, find_studies
+from benchmarks.report.site.readme import README
 from benchmarks.report.site.studies import Study, read_and_publish
 from fedmjp.errors import FedmjpError, OutputError
 
-MARK = ".fedmjp-site"
-TEXTS = (".csv", ".json", ".txt")  # files beside a README that a link may lead to
 # What a damaged or foreign folder makes of the functions that read it.
-UNREADABLE = (FedmjpError, OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)
+UNREADABLE = (FedmjpError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException)
 
 
 def write_site(
@@ -52,7 +51,7 @@ def write_site(
     Raises:
         OutputError: If there is no study, none can be read, or the place is not ours to write.
     """
-    site = site.absolute()
+    site = site.resolve()
     if site.exists() and not (site / MARK).is_file() and not (site.is_dir() and not any(site.iterdir())):
         raise OutputError(f"{site} holds something that is no site of fedmjp's; name another --site")
     found = find_studies(roots, database)
@@ -82,7 +81,7 @@ def _read(
             study = read_and_publish(slug, folder, target / slug, pictures=pictures, database=database)
         except UNREADABLE as error:
             shutil.rmtree(target / slug)
-            reason = str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, FedmjpError) else f"damaged ({type(error).__name__}: {error})"
             tell(f"[{place}/{len(found)}] {folder} is left out: {' '.join(reason.split())}")
             continue
         studies.append(study)
@@ -192,25 +191,17 @@ def _report(study: Study, folder: Path, pages: _Pages) -> Markup:
     def link(address: str) -> str | None:
         if re.match(r"https?://", address):
             return address
-        path = (here / address.partition("#")[0]).resolve()
-        other = path.parent if path.name == "README.md" else path
-        if other in pages.by_folder:
-            return pages.by_folder[other]
-        return _copy(path, folder) if path.is_relative_to(here) and path.suffix in TEXTS else None
+        path = file_in(here, address)
+        if path is None:
+            return None
+        other = path.parent if path.name == README else path
+        return pages.by_folder.get(other) or copy_text(path, here, folder)
 
     def image(address: str) -> str | None:
-        path = (here / address).resolve()
-        return copy_picture(path, folder) if path.is_relative_to(here) else None
+        path = file_in(here, address)
+        return copy_picture(path, here, folder) if path else None
 
     return study.readme.html(link, image, pages.addresses)
-
-
-def _copy(path: Path, folder: Path) -> str | None:
-    if not path.is_file():
-        return None
-    if not (folder / path.name).exists():
-        shutil.copyfile(path, folder / path.name)
-    return path.name
 
 
 def _replace(site: Path, made: Path) -> None:

@@ -137,7 +137,7 @@ def _defence(name: str, file: str, studies: Sequence[Study]) -> Method:
         facts={
             "Source": defence.paper,
             "Stage": f"changes {listed([STAGES[stage] for stage in defence.stages])}",
-            "Scope": f"must see {SCOPES[defence.scope]}",
+            "Scope": f"works on {SCOPES[defence.scope]}",
             "The server is told": defence.told,
             "Uploads are then": listed(sorted(defence.marks)) or "as before",
             "Accounting": _accounting(made),

@@ -1,14 +1,17 @@
-"""Where studies lie, and what each is called in the addresses of a site."""
+"""Where studies lie, and what they and their files are called in the addresses of a site."""
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 from benchmarks.folder.ledger import ABOUT
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.study import TRIALS
 from fedmjp.errors import OutputError
+
+MARK = ".fedmjp-site"  # lies in a site
 
 
 def find_studies(roots: Sequence[Path], database: str = "") -> dict[str, Path]:
@@ -37,11 +40,22 @@ def unique(name: str, taken: Iterable[str]) -> str:
     return next(each for each in numbered if each.casefold() not in used)
 
 
+def file_in(folder: Path, address: str) -> Path | None:
+    """What a README in a folder means by an address, whether it lies in it or not; None if there is no such thing."""
+    try:
+        path = (folder / unquote(address.partition("#")[0])).resolve()
+        return path if path.exists() else None
+    except (OSError, ValueError):
+        return None
+
+
 def _beneath(root: Path, database: str) -> Iterator[Path]:
     for folder, inner, _ in os.walk(root):
         inner.sort()
         path = Path(folder)
-        if holds_trials(path, database):
+        if (path / MARK).exists():
+            inner.clear()  # its copies of studies are none
+        elif holds_trials(path, database):
             inner.clear()  # what a study's own folders hold is part of it
             yield path
 

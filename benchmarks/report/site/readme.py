@@ -9,7 +9,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-NAME = "README.md"
+README = "README.md"
 Target = Callable[[str], str | None]  # an address as the README has it, to one of the site; None if there is none
 
 
@@ -28,7 +28,7 @@ class Readme:
     @classmethod
     def of(cls, folder: Path) -> "Readme":
         """The README of a folder; an empty one where there is none."""
-        path = folder / NAME
+        path = folder / README
         return cls(path.read_text(encoding="utf-8") if path.is_file() else "")
 
     @property
