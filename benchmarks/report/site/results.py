@@ -46,13 +46,15 @@ class Answer:
 
 
 def strongest(entries: Iterable[Entry]) -> Entry | None:
-    """The one that recovers the largest share exactly; of those, the highest median, and the fewest uploads."""
+    """The one that recovers the largest share exactly; of those, the surest, the highest median, the fewest uploads."""
     return max(entries, key=_strength, default=None)
 
 
-def _strength(entry: Entry) -> tuple[float, float, int]:
+def _strength(entry: Entry) -> tuple[float, ...]:
     exact = exact_share(entry)
-    return exact.share if exact else -1.0, round(median(entry), 1), -entry.threat.uploads_per_picture
+    if exact is None:
+        return (-1.0,)
+    return exact.share, exact.low, round(median(entry), 1), -entry.threat.uploads_per_picture
 
 
 def by_defence(entries: Iterable[Entry]) -> list[Entry]:
