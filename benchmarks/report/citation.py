@@ -9,6 +9,8 @@ from benchmarks.report.details import environments_of
 AUTHORS = "The fedmjp maintainers"
 NAME = "fedmjp: a federated-learning privacy benchmark"
 
+SHORT = 10  # digits of a commit
+
 
 @dataclass(frozen=True)
 class Citation:
@@ -23,7 +25,7 @@ class Citation:
     @property
     def sentence(self) -> str:
         """As in a list of references."""
-        commit = f", commit {self.commit[:12]}" if self.commit else ""
+        commit = f", commit {self.commit}" if self.commit else ""
         return f"{AUTHORS} ({self.date[:4]}). {self.title}. fedmjp {self.version}{commit}, measured {self.date}."
 
     @property
@@ -46,7 +48,7 @@ def citation(board: Board) -> Citation:
     return Citation(
         title=board.title,
         version=", ".join(sorted({str(each) for each in found if each})) or installed["Version"],
-        commit=", ".join(sorted({str(each) for each in commits if each})),
+        commit=", ".join(sorted({str(each)[:SHORT] for each in commits if each})),
         date=max(ended, default=str(board.about.get("rendered_at", "")))[:10],
         licence=installed["License-Expression"],
     )

@@ -32,28 +32,38 @@ def answer(shown: Matrix) -> str:
     row = shown.subject
     if row is None:
         return NOTHING
-    first, *others = row.measured
-    said = f"{_amount(first)} exactly from {server_name(first.entry.server)}"
-    if others:
-        most = max(others, key=lambda cell: headline(cell.entry))
-        said += f", and {_amount(most)} from {server_name(most.entry.server)}"
+    first = row.measured[0]
     entry = first.entry
-    name = f"{entry.defence} on {entry.model}" if entry.defences else f"no defence on {entry.model}"
-    naive = f"; no attack that knows {entry.defence} was run" if all(cell.blind for cell in row.measured) else ""
-    return f"With {name}, a server recovers {said}{naive}."
+    said = f"{_amount(first, ' of pictures')} exactly from {server_name(entry.server)}"
+    most, plain = max(row.measured, key=_share), shown.undefended(first)
+    if _share(most) > _share(first):
+        said += f", and {_amount(most)} from {server_name(most.entry.server)}"
+    elif entry.defences and plain:
+        said += f"; without a defence, {_amount(plain)}"
+    ratio = f" (mask ratio {entry.mask_ratio:g})" if entry.mask_ratio else ""
+    name = f"{entry.defence if entry.defences else 'no defence'}{ratio} on {entry.model}"
+    naive = f" No attack that knows {entry.defence} was run." if all(cell.blind for cell in row.measured) else ""
+    return f"With {name}, a server recovers {said}.{naive}"
 
 
-def _amount(cell: MatrixCell) -> str:
-    value = headline(cell.entry)[0]
-    return {0.0: "no picture", 1.0: "every picture"}.get(value, f"{numbers.percent(value)} of pictures")
+def _share(cell: MatrixCell) -> float:
+    return headline(cell.entry)[0]
+
+
+def _amount(cell: MatrixCell, of: str = "") -> str:
+    return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), numbers.percent(_share(cell)) + of)
 
 
 def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
-    """What decided the cells behind the answer: a row of several, or else the first of each row."""
+    """What decided the cells behind the answer: a row of several, or else the first of each row of its model."""
     row = shown.subject
     if row is None:
         return []
-    cells = row.measured if len(row.measured) > 1 else [row.measured[0] for row in shown.rows if row.measured]
+    cells = row.measured
+    if len(cells) == 1:
+        firsts = [each.measured[0] for each in shown.rows if each.measured]
+        cells = [cell for cell in firsts if cell.entry.model == cells[0].entry.model]
+        cells.sort(key=lambda cell: (bool(cell.entry.defences), cell is not row.measured[0]))
     return [KeyFigure(cell.entry, _values(board, cell.entry)) for cell in cells[:KEY_FIGURES]]
 
 
@@ -64,7 +74,7 @@ def _values(board: Board, entry: Entry) -> dict[str, Value]:
         "model": Value(entry.model),
         "defence": Value(numbers.defence_name(entry)),
         "strongest attack": Value(entry.attack),
-        "recovered exactly": numbers.share(exact) if exact else Value(""),
+        "recovered exactly, % (95 % interval)": numbers.share(exact) if exact else Value(""),
         "median, dB": _median(entry),
         "grey guess, dB": _median(board.by_id.get(entry.floor)),
         "without defence, dB": _median(board.by_id.get(entry.twin)),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Share
@@ -73,11 +74,22 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows in the order in which they are shown; ``shared`` names the model where all rows have one."""
+    """Rows in the order in which they are shown; ``shared`` names what of the model all rows have in common."""
 
     columns: tuple[ThreatModel, ...]
     rows: tuple[MatrixRow, ...]
     shared: str
+
+    @property
+    def repeats(self) -> bool:
+        """Whether servers differ in how often they see a picture."""
+        return len({server.uploads_per_picture for server in self.columns}) > 1
+
+    def undefended(self, cell: MatrixCell) -> MatrixCell | None:
+        """The cell of the same model before the same server where clients do nothing."""
+        wanted = (cell.entry.model, cell.entry.server)
+        plain = (each for row in self.rows for each in row.measured if not each.entry.defences)
+        return next((each for each in plain if (each.entry.model, each.entry.server) == wanted), None)
 
     @property
     def subject(self) -> MatrixRow | None:
@@ -111,19 +123,26 @@ def matrix(board: Board) -> Matrix:
         return models.index(entry.model), *kind, entry.weights
 
     systems = grouped(sorted(shown, key=place), _system)
-    named = {numbers.model_name(entry) for entry in shown}
-    shared = named.pop() if len(named) == 1 else ""
-    rows = tuple(_row(entries, columns, several=not shared) for entries in systems.values())
-    return Matrix(columns, rows, shared)
+    named = [_named(entry) for entry in shown]
+    alike = [len(set(texts)) == 1 for texts in zip(*named, strict=True)]
+    rows = tuple(_row(entries, columns, alike) for entries in systems.values())
+    return Matrix(columns, rows, ", ".join(filter(None, compress(named[0], alike))) if named else "")
 
 
-def _row(entries: Sequence[Entry], columns: Sequence[ThreatModel], *, several: bool) -> MatrixRow:
+def _named(entry: Entry) -> tuple[str, ...]:
+    """Model, weights, and how it is scored."""
+    scored = "" if entry.protocol == "float" else f"scored as {entry.protocol}"
+    return entry.model, numbers.weights(entry.weights), scored
+
+
+def _row(entries: Sequence[Entry], columns: Sequence[ThreatModel], alike: Sequence[bool]) -> MatrixRow:
     ranked = sorted(entries, key=headline, reverse=True)
     by_server = grouped(ranked, lambda entry: entry.server)
     cells = tuple(MatrixCell(tuple(by_server[server])) if server in by_server else None for server in columns)
     first = entries[0]
     origin = f", submitted by {first.submitter.name}" if first.submitter else ""
-    return MatrixRow(numbers.defence_name(first) + origin, numbers.model_name(first) if several else "", cells)
+    model = ", ".join(text for text, same in zip(_named(first), alike, strict=True) if not same)
+    return MatrixRow(numbers.defence_name(first) + origin, model, cells)
 
 
 def _is_shown(entry: Entry) -> bool:
@@ -132,7 +151,8 @@ def _is_shown(entry: Entry) -> bool:
 
 def _system(entry: Entry) -> tuple[Any, ...]:
     source = (entry.origin, entry.submitter and entry.submitter.name)
-    return entry.model, entry.weights, entry.protocol, entry.defences, entry.setting.compared_with, *source
+    what = (entry.defence, entry.mask_ratio, entry.setting.compared_with)
+    return entry.model, entry.weights, entry.protocol, *what, *source
 
 
 def _seen(server: ThreatModel) -> tuple[Any, ...]:
@@ -143,17 +163,17 @@ def _seen(server: ThreatModel) -> tuple[Any, ...]:
 
 
 def server_name(server: ThreatModel) -> str:
-    """What a server sees, as short as a heading has to be: ``12 uploads``, ``1 upload, batch of 8``."""
+    """What a server sees of a picture, as short as a heading has to be: ``12 uploads``, ``1 upload (batch of 8)``."""
     count = server.uploads_per_picture
     parts = {
-        f"{count} {'upload' if count == 1 else 'uploads'}": True,
         f"{server.local_steps}-step delta": server.update != PLAIN.update,
         f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
         f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
         "labels told": server.labels_known,
         server.name: server.name != PLAIN.name,
     }
-    return ", ".join(part for part, differs in parts.items() if differs)
+    more = ", ".join(part for part, differs in parts.items() if differs)
+    return f"{count} {'upload' if count == 1 else 'uploads'}" + (f" ({more})" if more else "")
 
 
 def exact_share(entry: Entry) -> Share | None:

@@ -91,12 +91,6 @@ def weights(value: str) -> str:
     return value if value == "untrained" else f"checkpoint {value[:8]}"
 
 
-def model_name(entry: Entry) -> str:
-    """``deit_small, untrained``; with the protocol where pictures were rounded."""
-    scored = "" if entry.protocol == "float" else f", scored as {entry.protocol}"
-    return f"{entry.model}, {weights(entry.weights)}{scored}"
-
-
 def defence_name(entry: Entry) -> str:
     """``no defence``, ``mjp, mask ratio 0.27``."""
     if not entry.defences:

@@ -68,7 +68,7 @@ for (const form of document.querySelectorAll("form.filters")) {
     }
     form.querySelector("output").textContent = `${count} of ${rows.length} rows`;
   };
-  form.addEventListener("input", filter);
+  for (const event of ["input", "change"]) form.addEventListener(event, filter);
   form.addEventListener("submit", event => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(filter));
   filter();

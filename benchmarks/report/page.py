@@ -1,6 +1,7 @@
 """The leaderboard as one HTML file: what it shows needs neither network nor neighbours."""
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +11,18 @@ from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report import details, front, legend, numbers, results
-from benchmarks.report.advice import EXACT
+from benchmarks.report.advice import EXACT, exactly, median
 from benchmarks.report.citation import AUTHORS, citation
 from benchmarks.report.drawing import Plot
 from benchmarks.report.matrix import Matrix, headline, matrix, server_name
 from benchmarks.report.plots import inline
 from benchmarks.report.reported import reported_rows
-from benchmarks.report.rows import TEXT, sections
+from benchmarks.report.rows import TEXT, servers
 from benchmarks.report.tables import filled
 from benchmarks.report.thumbnails import thumbnails
 
@@ -67,7 +68,8 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
             rows=rows,
             standings={row.entry.id: row.standing for row in rows if row.standing},
             attacks={cell.entry.id: cell.attacks for row in shown.rows for cell in row.cells if cell},
-            sections=sections(board),
+            servers=servers(board),
+            told=legend.told_of(entry.pipeline for entry in board.entries),
             reported=reported_rows(board),
             differences=grouped(board.reported, lambda row: f"{row.source}: {row.differs}"),
             gallery=gallery,
@@ -78,6 +80,7 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
                 "picture",
             ),
             plots=[(plot, Markup(inline(plot, drawn[plot.name]))) for plot in plots],  # noqa: S704 (we drew it)
+            repeated=_repeated(plots),
             facts=facts,
             shared_facts=shared,
             environments=details.environments_of(board),
@@ -90,6 +93,17 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
 def anchor(entry: Entry) -> str:
     """The fragment of an entry's details: the same in every page that shows it, whatever its id is made of."""
     return f"cell-{sha256(entry.id.encode()).hexdigest()[:12]}"
+
+
+def _repeated(plots: Sequence[Plot]) -> dict[str, bool]:
+    """By name, whether a plot of the same kind stands before it, whose caption explains both."""
+    kinds = [re.sub(r"\d+", "", plot.name) for plot in plots]
+    return {plot.name: kind in kinds[:place] for place, (plot, kind) in enumerate(zip(plots, kinds, strict=True))}
+
+
+def _breakable(text: str) -> Markup:
+    """Text whose lines may break after an underscore, colon or equals sign, as in names of models and defences."""
+    return Markup(re.sub(r"([_:=])", r"\1<wbr>", str(escape(text))))  # noqa: S704 (escaped)
 
 
 def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
@@ -114,7 +128,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(minus=numbers.with_minus, words=details.words)
+    environment.filters.update(breakable=_breakable, minus=numbers.with_minus, words=details.words)
     environment.globals.update(
         style=_asset("page.css"),
         script=_asset("page.js"),
@@ -128,6 +142,8 @@ def _environment() -> Environment:
         text_columns=TEXT,
         authors=AUTHORS,
         exact=EXACT,
+        exactly=exactly,
+        median=median,
         neighbours=NEIGHBOURS,
     )
     return environment

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Difference, Entry, Standing
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
 from benchmarks.report import numbers
 from benchmarks.report.advice import median
 from benchmarks.report.findings import strongest
@@ -18,6 +18,7 @@ FILTERS = {
     "attack": "Attack",
     "verdict": "Verdict",
 }  # columns that a reader chooses values of, and what the choice is called
+EXACTLY = "recovered exactly, % (95 % interval)"
 TEXTS = (*FILTERS, "strongest attack")
 OPTIONAL = ("model", "setting", "server sees")  # where all rows say the same, a line above the table says it
 
@@ -47,6 +48,7 @@ def results(board: Board) -> list[Result]:
 
 def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
     exact, found = exact_share(entry), entry.metrics.get(LEAKAGE)
+    over = entry.over_twin
     rank = standing.rank if standing else None
     return {
         "rank": Value("" if rank is None else str(rank), rank),
@@ -56,16 +58,12 @@ def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
         "setting": Value(str(entry.setting)),
         "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
         "verdict": Value((standing or entry).verdict),
-        "recovered exactly": numbers.share(exact) if exact else Value(""),
+        EXACTLY: numbers.share(exact) if exact else Value(""),
         "median, dB": Value(numbers.score(median(entry), LEAKAGE), median(entry)) if entry.leakage else Value(""),
-        "mean, dB": numbers.mean(found, LEAKAGE) if found else Value(""),
-        "against no defence, dB": _difference(entry.over_twin),
+        "mean, dB (95 % interval)": numbers.mean(found, LEAKAGE) if found else Value(""),
+        "against no defence, dB": Value(f"{over.mean:+.1f}", over.mean) if over else Value(""),
         "pictures": Value(str(entry.n), entry.n),
     }
-
-
-def _difference(found: Difference | None) -> Value:
-    return numbers.difference(found) if found else Value("")
 
 
 def result_columns(rows: Sequence[Result]) -> list[str]:
