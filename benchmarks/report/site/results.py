@@ -65,6 +65,11 @@ def by_defence(entries: Iterable[Entry]) -> list[Entry]:
     return [found for group in groups if (found := strongest(group))]
 
 
+def model(entry: Entry) -> str:
+    """The network, and on what weights it was attacked."""
+    return f"{entry.model}, {numbers.weights(entry.weights)}"
+
+
 def conditions(entry: Entry) -> str:
     """What the server sees, and what is held against what: ``12 uploads, compared with the shuffled picture``."""
     parts = {
