@@ -7,9 +7,9 @@ from typing import Self
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report import numbers
-from benchmarks.report.advice import USUAL_RATIO, median
+from benchmarks.report.advice import USUAL_RATIO
 from benchmarks.report.findings import deployed
-from benchmarks.report.matrix import MatrixCell, exact_share, matrix, server_name
+from benchmarks.report.matrix import MatrixCell, exact_share, headline, matrix, server_name
 from fedmjp.settings import Picture
 
 
@@ -54,7 +54,7 @@ def _strength(entry: Entry) -> tuple[float, ...]:
     exact = exact_share(entry)
     if exact is None:
         return (-1.0,)
-    return exact.share, exact.low, round(median(entry), 1), -entry.threat.uploads_per_picture
+    return exact.share, exact.low, round(headline(entry)[1], 1), -entry.threat.uploads_per_picture
 
 
 def by_defence(entries: Iterable[Entry]) -> list[Entry]:
@@ -83,7 +83,7 @@ def conditions(entry: Entry) -> str:
 
 def decibels(entry: Entry) -> str:
     """The median over pictures."""
-    return numbers.with_minus(f"{numbers.score(median(entry), 'psnr')} dB")
+    return numbers.with_minus(f"{numbers.score(headline(entry)[1], 'psnr')} dB")
 
 
 def level(entry: Entry) -> int:
