@@ -78,8 +78,6 @@ def _provenance(entry: Entry, environments: Sequence[Mapping[str, Any]]) -> Iter
     yield "Environment", ", ".join(str(environments.index(one) + 1) for one in source.environments)
     yield "Run", f"{source.first} to {source.last}" if source.first else "not run"
     yield "Entry", entry.id
-    yield "Entry without defence", entry.twin or "none"
-    yield "Entry of the guess", entry.floor or "none"
 
 
 def words(content: Any) -> str:
