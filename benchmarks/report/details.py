@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.leaderboard.entries import Board, Entry, Marginal
 from benchmarks.report import numbers
 from benchmarks.report.legend import told_of
 
@@ -26,36 +26,31 @@ def environments_of(board: Board) -> list[dict[str, Any]]:
     return list({json.dumps(one, sort_keys=True): one for one in found}.values())
 
 
-def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
-    n, share = entry.n, entry.realised_ratio
-    yield "Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))
-    if entry.caveat:
-        yield "Caveat", entry.caveat
-    if entry.defences:
-        yield "Defences, as configured", ", then ".join(config.text for config in entry.defences)
-    if entry.over_twin:
-        yield "Against no defence, dB", numbers.difference(entry.over_twin).text
-    for each in entry.marginal:
-        added = numbers.difference(each.difference).text if each.difference else "not measured"
-        yield f"Adds, {each.defence}, dB", f"{added}; entry without it: {each.twin}"
-    if entry.over_floor:
-        yield "Over grey, dB", numbers.difference(entry.over_floor).text
-    if entry.recognisable:
-        yield "Recognisable pictures", numbers.share(entry.recognisable).text
-    if n:
-        yield "Recognisable and 3 dB over the guess", f"{entry.exposed} of {n} pictures"
-    if entry.utility:
-        yield "Top-1 accuracy", f"{entry.utility.top1:g} %, {entry.utility.source}"
-    yield "Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"
-    if entry.cost.attack_seconds is not None:
-        yield "Time of the attack", f"{numbers.seconds(entry.cost)} s per picture"
-    if entry.cost.upload_bytes is not None:
-        yield "Size of an upload", numbers.size(entry.cost)
-    yield "Trials", _trials(entry)
-    if share is not None:
-        yield "Mask ratio, realised", f"{share:.3f}"
-    if entry.errors:
-        yield "Errors", "; ".join(entry.errors)
+def _facts(entry: Entry) -> Facts:
+    cost, utility = entry.cost, entry.utility
+    pairs = [
+        ("Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))),
+        ("Caveat", entry.caveat),
+        ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
+        ("Against no defence, dB", numbers.difference(entry.over_twin).text if entry.over_twin else None),
+        *((f"Adds, {each.defence}, dB", _added(each)) for each in entry.marginal),
+        ("Over grey, dB", numbers.difference(entry.over_floor).text if entry.over_floor else None),
+        ("Recognisable pictures", numbers.share(entry.recognisable).text if entry.recognisable else None),
+        ("Recognisable and 3 dB over the guess", f"{entry.exposed} of {entry.n} pictures" if entry.n else None),
+        ("Top-1 accuracy", f"{utility.top1:g} %, {utility.source}" if utility else None),
+        ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),
+        ("Time of the attack", f"{numbers.seconds(cost)} s per picture" if numbers.seconds(cost) else None),
+        ("Size of an upload", numbers.size(cost)),
+        ("Trials", _trials(entry)),
+        ("Mask ratio, realised", None if entry.realised_ratio is None else f"{entry.realised_ratio:.3f}"),
+        ("Errors", "; ".join(entry.errors)),
+    ]
+    return [(term, text) for term, text in pairs if text]
+
+
+def _added(gain: Marginal) -> str:
+    added = numbers.difference(gain.difference).text if gain.difference else "not measured"
+    return f"{added}; entry without it: {gain.twin}"
 
 
 def _trials(entry: Entry) -> str:
@@ -83,8 +78,6 @@ def _provenance(entry: Entry, environments: Sequence[Mapping[str, Any]]) -> Iter
     yield "Environment", ", ".join(str(environments.index(one) + 1) for one in source.environments)
     yield "Run", f"{source.first} to {source.last}" if source.first else "not run"
     yield "Entry", entry.id
-    yield "Entry without defence", entry.twin or "none"
-    yield "Entry of the guess", entry.floor or "none"
 
 
 def words(content: Any) -> str:

@@ -153,7 +153,9 @@ class Scale:
         margin = 0.04 * (high - low)
         shown = {
             "ticks": ticks,
-            "ticklabels": [CEILING_TICK if tick == CEILING else f"{tick:g}".replace("-", numbers.MINUS) for tick in ticks],
+            "ticklabels": [
+                CEILING_TICK if tick == CEILING else f"{tick:g}".replace("-", numbers.MINUS) for tick in ticks
+            ],
             "lim": (low - margin, high + margin),
         }
         axes.set(**{f"{self.axis}{name}": value for name, value in shown.items()})

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
@@ -91,7 +92,7 @@ class Matrix:
         plain = (each for row in self.rows for each in row.measured if not each.entry.defences)
         return next((each for each in plain if (each.entry.model, each.entry.server) == wanted), None)
 
-    @property
+    @cached_property
     def subject(self) -> MatrixRow | None:
         """The row that the page speaks of first: defended, seen by many servers, at a usual mask ratio, least leaking.
 
@@ -184,5 +185,5 @@ def exact_share(entry: Entry) -> Share | None:
 
 def headline(entry: Entry) -> tuple[float, float]:
     """By what attacks are compared: the share recovered exactly, then the median in dB; below all without a score."""
-    exact = exact_share(entry)
-    return (exact.share, median(entry)) if exact else (-1.0, 0.0)
+    values = entry.leakage.values()
+    return (sum(value >= EXACT for value in values) / len(values), median(entry)) if values else (-1.0, 0.0)

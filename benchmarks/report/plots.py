@@ -38,13 +38,16 @@ def standalone(plot: Plot) -> str:
 def inline(plot: Plot, content: str) -> str:
     """``standalone(plot)`` as an ``<svg>`` element for a page: the text's colour for black, ids of its own, a title.
 
-    Styles become attributes, which a page's content-security policy does not forbid, and numbers keep two decimals. The
-    element shrinks until nine units, which are the height of its letters, would be less than nine pixels.
+    Styles become attributes, which a page's content-security policy does not forbid. Numbers keep a decimal, and ids
+    stay where something refers to them. The class says how far the page may let it shrink.
     """
     element = content[content.index("<svg ") :]
     element = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", element, flags=re.S)
     element = re.sub(r' style="([^"]*)"', lambda found: _attributes(found[1]), element)
-    element = re.sub(r"(\d\.\d\d)\d+", r"\1", element)
+    element = re.sub(r"(\d\.\d)\d+", r"\1", element)
+    element = re.sub(r"\s+", " ", element).replace("> <", "><")
+    used = set(re.findall(r"#([\w.-]+)", element))
+    element = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", element)
     element = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{plot.name}-", element)
     element = element.replace("#000000", "currentColor")
     # Text without a fill of its own is black, which the page's colour has to replace.

@@ -40,10 +40,11 @@ class Result:
 def results(board: Board) -> list[Result]:
     """In the order of the entries."""
     decided = {strongest(board, standing).id: standing for standing in board.standings}
-    return [
-        Result(entry, _values(entry, standing := decided.get(entry.id)), standing)
-        for entry in board.entries
-    ]
+    return [_result(entry, decided.get(entry.id)) for entry in board.entries]
+
+
+def _result(entry: Entry, standing: Standing | None) -> Result:
+    return Result(entry, _values(entry, standing), standing)
 
 
 def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
