@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -25,13 +26,18 @@ from benchmarks.report.site.readme import Readme
 from fedmjp.cli import main
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import OutputError
-from tests.test_page import BROWSER, DRIVER, OPTIONS
+from tests.test_page import AXE, BROWSER, DRIVER, OPTIONS, show
 
 RESULTS = Path(__file__).parents[1] / "results"
 BAD_INPUT = 2
 LARGEST = 1_500_000  # bytes of a page
 QUICKSTART, HOSTILE = "quickstart-reference", "hostile-img-src-x"
 WISHES_ILL = "hostile <img src=x>"
+SEEN = """
+const pictures = [...document.images], done = arguments[0];
+for (const picture of pictures) picture.loading = "eager";
+Promise.all(pictures.map(picture => picture.decode())).then(() => done(true), () => done(false));
+"""  # whether all pictures can be shown
 README = """# <b>Bold</b> & `code`
 
 Is it safe? <script>alert(1)</script> [run](javascript:alert(1)) and [up](../../../etc/passwd).
@@ -284,27 +290,30 @@ def test_a_readme_that_is_empty_or_has_no_title_is_read() -> None:
         build.write_site([Path(__file__)], Path("never"), pictures=False, database="", tell=print)
 
 
-@pytest.fixture
-def browser(site: Path, tmp_path: Path) -> Iterator[webdriver.Chrome]:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     if not (DRIVER and BROWSER):
         pytest.skip("no chromium and chromedriver (Debian: chromium-driver)")
     options = webdriver.ChromeOptions()
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path}"):
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(service=Service(str(DRIVER)), options=options)
-    driver.get((site / "studies" / QUICKSTART / "index.html").as_uri())
     yield driver
     driver.quit()
 
 
+@pytest.fixture
+def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
+    """Nothing may have been logged when the test is over: no refused style, no picture that is missing."""
+    yield started
+    assert started.get_log("browser") == []
+
+
 @pytest.mark.slow
-def test_search_works_by_keyboard_from_a_file_and_pictures_load(browser: webdriver.Chrome) -> None:
-    assert browser.execute_script("return [...document.images].every(image => image.complete && image.naturalWidth)")
-    for width in (400, 1280):
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+def test_search_works_by_keyboard_from_a_file(browser: webdriver.Chrome, site: Path) -> None:
+    show(browser, 1280, "light")
+    browser.get((site / "studies" / QUICKSTART / "index.html").as_uri())
     browser.find_element(By.TAG_NAME, "body").send_keys("/")
     field = browser.switch_to.active_element
     assert field.get_attribute("id") == "query"
@@ -318,4 +327,20 @@ def test_search_works_by_keyboard_from_a_file_and_pictures_load(browser: webdriv
     assert browser.find_elements(By.CSS_SELECTOR, "#found a") == []
     browser.switch_to.active_element.send_keys("gaussian", Keys.ENTER)
     assert browser.current_url.endswith("/defences/gaussian.html")
-    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_pages_fit_and_axe_finds_no_violation(browser: webdriver.Chrome, site: Path, width: int, scheme: str) -> None:
+    show(browser, width, scheme)
+    (package,) = find_spec("axe_playwright_python").submodule_search_locations  # not imported: it would need Playwright
+    axe = (Path(package) / "axe.min.js").read_text(encoding="utf-8")
+    for name in ("index.html", f"studies/{QUICKSTART}/index.html", "defences/mjp.html"):
+        browser.get((site / name).as_uri())
+        for other in (800, width):
+            show(browser, other, scheme)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= other
+        assert browser.execute_async_script(SEEN)
+        browser.find_element(By.ID, "query").send_keys("mjp")
+        browser.execute_script(axe)
+        assert browser.execute_async_script(AXE, "body") == []

@@ -46,7 +46,7 @@ class Answer:
 
 
 def strongest(entries: Iterable[Entry]) -> Entry | None:
-    """The one that recovers the largest share exactly; of those, the surest, the highest median, the fewest uploads."""
+    """The one that recovers the largest share exactly, the surest of these, from the fewest uploads that do."""
     return max(entries, key=_strength, default=None)
 
 
@@ -54,7 +54,8 @@ def _strength(entry: Entry) -> tuple[float, ...]:
     exact = exact_share(entry)
     if exact is None:
         return (-1.0,)
-    return exact.share, exact.low, round(headline(entry)[1], 1), -entry.threat.uploads_per_picture
+    uploads = entry.threat.uploads_per_picture if exact.share else 0  # where none is exact, the median decides
+    return exact.share, exact.low, -uploads, round(headline(entry)[1], 1)
 
 
 def by_defence(entries: Iterable[Entry]) -> list[Entry]:
