@@ -83,7 +83,9 @@ def test_cells_are_of_all_attacks_of_a_board() -> None:
             assert cell.text == numbers.percent(float(max(shares)))
 
 
-@pytest.mark.parametrize(("share", "text"), [(0, "0 %"), (0.001, "1 %"), (0.3, "30 %"), (0.995, "99 %"), (1, "100 %")])
+@pytest.mark.parametrize(
+    ("share", "text"), [(0, "0 %"), (0.001, "< 1 %"), (0.3, "30 %"), (0.995, "> 99 %"), (1, "100 %")]
+)
 def test_none_and_all_are_said_of_none_and_of_all_alone(share: float, text: str) -> None:
     assert numbers.percent(share) == text
 

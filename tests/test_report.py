@@ -16,7 +16,8 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks import leaderboard, report
-from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Utility
+from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Share, Utility
+from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.standings import standings
 from benchmarks.report import numbers
 from benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
@@ -66,6 +67,18 @@ def test_the_same_board_gives_the_same_bytes(board: Board, folder: Path) -> None
 
 def test_json_is_the_board(board: Board, folder: Path) -> None:
     assert Board.model_validate_json((folder / "leaderboard.json").read_text()) == board
+
+
+def test_tables_lead_with_the_share_recovered_exactly_then_the_median_and_keep_the_mean(board: Board) -> None:
+    lines = {line["id"]: line for line in csv.DictReader(io.StringIO(csv_text(board)))}
+    nasty = lines[nasty_entry().id]  # 120, 130 and 95 dB
+    assert [float(nasty[name]) for name in ("exact", "median", "psnr_mean", "flat")] == [1, 120, 115, 0]
+    assert float(nasty["exact_low"]) < float(nasty["exact_high"]) == 1
+    names = ["recovered exactly", "median, dB", "mean, PSNR dB"]
+    for ranking in sections(board)[0].rankings:
+        assert [name for name in ranking.rows[0].values if name in names] == names
+    row = next(row for row in sections(board)[0].cells if row.entry and row.entry.id == nasty_entry().id)
+    assert [row.values[name].text for name in names[:2]] == ["3 of 3 (85 to 100 %)", "120.0"]
 
 
 def test_csv_holds_every_number_at_full_precision(board: Board) -> None:
@@ -153,14 +166,14 @@ def test_refused_rows_say_why_and_empty_cells_have_a_reason(board: Board) -> Non
 def test_a_standing_shows_the_numbers_of_its_strongest_attack(board: Board) -> None:
     for standing in board.standings:
         rivals = [
-            entry.metrics["psnr"].mean
+            headline(entry)
             for entry in board.entries
             if entry.role == "attack"
             and entry.metrics
             and (entry.threat, entry.setting, entry.model, entry.defences)
             == (standing.threat, standing.setting, standing.model, standing.defences)
         ]
-        assert strongest(board, standing).metrics["psnr"].mean == max(rivals)
+        assert headline(strongest(board, standing)) == max(rivals)
 
 
 def test_rankings_are_of_what_is_compared_with_one_version_of_the_picture(board: Board) -> None:
@@ -272,10 +285,12 @@ def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board:
     for setting in "abc":
         entry = entries[f"{prefix}-{setting}"]
         twin, floor = entries[str(entry.twin)], entries[str(entry.floor)]
-        shown = [f"{one.metrics['psnr'].mean:.1f}" for one in (entry, floor, twin)]
-        assert f"strongest attack patch_embedding recovers {shown[0]} dB in {setting}" in line
-        assert f"(grey guess {shown[1]} dB, without defence {shown[2]} dB): " in line, "once where all say the same"
-        assert re.search(rf"recovers {shown[0]} dB in {setting}[^;]*: {verdict_in(board, entry)}", line)
+        shown = [f"{np.median(list(one.leakage.values())):.1f}" for one in (entry, floor, twin)]
+        recovers = f"recovers 0 of 20 exactly, median {shown[0]} dB, in {setting}"
+        assert f"strongest attack patch_embedding {recovers}" in line
+        references = f"(grey guess {shown[1]} dB, without defence 0 of 20 exactly, median {shown[2]} dB): "
+        assert references in line, "once where all say the same"
+        assert re.search(rf"{recovers}[^;]*: {verdict_in(board, entry)}", line)
     assert line.endswith(NAIVE)
 
 
@@ -352,7 +367,7 @@ def test_latex_escapes_and_closes_what_it_opens(board: Board) -> None:
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") > 0
     for line in text.splitlines():
         if line.endswith(r"\\") and not line.startswith("%"):
-            assert len(re.findall(r"(?<!\\)&", line)) == 12
+            assert len(re.findall(r"(?<!\\)&", line)) == 13
     assert THREATS[0].sentence() in text
     assert "n = 3 to 20 pictures" in text
 
@@ -433,6 +448,8 @@ def test_numbers_are_shown_with_fitting_digits() -> None:
     assert numbers.score(17.26, "psnr") == "17.3"
     assert numbers.score(0.3, "fft2d") == "0.30"
     assert numbers.score(1.234e-10, "mse") == "1.2e-10"
+    shares = {"0 %": 0.0, "< 1 %": 0.001, "1 %": 0.01, "99 %": 0.99, "> 99 %": 199 / 200, "100 %": 1.0}
+    assert [numbers.share(Share(share=each, low=0, high=1)).main for each in shares.values()] == list(shares)
     assert numbers.p_value(0.0123) == ", p = 0.012"
     assert numbers.p_value(1e-9) == ", p < 0.001"
     assert numbers.p_value(None) == ""

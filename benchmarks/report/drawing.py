@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -29,6 +30,7 @@ CEILING_TICK = f"{CEILING:g}+"
 CEILING_NOTE = f"Values of more than {CEILING:g} dB, which are exact to the eye, are drawn at {CEILING:g}."
 WIDTH_INCHES = 7.4
 NARROW_INCHES = 4.8  # of a single panel, whose letters can be read where it is as wide as a phone
+QUARTILES = (0.25, 0.5, 0.75)
 LETTERS = 34  # of a label, before it is cut
 HANDLE_INCHES = 0.5
 LETTER_INCHES = 0.068
@@ -100,9 +102,11 @@ def name_of(entry: Entry) -> str:
 
 
 def floors(entries: Iterable[Entry]) -> dict[str, float]:
-    """Leakage of the grey guess, by setting."""
+    """Median leakage of the grey guess, by setting."""
     return {
-        str(entry.setting): entry.metrics[LEAKAGE].mean for entry in entries if entry.role == "floor" and entry.leakage
+        str(entry.setting): entry.metrics[LEAKAGE].median
+        for entry in entries
+        if entry.role == "floor" and entry.leakage
     }
 
 
@@ -122,12 +126,10 @@ def capped(value: float) -> float:
     return min(value, CEILING)
 
 
-def interval_of(entry: Entry) -> tuple[float, float]:
-    """The interval of the mean as it is drawn; no length below two pictures."""
-    found = entry.metrics[LEAKAGE]
-    low = found.mean if found.low is None else found.low
-    high = found.mean if found.high is None else found.high
-    return capped(low), capped(high)
+def quartiles_of(entry: Entry) -> list[float]:
+    """The median between the ends of the middle half of the pictures, as they are drawn."""
+    values = [capped(value) for value in entry.leakage.values()]
+    return list(map(float, np.quantile(values, QUARTILES)))
 
 
 @dataclass(frozen=True)

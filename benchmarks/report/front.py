@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.headline import headline
 from benchmarks.report import numbers
-from benchmarks.report.advice import median
-from benchmarks.report.matrix import Matrix, MatrixCell, exact_share, headline, server_name
+from benchmarks.report.matrix import Matrix, MatrixCell, server_name
 from benchmarks.report.numbers import Value
 
 QUESTION = "How much of a private picture does a server recover from what clients upload?"
@@ -68,13 +68,12 @@ def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
 
 
 def _values(board: Board, entry: Entry) -> dict[str, Value]:
-    exact = exact_share(entry)
     return {
         "server sees": Value(server_name(entry.server)),
         "model": Value(entry.model),
         "defence": Value(numbers.defence_name(entry)),
         "strongest attack": Value(entry.attack),
-        "recovered exactly, % (95 % interval)": numbers.share(exact) if exact else Value(""),
+        "recovered exactly, % (95 % interval)": numbers.share(entry.exact) if entry.exact else Value(""),
         "median, dB": _median(entry),
         "grey guess, dB": _median(board.by_id.get(entry.floor)),
         "without defence, dB": _median(board.by_id.get(entry.twin)),
@@ -84,7 +83,7 @@ def _values(board: Board, entry: Entry) -> dict[str, Value]:
 
 
 def _median(entry: Entry | None) -> Value:
-    return Value(numbers.score(median(entry), LEAKAGE)) if entry and entry.leakage else Value("")
+    return Value(numbers.score(headline(entry)[1], LEAKAGE)) if entry and entry.exact else Value("")
 
 
 def key_columns(rows: Sequence[KeyFigure]) -> list[str]:

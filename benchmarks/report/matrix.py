@@ -6,11 +6,11 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Share
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.statistics import share
 from benchmarks.report import numbers
-from benchmarks.report.advice import EXACT, USUAL_RATIO, median
+from benchmarks.report.advice import USUAL_RATIO
 from benchmarks.report.findings import deployed
 from benchmarks.report.rows import servers
 from fedmjp.settings import Picture
@@ -34,12 +34,12 @@ class MatrixCell:
     @property
     def measured(self) -> bool:
         """Whether any attack has a score."""
-        return bool(self.entry.leakage)
+        return self.entry.exact is not None
 
     @property
     def blind(self) -> bool:
         """Whether no attack that was measured knows the defence, so that its failure says little."""
-        return self.measured and bool(self.entry.defences) and not any(e.adapted for e in self.attacks if e.leakage)
+        return self.measured and bool(self.entry.defences) and not any(e.adapted for e in self.attacks if e.exact)
 
     @property
     def level(self) -> int:
@@ -56,7 +56,7 @@ class MatrixCell:
     @property
     def decibels(self) -> str:
         """The median, in dB."""
-        return numbers.score(median(self.entry), LEAKAGE) if self.measured else ""
+        return numbers.score(headline(self.entry)[1], LEAKAGE) if self.measured else ""
 
 
 @dataclass(frozen=True)
@@ -175,15 +175,3 @@ def server_name(server: ThreatModel) -> str:
     }
     more = ", ".join(part for part, differs in parts.items() if differs)
     return f"{count} {'upload' if count == 1 else 'uploads'}" + (f" ({more})" if more else "")
-
-
-def exact_share(entry: Entry) -> Share | None:
-    """The share of pictures that are recovered exactly, with its interval; none without a score."""
-    values = entry.leakage.values()
-    return share(sum(value >= EXACT for value in values), len(values)) if values else None
-
-
-def headline(entry: Entry) -> tuple[float, float]:
-    """By what attacks are compared: the share recovered exactly, then the median in dB; below all without a score."""
-    values = entry.leakage.values()
-    return (sum(value >= EXACT for value in values) / len(values), median(entry)) if values else (-1.0, 0.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rich.filesize import decimal
 
 from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
+from benchmarks.leaderboard.headline import exactly
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
@@ -53,13 +54,26 @@ def difference(found: Difference) -> Value:
 
 def share(found: Share) -> Value:
     """In percent: ``25 % (10 to 40)``."""
-    return Value(percent(found.share), found.share, interval=_interval(found, lambda each: f"{100 * each:.0f}"))
+    return Value(percent(found.share), found.share, interval=_interval(found, _percent))
 
 
 def percent(value: float) -> str:
-    """A share in percent: 0 and 100 are said of none and of all alone."""
-    rounded = round(100 * value)
-    return f"{rounded if value in (0, 1) else min(99, max(1, rounded))} %"
+    """A share in percent: 199 of 200 are not all of them."""
+    whole = round(100 * value)
+    bounded = ">" if whole == 100 > 100 * value else "<" if whole == 0 < value else ""
+    return f"{bounded} {min(99, max(1, whole))} %" if bounded else f"{whole} %"
+
+
+def exact(entry: Entry) -> Value:
+    """Pictures recovered exactly: ``12 of 46 (16 to 40 %)``."""
+    found = entry.exact
+    if found is None:
+        return Value("")
+    return Value(exactly(entry), found.share, interval=f" ({_percent(found.low)} to {_percent(found.high)} %)")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}"
 
 
 def _interval(found: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.leaderboard.entries import EXACT, Board, Entry
+from benchmarks.leaderboard.headline import exactly, headline
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report import details, front, legend, numbers, results
-from benchmarks.report.advice import EXACT, exactly, median
 from benchmarks.report.citation import AUTHORS, citation
 from benchmarks.report.drawing import Plot
-from benchmarks.report.matrix import Matrix, headline, matrix, server_name
+from benchmarks.report.matrix import Matrix, matrix, server_name
 from benchmarks.report.plots import inline
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, servers
@@ -143,7 +143,7 @@ def _environment() -> Environment:
         authors=AUTHORS,
         exact=EXACT,
         exactly=exactly,
-        median=median,
+        headline=headline,
         neighbours=NEIGHBOURS,
     )
     return environment

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
+from benchmarks.leaderboard.headline import headline
 from benchmarks.report import numbers
-from benchmarks.report.advice import median
 from benchmarks.report.findings import strongest
-from benchmarks.report.matrix import exact_share, server_name
+from benchmarks.report.matrix import server_name
 from benchmarks.report.numbers import Value
 
 FILTERS = {
@@ -34,7 +34,7 @@ class Result:
     @property
     def refusal(self) -> str:
         """Why there are no numbers, where there are none."""
-        return "" if self.entry.leakage else self.entry.reason
+        return "" if self.entry.exact else self.entry.reason
 
 
 def results(board: Board) -> list[Result]:
@@ -48,7 +48,7 @@ def _result(entry: Entry, standing: Standing | None) -> Result:
 
 
 def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
-    exact, found = exact_share(entry), entry.metrics.get(LEAKAGE)
+    found, median = entry.metrics.get(LEAKAGE), headline(entry)[1]
     over = entry.over_twin
     rank = standing.rank if standing else None
     return {
@@ -59,8 +59,8 @@ def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
         "setting": Value(str(entry.setting)),
         "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
         "verdict": Value((standing or entry).verdict),
-        EXACTLY: numbers.share(exact) if exact else Value(""),
-        "median, dB": Value(numbers.score(median(entry), LEAKAGE), median(entry)) if entry.leakage else Value(""),
+        EXACTLY: numbers.share(entry.exact) if entry.exact else Value(""),
+        "median, dB": Value(numbers.score(median, LEAKAGE), median) if entry.exact else Value(""),
         "mean, dB (95 % interval)": numbers.mean(found, LEAKAGE) if found else Value(""),
         "against no defence, dB": Value(f"{over.mean:+.1f}", over.mean) if over else Value(""),
         "pictures": Value(str(entry.n), entry.n),
