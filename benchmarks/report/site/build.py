@@ -17,9 +17,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from benchmarks.folder.study import TRIALS
+from benchmarks.leaderboard.entries import EXACT
 from benchmarks.report import numbers
-from benchmarks.report.advice import EXACT, USUAL_RATIO
-from benchmarks.report.matrix import exact_share
+from benchmarks.report.advice import USUAL_RATIO
 from benchmarks.report.page import anchor
 from benchmarks.report.site import results
 from benchmarks.report.site.catalogue import Method, methods
@@ -124,7 +124,6 @@ class _Pages:
             studies=studies,
             results=results,
             anchor=anchor,
-            exact_share=exact_share,
             numbers=numbers,
             style=Markup(style),  # noqa: S704 (ours)
             script=Markup(script),  # noqa: S704

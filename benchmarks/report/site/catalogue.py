@@ -51,7 +51,7 @@ class Run:
     @property
     def measured(self) -> list[Entry]:
         """Cells with a score, in the order of the board."""
-        return [entry for entry in self.entries if entry.leakage]
+        return [entry for entry in self.entries if entry.exact]
 
     @property
     def refused(self) -> int:

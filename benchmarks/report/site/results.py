@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report import numbers
 from benchmarks.report.advice import USUAL_RATIO
 from benchmarks.report.findings import deployed
-from benchmarks.report.matrix import MatrixCell, exact_share, headline, matrix, server_name
+from benchmarks.report.matrix import MatrixCell, matrix, server_name
 from fedmjp.settings import Picture
 
 
@@ -23,7 +24,7 @@ class Answer:
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Self:
         """Of these entries, at the usual mask ratio or the nearest to it."""
-        tried = [entry for entry in entries if entry.leakage]
+        tried = [entry for entry in entries if entry.exact]
         defended = [entry for entry in tried if deployed(entry)]
         ratios = {entry.mask_ratio for entry in defended} - {0.0}
         usual = min(ratios, key=lambda found: abs(found - USUAL_RATIO), default=0.0)
@@ -36,12 +37,12 @@ class Answer:
     def of_board(cls, board: Board) -> Self:
         """Of the defence that the board's page speaks of first, and of the same model without it."""
         row = matrix(board).subject
-        subject = [cell.entry for cell in row.measured] if row else []
-        alike = {(entry.model, entry.weights) for entry in subject}
+        subject = [cell.entry for cell in row.measured if cell.entry.exact] if row else []
+        models = {entry.model for entry in subject}
         attacks = (entry for entry in board.entries if entry.role == "attack")
         return cls(
             strongest(entry for entry in subject if entry.defences),
-            cls.of(entry for entry in attacks if (entry.model, entry.weights) in alike).undefended,
+            cls.of(entry for entry in attacks if entry.model in models).undefended,
         )
 
 
@@ -51,16 +52,15 @@ def strongest(entries: Iterable[Entry]) -> Entry | None:
 
 
 def _strength(entry: Entry) -> tuple[float, ...]:
-    exact = exact_share(entry)
-    if exact is None:
-        return (-1.0,)
-    uploads = entry.threat.uploads_per_picture if exact.share else 0  # where none is exact, the median decides
-    return exact.share, exact.low, -uploads, round(headline(entry)[1], 1)
+    exact, median = headline(entry)
+    surest = entry.exact.low if entry.exact else 0.0
+    uploads = entry.threat.uploads_per_picture if exact else 0  # where none is exact, the median decides
+    return exact, surest, -uploads, round(median, 1)
 
 
 def by_defence(entries: Iterable[Entry]) -> list[Entry]:
     """The strongest attack on each model without a defence, and on each defence as somebody might deploy it."""
-    attacks = [entry for entry in entries if entry.role == "attack" and entry.leakage]
+    attacks = [entry for entry in entries if entry.role == "attack" and entry.exact]
     shown = [entry for entry in attacks if deployed(entry) or (not entry.defences and entry.setting == "a")]
     groups = grouped(shown, lambda entry: (entry.model, entry.weights, entry.defence, entry.mask_ratio)).values()
     return [found for group in groups if (found := strongest(group))]
