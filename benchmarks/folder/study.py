@@ -124,12 +124,18 @@ def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str
         picture=row["picture"],
         picture_sha256=row["picture_sha256"],
         seed=int(row["seed"]),
-        scores={name: _plain(row.get(name)) for name in (*metrics, COLOUR)} if row["status"] == "ok" else {},
+        scores=_scores(row, metrics) if row["status"] == "ok" else {},
         diagnostics=json.loads(row["diagnostics"]),
         environment=environments[row["environment_sha256"]],
         recorded_at=row["recorded_at"].to_pydatetime(),
         **values,
     )
+
+
+def _scores(row: Mapping[str, Any], metrics: list[str]) -> dict[str, Any]:
+    """By metric, and ``COLOUR`` where it was recorded."""
+    colour = _plain(row.get(COLOUR))
+    return {name: _plain(row[name]) for name in metrics} | ({} if colour is None else {COLOUR: colour})
 
 
 def _plain(value: Any) -> Any:
