@@ -107,8 +107,8 @@ class Cells(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        self.inside = tag == "td"
-        if self.inside:
+        if tag == "td":
+            self.inside = True
             self.cells.append("")
 
     def handle_endtag(self, tag: str) -> None:
@@ -121,12 +121,12 @@ class Cells(HTMLParser):
 
 def test_html_shows_names_as_they_are_and_loads_nothing(folder: Path) -> None:
     parsed = Cells((folder / "leaderboard.html").read_text())
-    assert parsed.cells.count(NASTY) >= 4, "model and attack, in standings and cells"
+    assert parsed.cells.count(NASTY) >= 2, "model and attack"
     links = [
         value for tag, attrs in parsed.tags for name, value in attrs.items() if name in ("src", "href") and tag != "a"
     ]
     assert all(str(link).startswith(("data:", "#")) for link in links)
-    assert sum(tag == "script" for tag, _ in parsed.tags) == 2
+    assert sum(tag == "script" for tag, _ in parsed.tags) == 1
     ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
 
@@ -148,7 +148,7 @@ def test_a_picture_is_embedded_once(board: Board, tmp_path: Path) -> None:
     copy.write_bytes(path.read_bytes())
     shown = {entry.id: (Shown("median", "cat", 12.0, path, copy, path),) for entry in board.entries[:5]}
     text = page(board, Gallery(shown), {}, [])
-    assert text.count("data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAE") == 1
+    assert text.count('<image id="picture-') == 1
     assert text.count('href="#picture-0"') == 15
 
 
@@ -225,7 +225,7 @@ def test_readers_find_the_rows_that_a_row_is_held_against(tmp_path: Path) -> Non
     assert gains[0]["difference"]["mean"] == -30
     publish(noised_board(), tmp_path, formats=FORMATS, pictures=None)
     shown = (tmp_path / "leaderboard.html").read_text()
-    assert "-30.0 (-31.0 to -29.0), p = 0.01; entry without it: gaussian" in shown
+    assert "−30.0 (−31.0 to −29.0), p = 0.01; entry without it: gaussian" in shown
     assert "mjp -30.0" in (tmp_path / "leaderboard.md").read_text()
 
 
@@ -466,5 +466,5 @@ def test_a_large_board_is_published_in_seconds_and_stays_small(tmp_path: Path) -
     began = time.process_time()
     publish(board, tmp_path, formats=FORMATS, pictures=None)
     assert time.process_time() - began < 15
-    assert (tmp_path / "leaderboard.html").stat().st_size < 3_000_000
+    assert (tmp_path / "leaderboard.html").stat().st_size < 1_500_000
     assert len(json.loads((tmp_path / "leaderboard.json").read_text())["entries"]) == 200

@@ -15,6 +15,7 @@ from benchmarks.report.drawing import (
     CEILING_NOTE,
     DOTTED,
     LEAKAGE_LABEL,
+    NARROW_INCHES,
     Plot,
     Scale,
     by_model,
@@ -170,7 +171,7 @@ def _one_attack(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
-    figure = Figure(figsize=(6.0, 3.6))
+    figure = Figure(figsize=(NARROW_INCHES, 3.4))
     axes = figure.subplots()
     ordered = sorted(entries, key=lambda entry: (entry.mask_ratio, _uploads(entry)))
     by_ratio = grouped(ordered, lambda entry: entry.mask_ratio)

@@ -29,6 +29,7 @@ SPARSE = 30  # dB from which a narrow axis has a tick every 20
 CEILING_TICK = f"{CEILING:g}+"
 CEILING_NOTE = f"Values of more than {CEILING:g} dB, which are exact to the eye, are drawn at {CEILING:g}."
 WIDTH_INCHES = 7.4
+NARROW_INCHES = 4.8  # of a single panel, whose letters can be read where it is as wide as a phone
 QUARTILES = (0.25, 0.5, 0.75)
 LETTERS = 34  # of a label, before it is cut
 HANDLE_INCHES = 0.5
@@ -154,7 +155,9 @@ class Scale:
         margin = 0.04 * (high - low)
         shown = {
             "ticks": ticks,
-            "ticklabels": [CEILING_TICK if tick == CEILING else f"{tick:g}" for tick in ticks],
+            "ticklabels": [
+                CEILING_TICK if tick == CEILING else f"{tick:g}".replace("-", numbers.MINUS) for tick in ticks
+            ],
             "lim": (low - margin, high + margin),
         }
         axes.set(**{f"{self.axis}{name}": value for name, value in shown.items()})
@@ -168,7 +171,7 @@ def panels(
     ``against`` labels the axis across that of leakage.
     """
     names = sorted(set(settings))
-    figure = Figure(figsize=(WIDTH_INCHES, height))
+    figure = Figure(figsize=(WIDTH_INCHES if len(names) > 1 else NARROW_INCHES, height))
     row = figure.subplots(1, len(names), sharey=True, sharex=True, squeeze=False)[0]
     for setting, axes in zip(names, row, strict=True):
         draw(axes, setting)

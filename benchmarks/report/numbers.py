@@ -1,5 +1,6 @@
 """Numbers as people read them: decibels with one decimal, errors with two significant digits."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from benchmarks.leaderboard.headline import exactly
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
 SMALLEST_P = 0.001
+MINUS = "\u2212"
 NO_INTERVAL = "no interval below two pictures"
 
 
@@ -51,11 +53,15 @@ def difference(found: Difference) -> Value:
 
 
 def share(found: Share) -> Value:
-    """In percent: ``25 % (10 to 40)``; 199 of 200 are not all of them."""
-    whole = round(100 * found.share)
-    bounded = ">" if whole == 100 > 100 * found.share else "<" if whole == 0 < found.share else ""
-    shown = f"{bounded} {min(99, max(1, whole))} %" if bounded else f"{whole} %"
-    return Value(shown, found.share, interval=_interval(found, _percent))
+    """In percent: ``25 % (10 to 40)``."""
+    return Value(percent(found.share), found.share, interval=_interval(found, _percent))
+
+
+def percent(value: float) -> str:
+    """A share in percent: 199 of 200 are not all of them."""
+    whole = round(100 * value)
+    bounded = ">" if whole == 100 > 100 * value else "<" if whole == 0 < value else ""
+    return f"{bounded} {min(99, max(1, whole))} %" if bounded else f"{whole} %"
 
 
 def exact(entry: Entry) -> Value:
@@ -97,3 +103,15 @@ def size(cost: Cost) -> str:
 def weights(value: str) -> str:
     """What the numbers were measured on: untrained, or the first letters of the checkpoint's digest."""
     return value if value == "untrained" else f"checkpoint {value[:8]}"
+
+
+def defence_name(entry: Entry) -> str:
+    """``no defence``, ``mjp, mask ratio 0.27``."""
+    if not entry.defences:
+        return "no defence"
+    return entry.defence + (f", mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
+
+
+def with_minus(text: str) -> str:
+    """Text with a true minus sign before each negative number; hyphens inside names and dates stay."""
+    return re.sub(r"(?<![\w.)\]-])-(?=\d)", MINUS, text)
