@@ -131,6 +131,17 @@ def test_html_shows_names_as_they_are_and_loads_nothing(folder: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_files_that_the_page_links_to_are_written_with_it(board: Board, tmp_path: Path) -> None:
+    written = publish(board, tmp_path, formats=["html"], pictures=None)
+    parsed = Cells((tmp_path / "leaderboard.html").read_text())
+    links = [str(attrs["href"]) for tag, attrs in parsed.tags if tag == "a"]
+    files = {link for link in links if not link.startswith("#")}
+    assert files == {"leaderboard.csv", "leaderboard.json"}
+    assert {tmp_path / file for file in files} <= set(written)
+    ids = {f"#{attrs['id']}" for _, attrs in parsed.tags if "id" in attrs}
+    assert set(links) - files <= ids
+
+
 def test_html_says_beside_the_table_what_differs_in_a_paper(board: Board, folder: Path) -> None:
     text = (folder / "leaderboard.html").read_text()
     for row in board.reported:
