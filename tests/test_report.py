@@ -131,6 +131,16 @@ def test_html_shows_names_as_they_are_and_loads_nothing(folder: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_whatever_the_page_links_to_is_there(folder: Path) -> None:
+    parsed = Cells((folder / "leaderboard.html").read_text())
+    links = [str(attrs["href"]) for tag, attrs in parsed.tags if tag == "a"]
+    files = {link for link in links if not link.startswith("#")}
+    assert files == {"leaderboard.csv", "leaderboard.json"}
+    assert all((folder / file).exists() for file in files)
+    ids = {f"#{attrs['id']}" for _, attrs in parsed.tags if "id" in attrs}
+    assert set(links) - files <= ids
+
+
 def test_html_says_beside_the_table_what_differs_in_a_paper(board: Board, folder: Path) -> None:
     text = (folder / "leaderboard.html").read_text()
     for row in board.reported:
@@ -430,6 +440,7 @@ def test_plots_without_numbers_are_left_out_with_a_reason(tmp_path: Path) -> Non
     )  # fmt: skip
     board = sample_board(models=[], extra=[one])
     publish(board, tmp_path, formats=["html"], pictures=None)
+    assert {path.name for path in tmp_path.glob("*.*")} == {f"leaderboard.{kind}" for kind in ("html", "csv", "json")}
     text = (tmp_path / "leaderboard.html").read_text()
     assert "no accuracy is known" in text
     assert "at two ratios or more" in text

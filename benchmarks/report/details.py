@@ -41,6 +41,7 @@ def _facts(entry: Entry) -> Facts:
         ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),
         ("Time of the attack", f"{numbers.seconds(cost)} s per picture" if numbers.seconds(cost) else None),
         ("Size of an upload", numbers.size(cost)),
+        ("Flat pictures, which no figure counts", str(len(entry.flat)) if entry.flat else None),
         ("Trials", _trials(entry)),
         ("Mask ratio, realised", None if entry.realised_ratio is None else f"{entry.realised_ratio:.3f}"),
         ("Errors", "; ".join(entry.errors)),

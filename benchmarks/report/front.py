@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.leaderboard.headline import headline
 from benchmarks.report import numbers
+from benchmarks.report.legend import MEDIAN_HEADING
 from benchmarks.report.matrix import Matrix, MatrixCell, server_name
 from benchmarks.report.numbers import Value
 
@@ -74,7 +75,7 @@ def _values(board: Board, entry: Entry) -> dict[str, Value]:
         "defence": Value(numbers.defence_name(entry)),
         "strongest attack": Value(entry.attack),
         "recovered exactly, % (95 % interval)": numbers.share(entry.exact) if entry.exact else Value(""),
-        "median, dB": _median(entry),
+        MEDIAN_HEADING: _median(entry),
         "grey guess, dB": _median(board.by_id.get(entry.floor)),
         "without defence, dB": _median(board.by_id.get(entry.twin)),
         "attack, s per picture": Value(numbers.seconds(entry.cost)),

@@ -7,6 +7,7 @@ from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
 from benchmarks.leaderboard.headline import headline
 from benchmarks.report import numbers
 from benchmarks.report.findings import strongest
+from benchmarks.report.legend import AGAINST_HEADING, MEDIAN_HEADING
 from benchmarks.report.matrix import server_name
 from benchmarks.report.numbers import Value
 
@@ -60,9 +61,9 @@ def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
         "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
         "verdict": Value((standing or entry).verdict),
         EXACTLY: numbers.share(entry.exact) if entry.exact else Value(""),
-        "median, dB": Value(numbers.score(median, LEAKAGE), median) if entry.exact else Value(""),
+        MEDIAN_HEADING: Value(numbers.score(median, LEAKAGE), median) if entry.exact else Value(""),
         "mean, dB (95 % interval)": numbers.mean(found, LEAKAGE) if found else Value(""),
-        "against no defence, dB": Value(f"{over.mean:+.1f}", over.mean) if over else Value(""),
+        AGAINST_HEADING: Value(f"{over.mean:+.1f}", over.mean) if over else Value(""),
         "pictures": Value(str(entry.n), entry.n),
     }
 
