@@ -28,8 +28,9 @@ def recover(
 
     Args:
         patch_gradient: Of the patch embedding's weight, (dim, 3, patch, patch), as a Conv2d has it.
-        position_gradient: Of the position embedding, (1, tokens, dim) or (tokens, dim). The last tokens are the patches,
-            row by row, as many as the largest square number; up to eight others, such as a class token, come before.
+        position_gradient: Of the position embedding, (1, tokens, dim) or (tokens, dim). Its last rows are of the
+            patches, row by row, as many as the largest square number; before them are up to eight others, such as that
+            of a class token.
         mean: What the client subtracted from the three channels of its picture, whose values lie in [0, 1].
         std: What it divided them by then.
 
@@ -91,6 +92,8 @@ def mixture_refusal(seen: TokenGradients, right: Tensor) -> str | None:
 
     Of one picture, the patch embedding's gradient ``right`` (dim, values) lies in the span of the tokens' gradients.
     """
+    if not right.any():
+        return "the patch embedding's gradient is zero everywhere: nothing to solve for"
     span, _ = torch.linalg.qr(seen.unknowns.mT)
     outside = float((right - span @ (span.mT @ right)).norm() / right.norm())
     if outside < AGREES:
@@ -117,7 +120,5 @@ def _checked(patch_gradient: Tensor, position_gradient: Tensor) -> tuple[Tensor,
     for role, gradient in {"patch": patch_gradient, "position": position_gradient}.items():
         if not torch.isfinite(gradient).all():
             raise BadInputError(f"the {role} embedding's gradient holds NaN or infinite values")
-    if not patch_gradient.any():
-        raise BadInputError("the patch embedding's gradient is zero everywhere: nothing to solve for")
     rows = position_gradient.detach().double().reshape(-1, shape[0])
     return patch_gradient.detach().double().flatten(1), rows, prefix_tokens

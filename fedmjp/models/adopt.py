@@ -153,8 +153,7 @@ def _statistics(
     if mean is None or std is None:
         raise BadInputError(
             f"a {type(module).__name__} does not say how pictures are normalised before they enter it: give both mean "
-            "and std, such as adopt(module, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)); (0, 0, 0) and "
-            "(1, 1, 1) where they are not"
+            "and std, such as ImageNet's 0.485,0.456,0.406 and 0.229,0.224,0.225; 0,0,0 and 1,1,1 where they are not"
         )
     return channel_values(mean, std)
 
