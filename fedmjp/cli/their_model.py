@@ -76,12 +76,13 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     for name, image in pictures.items():
         save_png(image, folder / name)
     scores = None if private is None else _scores(made.images, private)
+    normalisation = {"mean": _three(adopted.mean), "std": _three(adopted.std)}
     write_manifest(
         folder / REPORT,
         "attack on a module of one's own",
         module={"name": title, "parts": adopted.parts, "weights_sha256": adopted.weights},
         pictures={"size": adopted.image_size, "patch_size": adopted.patch_size, "files": list(pictures)},
-        normalisation={"mean": adopted.mean.flatten().tolist(), "std": adopted.std.flatten().tolist()},
+        normalisation=normalisation,
         upload={"file": path.name, "sha256": file.sha256, "states_weights": file.weights is not None},
         threat=threat.sentence(),
         attack={"name": chosen.name, "options": given, "seed": options["seed"]},
@@ -90,6 +91,8 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
         scores=scores,
     )
     tell(console, f"{title}: {', '.join(f'{part} {name}' for part, name in adopted.parts.items() if name)}.")
+    size, known = adopted.image_size, ", ".join(f"{name} {values}" for name, values in normalisation.items())
+    tell(console, f"Pictures of {size} x {size} pixels in patches of {adopted.patch_size}, normalised by {known}.")
     if file.weights is None:
         tell(console, f"{path} states no digest of weights; they are taken to be the module's.")
     tell(console, *(note for note in notes if note), style="bold red")
@@ -119,6 +122,10 @@ def _numbers(text: str, option: str) -> list[float]:
         return [float(number) for number in text.split(",")]
     except ValueError:
         raise BadInputError(f"{option} {text!r} is not three numbers, such as 0.485,0.456,0.406") from None
+
+
+def _three(values: "Tensor") -> list[float]:
+    return [round(value, 6) for value in values.flatten().tolist()]  # float32 shows more digits than were meant
 
 
 def _upload(options: Mapping[str, Any], file: "GradientFile", adopted: "Adopted") -> "tuple[Upload, ThreatModel]":
