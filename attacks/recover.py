@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacks.linear_systems import least_squares
+from attacks.linear_systems import NEGLIGIBLE, least_squares
 from attacks.token_gradients import TokenGradients, shown_tokens
 from fedmjp.errors import BadInputError
 from fedmjp.models.entrance import channel_values, denormalised
@@ -42,9 +42,9 @@ def recover(
         The picture, (3, size, size), float32 in [0, 1].
 
     Raises:
-        BadInputError: If shapes or numbers cannot be such gradients, if there are more patches than dimensions, or if
-            the two gradients are not of one picture: of a batch, or with noise on them. Nearly alike pictures of one
-            label can pass for one.
+        BadInputError: If shapes or numbers cannot be such gradients; if they leave the picture open, as with more
+            patches than dimensions; or if they are not of one picture, but of a batch, or with noise on them. Nearly
+            alike pictures of one label can pass for one.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ def recover(
     centre, scale = channel_values(mean, std)
     right, rows, prefix_tokens = _checked(patch_gradient, position_gradient)
     seen = shown_tokens(rows, prefix_tokens)
-    refusal = count_refusal(len(seen.mask), len(right)) or mixture_refusal(seen, right)
+    refusal = count_refusal(len(seen.mask), len(right)) or inexact_refusal(seen, right)
     if refusal:
         raise BadInputError(refusal)
     (patches,) = solve_patches([seen], [right])
@@ -92,21 +92,26 @@ def count_refusal(patches: int, dim: int) -> str | None:
     return None
 
 
-def mixture_refusal(seen: TokenGradients, right: Tensor) -> str | None:
-    """Say that two gradients are not of one picture; None if they are, or with too few equations to tell.
+def inexact_refusal(seen: TokenGradients, right: Tensor) -> str | None:
+    """Say why the closed form cannot be exact for two gradients; None if it is, as far as they show.
 
-    Of one picture, the patch embedding's gradient ``right`` (dim, values) lies in the span of the tokens' gradients.
+    Of one picture, the patch embedding's gradient ``right`` (dim, values) lies in the span of the tokens' gradients,
+    which has as many dimensions as there are tokens. With as many tokens as dimensions any does.
     """
     if not right.any():
         return "the patch embedding's gradient is zero everywhere: nothing to solve for"
-    span, _ = torch.linalg.qr(seen.unknowns.mT)
+    directions, singular, _ = torch.linalg.svd(seen.unknowns.mT, full_matrices=False)
+    rank = int((singular > NEGLIGIBLE * singular[0]).sum())
+    span = directions[:, :rank]
     outside = float((right - span @ (span.mT @ right)).norm() / right.norm())
-    if outside < UNEXPLAINED:
-        return None
-    return (
-        f"the two gradients are not of one picture: {outside:.1%} of the patch embedding's lies outside of what the "
-        "tokens' gradients span, as of the mean over a batch, of masked tokens, or with noise"
-    )
+    if outside > UNEXPLAINED:
+        return (
+            f"the two gradients are not of one picture: {outside:.1%} of the patch embedding's lies outside of what "
+            "the tokens' gradients span, as of the mean over a batch, of masked tokens, or with noise"
+        )
+    if rank < len(singular):
+        return f"the gradients at {len(singular)} tokens span {rank} dimensions, which leave the picture open"
+    return None
 
 
 def _checked(patch_gradient: Tensor, position_gradient: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -31,12 +31,13 @@ from transformers import ViTConfig, ViTForImageClassification
 from fedmjp.seeds import scoped_randomness
 
 class Own(nn.Module):
-    def __init__(self):
+    def __init__(self, depth=2):
         super().__init__()
         self.cut = nn.Conv2d(3, 96, 8, 8)
         self.start = nn.Parameter(torch.randn(1, 1, 96))
         self.places = nn.Parameter(0.02 * torch.randn(1, 65, 96))
-        self.body = nn.TransformerEncoderLayer(96, 4, 192, dropout=0.0, batch_first=True)
+        layers = (nn.TransformerEncoderLayer(96, 4, 192, dropout=0.0, batch_first=True) for _ in range(depth))
+        self.body = nn.Sequential(*layers)
         self.classify = nn.Linear(96, 10)
 
     def forward(self, pictures):
@@ -73,6 +74,9 @@ def hand_written():
 
 def other_weights():
     return drawn(Own, seed=4)
+
+def shallow():
+    return drawn(lambda: Own(depth=1))
 
 def fixed_positions():
     return drawn(Fixed)
@@ -204,6 +208,16 @@ def test_a_mixture_is_refused_unless_the_attack_reckons_with_noise(
     assert not Path("out/recovered-2.png").exists(), "what a former run left is gone"
 
 
+def test_a_network_that_shows_too_little_of_its_tokens_is_refused_too(
+    theirs: Theirs, attack: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file(client(load_module(f"{theirs.file}:shallow"), theirs.private), "upload.safetensors")
+    given = ("--module", f"{theirs.file}:shallow", "--gradient", "upload.safetensors", *NORMALISED)
+    message = "the gradients at 64 tokens span 8 dimensions, which leave the picture open"  # two a head
+    refused_with(message, attack(*given), capsys)
+    assert attack(*given, "--attack", "mjp_prior", "--private", theirs.folder / "private.png") == 0
+
+
 def without(name: str) -> Callable[[dict[str, Tensor]], object]:
     return lambda own: own.pop(name)
 
@@ -213,7 +227,10 @@ def without(name: str) -> Callable[[dict[str, Tensor]], object]:
     [
         (without("places"), "has no tensor 'places' (1, 65, 96), which closed forms need"),
         (lambda own: own.update({"module.places": own.pop("places")}), "did you mean 'module.places'? Give tensors"),
-        (lambda own: own.update({"cut.weight": own["cut.weight"][:, :, :4]}), "has shape (96, 3, 4, 8), the module's"),
+        (
+            lambda own: own.update({"cut.weight": own["cut.weight"][:, :, :4].contiguous()}),
+            "has shape (96, 3, 4, 8), the module's",
+        ),
         (lambda own: own["places"].fill_(float("nan")), "'places' holds NaN or infinite values"),
         (lambda own: own["places"].zero_(), "the position-embedding gradient is zero for every patch"),
         (lambda own: own["cut.weight"].zero_(), "the patch embedding's gradient is zero everywhere"),

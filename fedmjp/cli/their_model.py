@@ -67,7 +67,7 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
         raise BadInputError(f"{path}: {error}") from None
     private = None if options["private"] is None else _private(Path(options["private"]), adopted, threat)
     made = attack(chosen.name, upload, adopted, options=given, threat=threat, seed=options["seed"])
-    notes = [_mixture(chosen, upload, adopted, threat), chosen.caveat(adopted, threat)]
+    notes = [_inexact(chosen, upload, adopted, threat), chosen.caveat(adopted, threat)]
     folder = Path(options["output"])
     claim_folder(folder)
     for former in folder.glob("recovered-*.png"):
@@ -141,9 +141,9 @@ def _upload(options: Mapping[str, Any], file: "GradientFile", adopted: "Adopted"
     return adopted.upload(file.tensors, examples=examples, kind=threat.update, weights=file.weights), threat
 
 
-def _mixture(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatModel") -> str | None:
-    """What a reader must know where a gradient is not of one picture alone; refused by attacks that take it for one."""
-    from attacks.recover import mixture_refusal
+def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatModel") -> str | None:
+    """Why the closed form cannot be exact for one picture; attacks that have nothing else to go by are refused."""
+    from attacks.recover import inexact_refusal
     from attacks.token_gradients import shown_tokens
     from fedmjp.errors import AttackNotApplicableError
     from fedmjp.models import names
@@ -151,12 +151,12 @@ def _mixture(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatM
     if threat.batch_size > 1:
         return None
     rows, right = upload.tensors[names.POSITION_EMBEDDING][0].double(), upload.tensors[names.PATCH_WEIGHT].double()
-    found = mixture_refusal(shown_tokens(rows, adopted.prefix_tokens), right.flatten(1))
+    found = inexact_refusal(shown_tokens(rows, adopted.prefix_tokens), right.flatten(1))
     if found is None or attack.role == "floor" or "noisy" in attack.handles(adopted, threat):
         return found
     raise AttackNotApplicableError(
-        f"{attack.name}: {found}; give --batch-size N of a batch (a mixture comes back), take patch_embedding_wiener "
-        "under noise"
+        f"{attack.name}: {found}; give --batch-size N of a batch (a mixture comes back), or take "
+        "patch_embedding_wiener, which has a prior of natural pictures"
     )
 
 
