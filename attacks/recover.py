@@ -109,8 +109,8 @@ def inexact_refusal(seen: TokenGradients, right: Tensor) -> str | None:
             f"the two gradients are not of one picture: {outside:.1%} of the patch embedding's lies outside of what "
             "the tokens' gradients span, as of the mean over a batch, of masked tokens, or with noise"
         )
-    if rank < len(singular):
-        return f"the gradients at {len(singular)} tokens span {rank} dimensions, which leave the picture open"
+    if rank < (tokens := len(seen.unknowns)):
+        return f"the gradients at {tokens} tokens span {rank} dimensions, which leave the picture open"
     return None
 
 

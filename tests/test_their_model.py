@@ -270,7 +270,7 @@ def test_a_gradient_that_does_not_fit_is_refused(
         ({"--gradient": "nowhere.safetensors"}, "there is no file nowhere.safetensors"),
         ({"--gradient": None}, "--module needs --gradient FILE"),
         ({"--module": None}, "is of a model of your own: name it with --module package:factory"),
-        ({"--data": "bundled"}, "--data is of fedmjp's own models and pictures; leave it out with --module"),
+        ({"--data": "bundled"}, "--data does not go with --module"),
         ({"--attack": "gradient_matching"}, "gradient_matching: needs the network behind the tokens"),
         ({"--attack": "oracle_patch_embedding"}, "the upload has no tensor 'oracle.token_gradients'"),
         ({"--attack": "patch_embeding"}, "Unknown attack 'patch_embeding'. Did you mean patch_embedding"),

@@ -42,7 +42,7 @@ def refuse_options(named: Mapping[str, str]) -> None:
             raise BadInputError(f"{alone} is of a model of your own: name it with --module package:factory")
         return
     if extra := next((option for name, option in named.items() if name not in APPLY), None):
-        raise BadInputError(f"{extra} is of fedmjp's own models and pictures; leave it out with --module")
+        raise BadInputError(f"{extra} does not go with --module, whose upload is taken as it is; leave it out")
     if "gradient" not in named:
         raise BadInputError("--module needs --gradient FILE, which holds what a client uploaded")
 
