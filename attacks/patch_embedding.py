@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
-from attacks.linear_systems import posterior_mean
+from attacks.linear_systems import NEGLIGIBLE, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
 from attacks.recover import count_refusal, solve_patches
 from fedmjp.models import names
@@ -96,7 +96,8 @@ class PatchEmbeddingWiener(PatchEmbedding):
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         prior = NaturalPatches.for_model(model).normalised(model)
-        estimate = posterior_mean(*stacked(systems), prior, rounding)
+        # A LayerNorm behind the tokens leaves one direction of their gradients empty but for rounding.
+        estimate = posterior_mean(*stacked(systems), prior, rounding, cut_off=NEGLIGIBLE)
         patches = estimate.values[:, : model.grid**2]
         return [(each, {"relative_noise": float(noise)}) for each, noise in zip(patches, estimate.noise, strict=True)]
 
