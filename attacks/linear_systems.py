@@ -60,7 +60,7 @@ def minimum_norm(rows: Tensor, right: Tensor, *, cut_off: float | None = None) -
     return solution.to(rows.device)
 
 
-def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float) -> Estimate:
+def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float, *, cut_off: float = 0.0) -> Estimate:
     """Mean of X given ``right = rows^T X + noise``, each row of X drawn from ``prior`` (Wiener filter).
 
     In the eigenvectors of the covariance and the singular vectors of ``rows`` everything is
@@ -71,7 +71,8 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     meets. Nothing is left where there are no more equations than unknowns; then, and as a lower bound
     always, the noise is the rounding of the upload's number format.
 
-    ``rounding`` is that format's relative error.
+    ``rounding`` is that format's relative error. What ``rows`` show below ``cut_off`` times their largest singular
+    value is left to the prior.
     """
     variances, directions = torch.linalg.eigh(prior.covariance)
     variances = variances.clamp(min=0)
@@ -80,6 +81,7 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     # The singular vectors of a tall matrix by way of its QR: a tenth of the time.
     orthogonal, triangular = torch.linalg.qr(rows.mT)
     left, singular, unknowns = torch.linalg.svd(triangular, full_matrices=False)
+    singular = torch.where(singular > cut_off * singular[:, :1], singular, 0.0)
     inside = orthogonal.mT @ rotated
     # The smallest normal number keeps an exact system from dividing zero by zero.
     noise = (rounding**2 * rotated.square().mean(dim=1)).clamp(min=torch.finfo(rotated.dtype).tiny)

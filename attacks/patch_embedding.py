@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
-from attacks.linear_systems import least_squares, posterior_mean
+from attacks.linear_systems import NEGLIGIBLE, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
+from attacks.recover import count_refusal, solve_patches
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -21,7 +20,8 @@ class PatchEmbedding(ClosedForm[Entrance]):
 
     The patch embedding is linear, so its gradient is G_E = D^T X, with D (patches, dim) the gradient
     at the tokens, which the position embedding's gradient shows row by row. With at most ``dim``
-    tokens and D of full rank the solution is unique and exact up to rounding. QR in float64.
+    tokens and D of full rank the solution is unique and exact up to rounding. QR in float64. Outside of
+    an attack, ``fedmjp.recover`` does the same with the two gradients alone.
 
     A weight delta of several SGD steps on one picture sums their gradients: sum_k D_k^T X =
     (sum_k D_k)^T X. The same equation holds, for any number of steps and any learning rate.
@@ -47,10 +47,7 @@ class PatchEmbedding(ClosedForm[Entrance]):
         return super().requirement(model, threat) or self._size_refusal(model)
 
     def _size_refusal(self, model: Entrance) -> str | None:
-        patches, dim = model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))
-        if patches > dim:
-            return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
-        return None
+        return count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT)))
 
     def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Batches are underdetermined."""
@@ -67,12 +64,12 @@ class PatchEmbedding(ClosedForm[Entrance]):
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
         equations = len(right) / (upload.num_examples * len(seen.mask))
         diagnostics = {"masked_patches": float(seen.mask.sum()), "equations_per_unknown": equations}
-        return System(seen, torch.cat([seen.patches, seen.unknown]), right, diagnostics)
+        return System(seen, seen.unknowns, right, diagnostics)
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         del model, rounding
-        solved = least_squares(*stacked(systems))
-        return [(system.seen.spread(values), {}) for system, values in zip(systems, solved, strict=True)]
+        solved = solve_patches([system.seen for system in systems], [system.right for system in systems])
+        return [(patches, {}) for patches in solved]
 
 
 class PatchEmbeddingWiener(PatchEmbedding):
@@ -106,7 +103,8 @@ class PatchEmbeddingWiener(PatchEmbedding):
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         prior = NaturalPatches.for_model(model).normalised(model)
-        estimate = posterior_mean(*stacked(systems), prior, rounding)
+        # A LayerNorm behind the tokens leaves one direction of their gradients empty but for rounding.
+        estimate = posterior_mean(*stacked(systems), prior, rounding, cut_off=NEGLIGIBLE)
         patches = estimate.values[:, : model.grid**2]
         return [(each, {"relative_noise": float(noise)}) for each, noise in zip(patches, estimate.noise, strict=True)]
 

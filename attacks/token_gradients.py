@@ -65,6 +65,11 @@ class TokenGradients:
     unknown: Tensor
     reading: Reading
 
+    @property
+    def unknowns(self) -> Tensor:
+        """One row (dim,) per token whose value is solved for: ``spread`` puts the values in place."""
+        return torch.cat([self.patches, self.unknown])
+
     def spread(self, values: Tensor) -> Tensor:
         """Minimum-norm value (patches, values): its own where visible, what the reading says where masked.
 
@@ -108,19 +113,30 @@ def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, readin
         AttackNotApplicableError: If an undefended model's upload has no gradient at any patch.
     """
     rows = on_device(upload, names.POSITION_EMBEDDING, model)[0]
+    if not model.defended:
+        return shown_tokens(rows, model.prefix_tokens)
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
-    mask = (patches == 0).all(dim=1)
-    if mask.all() and not model.defended:
-        raise AttackNotApplicableError("the position-embedding gradient is zero for every patch: nothing to solve for")
-    if model.defended:
-        mask = torch.zeros_like(mask)
-        if mask_refusal(model, threat) is None:
-            with suppress(AttackFailedError):
-                mask = read_mask(upload, model, threat)
+    mask = torch.zeros(len(patches), dtype=torch.bool, device=rows.device)
+    if mask_refusal(model, threat) is None:
+        with suppress(AttackFailedError):
+            mask = read_mask(upload, model, threat)
     unknown = rows.new_empty(0, rows.shape[1])
-    if model.defended and mask.any() and reading is not Reading.ZEROS:
+    if mask.any() and reading is not Reading.ZEROS:
         unknown = on_device(upload, names.UNKNOWN_EMBEDDING, model)[None]
     return TokenGradients(prefix, patches[~mask], mask, mask, unknown, reading)
+
+
+def shown_tokens(rows: Tensor, prefix_tokens: int) -> TokenGradients:
+    """Read an undefended model's position-embedding gradient (tokens, dim): rows of zeros say nothing of a patch.
+
+    Raises:
+        AttackNotApplicableError: If there is no gradient at any patch.
+    """
+    prefix, patches = rows[:prefix_tokens], rows[prefix_tokens:]
+    mask = (patches == 0).all(dim=1)
+    if mask.all():
+        raise AttackNotApplicableError("the position-embedding gradient is zero for every patch: nothing to solve for")
+    return TokenGradients(prefix, patches[~mask], mask, mask, rows.new_empty(0, rows.shape[1]), Reading.ZEROS)
 
 
 def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:

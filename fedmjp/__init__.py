@@ -4,7 +4,7 @@ The names below are loaded when they are first used: ``import fedmjp`` itself ta
 
 - ``Scenario``: who computes what from which pictures, and what leaves; ``scenario.exchange(pictures)`` makes an upload.
 - ``attack(name, upload, scenario)``: what a server makes of it. ``score(result, private, setting=...)``: how near.
-- ``adopt(module)``: the same for a model of your own.
+- ``adopt(module)``: the same for a model of your own. ``recover(...)``: two gradients in, a picture out.
 - ``bundled_pictures(count)``; ``ATTACKS``, ``DEFENCES``, ``MODELS``, ``METRICS``: what there is, by name.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attacks import ATTACKS
+    from attacks.recover import recover
     from fedmjp.defences import DEFENCES
     from fedmjp.facade import attack, bundled_pictures, score
     from fedmjp.metrics import METRICS
@@ -30,6 +31,7 @@ __all__ = [
     "adopt",
     "attack",
     "bundled_pictures",
+    "recover",
     "score",
 ]
 
@@ -42,6 +44,7 @@ _HOMES = {
     "adopt": "fedmjp.models.adopt:adopt",
     "attack": "fedmjp.facade:attack",
     "bundled_pictures": "fedmjp.facade:bundled_pictures",
+    "recover": "attacks.recover:recover",
     "score": "fedmjp.facade:score",
 }
 

@@ -18,7 +18,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from fedmjp.config import UpdateKind
-from fedmjp.errors import RecordError
+from fedmjp.errors import BadInputError, RecordError
 from fedmjp.files import replacing
 
 
@@ -74,6 +74,7 @@ def load_fields(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
+SHOWN = 16  # digits of a digest in messages
 # What an upload's file states beside its tensors; labels and others are never among it.
 UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
@@ -146,6 +147,15 @@ def load_record(kind: type, path: Path) -> tuple[dict[str, Tensor], dict[str, An
     found = fields.pop("record", "nothing")
     require(found == kind.__name__, f"{path} holds {found}, not {kind.__name__}")
     return tensors, fields
+
+
+def require_weights(upload: Upload, digest: str) -> None:
+    """BadInputError unless an upload was computed from the weights of this digest, as it states itself."""
+    if upload.weights != digest:
+        raise BadInputError(
+            f"the upload states that it was computed from weights {upload.weights[:SHOWN]}, the model's are "
+            f"{digest[:SHOWN]}: give the model with the weights that the client had"
+        )
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:

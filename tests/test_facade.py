@@ -59,6 +59,13 @@ def test_an_undefended_upload_gives_the_picture_back() -> None:
     assert float(scores["psnr"][0]) > 60
 
 
+def test_a_prior_fills_what_more_patches_than_dimensions_leave_open() -> None:
+    scenario = fedmjp.Scenario(model={**SMALL, "patch_size": 4})  # 256 patches, 192 dimensions, one of them empty
+    exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=64))
+    result = fedmjp.attack("patch_embedding_wiener", exchange.upload, scenario)
+    assert float(fedmjp.score(result, exchange.private, metrics=("psnr",))["psnr"][0]) > 30
+
+
 def test_defences_and_settings_are_taken_into_account() -> None:
     pictures = fedmjp.bundled_pictures(2, size=64)
     scenario = fedmjp.Scenario(model=SMALL, defences=["mjp:mask_ratio=0.5", "gaussian"], batch_size=2,

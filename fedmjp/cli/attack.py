@@ -11,6 +11,7 @@ from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.outcome import tell_outcome
 from fedmjp.cli.progress import TerminalProgress
 from fedmjp.cli.runs import choose, published_command, single_batches
+from fedmjp.cli.their_model import OUTPUT, attack_module, refuse_options
 from fedmjp.overrides import parse_pairs
 
 if TYPE_CHECKING:
@@ -65,11 +66,31 @@ def attack(
     uploads: Annotated[
         Path | None, typer.Option(help="Attack what `fedmjp record` or `fedmjp simulate --uploads` left here.")
     ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE:FACTORY",
+            help="Attack a model of your own: package:factory or FILE.py:factory, which returns a torch.nn.Module. "
+            "This runs your code: name only code that you trust.",
+        ),
+    ] = None,
+    gradient: Annotated[
+        Path | None, typer.Option(help="What a client uploaded of it: .safetensors or .pt, by named_parameters().")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="What the client subtracts from pictures in [0, 1]: 0.485,0.456,0.406.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="What it divides them by then: 0.229,0.224,0.225.")] = None,
+    private: Annotated[
+        Path | None, typer.Option(help="The picture behind the gradient, to score what is recovered.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results/attack"),
+    output: Annotated[Path, typer.Option(help="Folder for results; with --module, results/module by default.")] = Path(
+        "results/attack"
+    ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
 ) -> None:
-    """Attack uploads of one model and report: computed here without Flower, or recorded before."""
+    """Attack uploads of one model and report: computed here without Flower, recorded before, or of your own model."""
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.folder.output import OutputFolder
     from benchmarks.plan.planning import plan
@@ -79,7 +100,13 @@ def attack(
     from fedmjp.errors import OutputError
 
     console = wide_console()
-    named = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
+    flags = {option.name: option.opts[0] for option in context.command.params}
+    given = [key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE]
+    refuse_options({key: flags[key] for key in given})
+    if module is not None:
+        attack_module(context.params | ({} if "output" in given else {"output": OUTPUT}), console)
+        return
+    named = set(given)
     if uploads is not None and output.resolve().is_relative_to(uploads.resolve()):
         raise OutputError(f"--output {output} lies in the recording {uploads}; name another folder")
     asked = _direct(context.params, named, console) if uploads is None else _recorded(uploads, context.params, named)

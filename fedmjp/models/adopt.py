@@ -5,7 +5,6 @@ upload = adopted.upload({name: parameter.grad for name, parameter in vit.named_p
 """
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 from fedmjp.config import UpdateKind
 from fedmjp.errors import BadInputError
 from fedmjp.models import names
-from fedmjp.models.entrance import denormalised
+from fedmjp.models.entrance import channel_values, denormalised
 from fedmjp.models.probing import FoundEntrance, find_entrance
-from fedmjp.records import Upload, weights_digest
+from fedmjp.records import Upload, require_weights, weights_digest
 
 _REQUIRED = (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
 
@@ -67,7 +66,14 @@ class Adopted:
         """As of ``fedmjp.models.entrance.Entrance``."""
         return denormalised(images, self.mean, self.std)
 
-    def upload(self, tensors: Mapping[str, Tensor], *, examples: int = 1, kind: UpdateKind = "gradient") -> Upload:
+    def upload(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        examples: int = 1,
+        kind: UpdateKind = "gradient",
+        weights: str | None = None,
+    ) -> Upload:
         """Make an upload of what a client sent.
 
         Args:
@@ -75,16 +81,22 @@ class Adopted:
                 embedding must be there; others may be missing.
             examples: Pictures behind it.
             kind: "gradient", or "delta" for weight changes.
+            weights: Digest of the weights that it was computed from, where the client states it: its own
+                ``adopt(module).weights``.
 
         Raises:
-            BadInputError: If a tensor that closed forms need is missing or not like the module's.
+            BadInputError: If a tensor that closed forms need is missing or not like the module's, or if the client had
+                other weights than the module has.
         """
         canonical = {
             name: _in_our_shape(_checked(role, tensors), name, self.pixel_order, self.patch_size)
             for name, role in self.roles.items()
             if name in _REQUIRED or tensors.get(role.name) is not None
         }
-        return Upload(canonical, kind, num_examples=examples, server_round=1, node=0, weights=self.weights)
+        stated = weights or self.weights
+        made = Upload(canonical, kind, num_examples=examples, server_round=1, node=0, weights=stated)
+        require_weights(made, self.weights)
+        return made
 
 
 def adopt(module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Adopted:
@@ -141,13 +153,9 @@ def _statistics(
     if mean is None or std is None:
         raise BadInputError(
             f"a {type(module).__name__} does not say how pictures are normalised before they enter it: give both mean "
-            "and std, such as adopt(module, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)); (0, 0, 0) and "
-            "(1, 1, 1) where they are not"
+            "and std, such as ImageNet's 0.485,0.456,0.406 and 0.229,0.224,0.225; 0,0,0 and 1,1,1 where they are not"
         )
-    centre, scale = [float(value) for value in mean], [float(value) for value in std]
-    if len(centre) != 3 or len(scale) != 3 or not all(map(math.isfinite, centre + scale)) or min(scale) <= 0:
-        raise BadInputError(f"mean {centre} and std {scale} must be three finite numbers each, std above 0")
-    return centre, scale
+    return channel_values(mean, std)
 
 
 def _parts(module: nn.Module, found: FoundEntrance) -> dict[str, str | None]:
@@ -168,9 +176,12 @@ def _parts(module: nn.Module, found: FoundEntrance) -> dict[str, str | None]:
 def _checked(role: Role, tensors: Mapping[str, Tensor]) -> Tensor:
     tensor: object = tensors.get(role.name)
     if tensor is None:
-        near = difflib.get_close_matches(role.name, tensors, n=1)
-        hint = f"; did you mean {near[0]!r}? Give tensors the module's own names" if near else ""
-        raise BadInputError(f"the upload has no tensor {role.name!r}, which closed forms need{hint}")
+        near = difflib.get_close_matches(role.name, tensors, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]!r}? Give" if near else "give"
+        raise BadInputError(
+            f"the upload has no tensor {role.name!r} {tuple(role.shape)}, which closed forms need; {hint} tensors the "
+            "module's own names"
+        )
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise BadInputError(f"upload tensor {role.name!r} is a {kind}: give a torch tensor of real numbers")

@@ -84,7 +84,7 @@ def _state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
             f"{path} has SHA-256 {digest}, the configuration asks for {checkpoint.sha256}: "
             "restore that file, or configure the new one"
         )
-    loaded = _unnested(_parsed(content, path), path)
+    loaded = _unnested(parse_tensors(content, path), path)
     odd = [name for name, value in loaded.items() if not _is_weight(name, value)]
     if odd or not loaded:
         raise CheckpointError(f"{path} is not a state dict of weights: {_first(odd) if odd else 'it is empty'}")
@@ -100,7 +100,12 @@ def _is_weight(name: object, value: object) -> bool:
     return value.is_floating_point() or name.endswith(INTEGERS)
 
 
-def _parsed(content: bytes, path: Path) -> Any:
+def parse_tensors(content: bytes, path: Path) -> Any:
+    """What a file of tensors holds, by the ending of its name; pickled code in it is never run.
+
+    Raises:
+        CheckpointError: If it is damaged, needs pickled code, or has another ending.
+    """
     if path.suffix not in (".safetensors", *TORCH_FILES):
         raise CheckpointError(f"{path} must end in .safetensors, {', '.join(TORCH_FILES)}, which says how to read it")
     try:

@@ -1,9 +1,12 @@
 """The entrance of a vision transformer: how pictures become tokens, which is all that closed forms read."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
+
+from fedmjp.errors import BadInputError
 
 
 class Entrance(Protocol):
@@ -41,6 +44,14 @@ class Entrance(Protocol):
 
     def denormalise(self, images: Tensor) -> Tensor:
         """From the network's input space back to [0, 1]; values outside are clipped."""
+
+
+def channel_values(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Check what pictures are normalised with; BadInputError unless three finite numbers each, std above 0."""
+    centre, scale = [float(value) for value in mean], [float(value) for value in std]
+    if len(centre) != 3 or len(scale) != 3 or not all(map(math.isfinite, centre + scale)) or min(scale) <= 0:
+        raise BadInputError(f"mean {centre} and std {scale} must be three finite numbers each, std above 0")
+    return centre, scale
 
 
 def denormalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

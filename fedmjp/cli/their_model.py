@@ -1,0 +1,202 @@
+"""`fedmjp attack --module package:factory --gradient FILE`: a user's own model, and a gradient of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmjp.cli.console import tell
+from fedmjp.cli.runs import choose, write_manifest
+from fedmjp.overrides import parse_pairs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from fedmjp.gradient_files import GradientFile
+    from fedmjp.models.adopt import Adopted
+    from fedmjp.records import Upload
+    from fedmjp.threat import ThreatModel
+
+OUTPUT = Path("results/module")
+REPORT = "attack.json"
+NEED_MODULE = {"gradient", "mean", "std", "private"}
+APPLY = NEED_MODULE | {
+    "name", "module", "batch_size", "local_steps", "local_learning_rate", "options", "seed", "device", "output",
+}  # fmt: skip
+METRICS = ("psnr", "ssim", "mse")
+
+
+def refuse_options(named: Mapping[str, str]) -> None:
+    """Refuse options that go only with --module, or only without it.
+
+    Args:
+        named: Those that the user gave, by their names in Python and on the command line.
+
+    Raises:
+        BadInputError: If there is such an option, or --gradient is missing.
+    """
+    from fedmjp.errors import BadInputError
+
+    if "module" not in named:
+        if alone := next((option for name, option in named.items() if name in NEED_MODULE), None):
+            raise BadInputError(f"{alone} is of a model of your own: name it with --module package:factory")
+        return
+    if extra := next((option for name, option in named.items() if name not in APPLY), None):
+        raise BadInputError(f"{extra} does not go with --module, whose upload is taken as it is; leave it out")
+    if "gradient" not in named:
+        raise BadInputError("--module needs --gradient FILE, which holds what a client uploaded")
+
+
+def attack_module(options: Mapping[str, Any], console: "Console") -> None:
+    """Attack what a client uploaded of the user's own module; ``options`` are those of the command."""
+    from attacks import ATTACKS
+    from benchmarks.folder.output import claim_folder
+    from benchmarks.folder.pictures import save_png
+    from fedmjp.errors import BadInputError
+    from fedmjp.facade import attack
+    from fedmjp.gradient_files import read_gradients
+
+    given = parse_pairs(options["options"], "--set", dashes=True)
+    chosen: Any = ATTACKS.get(options["name"])(given)
+    path = Path(options["gradient"])
+    file = read_gradients(path)
+    adopted, title = _adopted(options)
+    try:
+        upload, threat = _upload(options, file, adopted)
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error}") from None
+    private = None if options["private"] is None else _private(Path(options["private"]), adopted, threat)
+    made = attack(chosen.name, upload, adopted, options=given, threat=threat, seed=options["seed"])
+    notes = [_inexact(chosen, upload, adopted, threat), chosen.caveat(adopted, threat)]
+    folder = Path(options["output"])
+    claim_folder(folder)
+    for former in folder.glob("recovered-*.png"):
+        former.unlink()
+    pictures = {f"recovered-{number}.png": image for number, image in enumerate(made.images, start=1)}
+    for name, image in pictures.items():
+        save_png(image, folder / name)
+    scores = None if private is None else _scores(made.images, private)
+    normalisation = {"mean": _three(adopted.mean), "std": _three(adopted.std)}
+    write_manifest(
+        folder / REPORT,
+        "attack on a module of one's own",
+        module={"name": title, "parts": adopted.parts, "weights_sha256": adopted.weights},
+        pictures={"size": adopted.image_size, "patch_size": adopted.patch_size, "files": list(pictures)},
+        normalisation=normalisation,
+        upload={"file": path.name, "sha256": file.sha256, "states_weights": file.weights is not None},
+        threat=threat.sentence(),
+        attack={"name": chosen.name, "options": given, "seed": options["seed"]},
+        notes=[note for note in notes if note],
+        diagnostics=dict(made.diagnostics),
+        scores=scores,
+    )
+    tell(console, f"{title}: {', '.join(f'{part} {name}' for part, name in adopted.parts.items() if name)}.")
+    size, known = adopted.image_size, ", ".join(f"{name} {values}" for name, values in normalisation.items())
+    tell(console, f"Pictures of {size} x {size} pixels in patches of {adopted.patch_size}, normalised by {known}.")
+    if file.weights is None:
+        tell(console, f"{path} states no digest of weights; they are taken to be the module's.")
+    tell(console, *(note for note in notes if note), style="bold red")
+    if scores:
+        tell(console, f"Against {options['private']}: PSNR {scores['psnr']:.1f} dB, SSIM {scores['ssim']:.3f}.")
+    tell(console, f"Written to {folder}: {', '.join([*pictures, REPORT])}.")
+
+
+def _adopted(options: Mapping[str, Any]) -> "tuple[Adopted, str]":
+    from fedmjp.errors import BadInputError
+    from fedmjp.models.adopt import adopt
+    from fedmjp.models.factories import load_module
+
+    module = load_module(options["module"]).to(choose(options["device"]))
+    title = f"{options['module']} ({type(module).__name__})"
+    normalisation = {name: _numbers(options[name], f"--{name}") for name in ("mean", "std") if options[name]}
+    try:
+        return adopt(module, **normalisation), title
+    except BadInputError as error:
+        raise BadInputError(f"{title}: {error}") from None
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    from fedmjp.errors import BadInputError
+
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise BadInputError(f"{option} {text!r} is not three numbers, such as 0.485,0.456,0.406") from None
+
+
+def _three(values: "Tensor") -> list[float]:
+    return [round(value, 6) for value in values.flatten().tolist()]  # float32 shows more digits than were meant
+
+
+def _upload(options: Mapping[str, Any], file: "GradientFile", adopted: "Adopted") -> "tuple[Upload, ThreatModel]":
+    from fedmjp.threat import ThreatModel
+
+    steps = options["local_steps"]
+    kind = file.kind or ("gradient" if steps is None else "delta")
+    examples = options["batch_size"] if file.examples is None else file.examples
+    learning_rate = options["local_learning_rate"]
+    threat = ThreatModel.parse(
+        {"update": kind, "batch_size": examples, "local_steps": steps or 1, "local_learning_rate": learning_rate}
+    )
+    return adopted.upload(file.tensors, examples=examples, kind=threat.update, weights=file.weights), threat
+
+
+def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatModel") -> str | None:
+    """Why the closed form cannot be exact for one picture; attacks that have nothing else to go by are refused."""
+    from attacks.recover import inexact_refusal
+    from attacks.token_gradients import shown_tokens
+    from fedmjp.errors import AttackNotApplicableError
+    from fedmjp.models import names
+
+    if threat.batch_size > 1:
+        return None
+    rows, right = upload.tensors[names.POSITION_EMBEDDING][0].double(), upload.tensors[names.PATCH_WEIGHT].double()
+    found = inexact_refusal(shown_tokens(rows, adopted.prefix_tokens), right.flatten(1))
+    if found is None or attack.role == "floor" or "noisy" in attack.handles(adopted, threat):
+        return found
+    raise AttackNotApplicableError(
+        f"{attack.name}: {found}; give --batch-size N of a batch (a mixture comes back), or take "
+        "patch_embedding_wiener, which has a prior of natural pictures"
+    )
+
+
+def _private(path: Path, adopted: "Adopted", threat: "ThreatModel") -> "Tensor":
+    """The user's own picture, (3, size, size) in [0, 1], just as it is."""
+    from PIL import Image
+    from torchvision.transforms.v2 import functional as transforms
+
+    from fedmjp.data.datasets import DAMAGED
+    from fedmjp.data.pictures import to_rgb
+    from fedmjp.errors import DataError
+
+    if threat.batch_size > 1:
+        raise DataError(f"--private is one picture, the upload is of {threat.batch_size}")
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        with Image.open(path) as photograph:
+            pixels = transforms.pil_to_tensor(to_rgb(photograph))
+    except DAMAGED as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if pixels.shape[1:] != (adopted.image_size, adopted.image_size):
+        height, width = pixels.shape[1:]
+        raise DataError(
+            f"{path} is {width} x {height}, the module's pictures are {adopted.image_size} x {adopted.image_size}: "
+            "give the picture as it went into the module, resized and cropped"
+        )
+    image: Tensor = pixels.float() / 255
+    return image
+
+
+def _scores(images: "Tensor", private: "Tensor") -> dict[str, float]:
+    import torch
+
+    from fedmjp.facade import score
+    from fedmjp.private import PrivateBatch
+    from fedmjp.records import Reconstruction
+    from fedmjp.settings import Picture
+
+    nothing = torch.zeros(1, 1, dtype=torch.int64)
+    batch = PrivateBatch(private[None], private[None], nothing.bool(), nothing, nothing[0], ("private",), Picture.CLEAN)
+    found = score(Reconstruction(images), batch, metrics=METRICS)
+    return {name: float(value[0]) for name, value in found.items()}
