@@ -65,7 +65,12 @@ scenario = fedmjp.Scenario(model={{"name": "deit_micro", "image_size": 32, "patc
 exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=32))
 result = fedmjp.attack("patch_embedding", exchange.upload, scenario)
 print(fedmjp.score(result, exchange.private, setting="a")["psnr"])
-import clients.app, server.app, benchmarks.federation.training
+import importlib, pkgutil
+import attacks, benchmarks, clients, server
+for package in (attacks, benchmarks, clients, fedmjp, server):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if module.name != "fedmjp.data.tables":  # which is opened behind a check
+            importlib.import_module(module.name)
 from fedmjp.cli import main
 for words in (["--help"], ["list", "attacks"]):
     sys.argv = ["fedmjp", *words]
