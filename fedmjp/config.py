@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from fedmjp.errors import CheckpointError, ConfigError
+from fedmjp.zoo import PREFIX, zoo_model
 
 UpdateKind = Literal["gradient", "delta"]
 Localisation = Literal["none", "pca", "linear", "nonlinear"]
@@ -84,13 +85,23 @@ class Checkpoint(Config):
 
     @classmethod
     def of(cls, path: str | Path) -> Self:
-        """The checkpoint in a file; CheckpointError if it cannot be read."""
+        """The checkpoint in a file, or ``zoo:NAME`` of ours.
+
+        Raises:
+            CheckpointError: If it cannot be read, or is not the file that the zoo states.
+            UnknownNameError: If the zoo has none of that name.
+            WeightsMissingError: If it is in the zoo, but not on this machine.
+        """
+        zoo = zoo_model(str(path)) if str(path).startswith(PREFIX) else None
+        path = zoo.file() if zoo else Path(path)
         try:
-            with Path(path).open("rb") as file:
+            with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-        return cls(path=str(Path(path).absolute()), sha256=sha256)
+        if zoo:
+            zoo.check(path, sha256)
+        return cls(path=str(path.absolute()), sha256=sha256)
 
     @model_serializer(mode="wrap")
     def _content_alone(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:

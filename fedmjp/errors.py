@@ -42,6 +42,13 @@ class OutputError(BadInputError):
     """A folder that cannot be written. Remedy: name another with --output."""
 
 
+class MissingExtraError(BadInputError):
+    """A package that this needs is not installed. Remedy: the command that the message ends with."""
+
+    def __init__(self, purpose: str, package: str, extra: str) -> None:
+        super().__init__(f"{purpose} needs {package}, which is not installed; pip install 'fedmjp[{extra}]'")
+
+
 class RecordError(FedmjpError):
     """A record (batch, upload, reconstruction) that is malformed or damaged on disk."""
 

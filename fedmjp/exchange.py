@@ -41,6 +41,12 @@ def exchange(
             f"{len(pictures)} pictures were given, an upload of this scenario is of {scenario.threat.pictures}: give "
             "so many, or set batch_size"
         )
+    for picture in pictures:
+        if not 0 <= picture.label < scenario.model.classes:
+            raise BadInputError(
+                f"picture {picture.name!r} has label {picture.label}, but the model knows {scenario.model.classes} "
+                "classes: give it one that the model knows"
+            )
     model = _initial(scenario.network).to(scenario.device) if model is None else model
     digest = weights_digest(model.state_dict())
     batches, uploads = [], []

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -80,9 +81,18 @@ def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Pat
     assert packages == {*PACKAGES, "benchmarks"}
     assert {f"benchmarks/report/page.{suffix}" for suffix in ("html.jinja", "css", "js")} <= set(names)
     assert {f"benchmarks/report/site/{name}" for name in ("base.html.jinja", "site.css", "search.js")} <= set(names)
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert {"benchmarks/leaderboard/reported/mjp_table5.json", "benchmarks/campaigns/smoke.yaml"} <= set(names)
     defences = {f"fedmjp/defences/{path.name}" for path in (ROOT / "fedmjp" / "defences").glob("*.py")}
     assert len(defences) > 15
     assert defences <= set(names)
     assert {"attacks/natural_patches.safetensors", "attacks/natural_patches.json"} <= set(names)
     assert not any(name.startswith(("tests", "results")) for name in names)
+
+
+def test_the_source_distribution_says_its_licence_and_how_to_cite_it(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "CITATION.cff", "README.md", "CHANGELOG.md", "fedmjp/py.typed"} <= names

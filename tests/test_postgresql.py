@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from benchmarks.folder.store import Store
-from fedmjp.errors import OutputError, StoreError
+from fedmjp.errors import BadInputError, StoreError
 from tests import databases
 from tests.databases import PASSWORD, Server, trial
 
@@ -13,7 +13,7 @@ server, postgresql = databases.server, databases.postgresql
 
 
 def refusal(url: str) -> str:
-    with pytest.raises(OutputError) as caught:
+    with pytest.raises(BadInputError) as caught:
         Store.open(url)
     message = str(caught.value)
     assert caught.value.exit_code == 2

@@ -28,6 +28,7 @@ def pages() -> list[Path]:
     rooms = ("attacks", "benchmarks", "clients", "fedmjp/defences", "server")
     return [
         ROOT / "README.md",
+        ROOT / ".github" / "CONTRIBUTING.md",
         *(ROOT / room / "README.md" for room in rooms),
         *sorted((ROOT / "results").rglob("*.md")),
     ]

@@ -13,7 +13,8 @@ from fedmjp.cli import main
 from fedmjp.config import ModelConfig
 from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
 from fedmjp.models.build import build
-from fedmjp.models.known import OFFICIAL, checked, known, known_checkpoints, weights_folder
+from fedmjp.models.known import OFFICIAL, checked, known, known_checkpoints
+from fedmjp.zoo import weights_folder
 
 BAD_INPUT, FAILED = 2, 1
 

@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from fedmjp.errors import OutputError, StoreError
+from fedmjp.errors import MissingExtraError, OutputError, StoreError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,8 +147,8 @@ class Trial:
 class Store:
     """A database of trials: a SQLite file, or PostgreSQL for workers on several machines.
 
-    Opening one that cannot be used raises ``OutputError``. Every method but ``close`` raises ``StoreError`` when the
-    database fails it; what was put before stays.
+    Opening one that cannot be used raises ``OutputError``, without its driver ``MissingExtraError``. Every method but
+    ``close`` raises ``StoreError`` when the database fails it; what was put before stays.
     """
 
     def __init__(self, url: URL) -> None:
@@ -279,9 +279,7 @@ def _engine(url: URL) -> Engine:
         # A connection that died while an attack ran for hours is replaced, not an error.
         engine = create_engine(url, pool_pre_ping=True)
     except ImportError:
-        raise OutputError(
-            f"{_shown(url)} needs psycopg, which is not installed; pip install 'fedmjp[postgresql]'"
-        ) from None
+        raise MissingExtraError(_shown(url), DRIVER, "postgresql") from None
     event.listen(engine, "connect", _prepare_sqlite if url.drivername == "sqlite" else _prepare_postgresql)
     return engine
 

@@ -63,10 +63,12 @@ def simulate(
     )
     from benchmarks.folder.output import claim_folder
     from fedmjp.data.partition_figure import draw_partition
+    from fedmjp.extras import require
     from fedmjp.models.build import build
     from fedmjp.scenario import Scenario
     from fedmjp.training.run_folder import TrainingFolder, published
 
+    require("training", "fedmjp simulate")
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
     training = rounds_of | {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
     whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences}

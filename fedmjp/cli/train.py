@@ -34,12 +34,14 @@ def train(
     """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped."""
     from benchmarks.folder.output import claim_folder
     from fedmjp.cli.evaluate import evaluate
+    from fedmjp.extras import require
     from fedmjp.training.central import open_pictures
     from fedmjp.training.central import train as run
     from fedmjp.training.config import TrainingConfig
     from fedmjp.training.run_folder import TrainingFolder, published
     from fedmjp.training.state import load_state
 
+    require("training", "fedmjp train")
     named = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
     defaults = {"model": {"name": "deit_small"}}
     config = TrainingConfig.parse(

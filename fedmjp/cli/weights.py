@@ -17,10 +17,11 @@ SELDOM = "Of a model that was trained with it."
 
 @weights.callback()
 def table(context: typer.Context) -> None:
-    """List published checkpoints and whether they are on this machine."""
+    """List published checkpoints, and weights of ours, and whether they are on this machine."""
     if context.invoked_subcommand is not None:
         return
     from fedmjp.models.known import known_checkpoints, searched
+    from fedmjp.zoo import PREFIX, TASK, ZOO
 
     console = wide_console()
     for known in known_checkpoints():
@@ -31,6 +32,13 @@ def table(context: typer.Context) -> None:
             tell(console, f"  or its release, {known.release}")
         if path:
             _tell_file(path)
+    tell(console, f"\nOurs, deit_micro on {TASK}:")
+    for ours in ZOO.values():
+        trained = f"{ours.training}, {ours.defence}, patches of {ours.patch_size}"
+        where = "here" if ours.find() else "not here"
+        tell(console, f"{PREFIX + ours.name:<{NAME_WIDTH}}{where}, Top-1 {ours.top1} %", f"  {trained}")
+        tell(console, f"  sha256 {ours.sha256}")
+    tell(console, f"{PREFIX}NAME stands wherever a file of weights is taken; its digest is checked.")
     tell(console, "\nNames are those of the models that weights fit. Looked in:", *(f"- {each}" for each in searched()))
     tell(console, "`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
 
@@ -39,8 +47,9 @@ def table(context: typer.Context) -> None:
 def fetch(name: Annotated[str, typer.Argument(help="As `fedmjp weights` lists it, or timm:NAME.")]) -> None:
     """Find published weights on this machine, or download them."""
     from fedmjp.models.known import known
+    from fedmjp.zoo import PREFIX
 
-    _tell_file(known(name).fetch())
+    _tell_file(Path(name) if name.startswith(PREFIX) else known(name).fetch())
 
 
 @weights.command()
@@ -94,4 +103,5 @@ def verify(
 def _tell_file(path: Path) -> None:
     from fedmjp.models.known import checked
 
-    tell(wide_console(), f"  file {path}", f"  sha256 {checked(path).sha256}")
+    checkpoint = checked(path)
+    tell(wide_console(), f"  file {checkpoint.path}", f"  sha256 {checkpoint.sha256}")

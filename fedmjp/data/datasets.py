@@ -14,6 +14,7 @@ from fedmjp.data.bundled import CROPS
 from fedmjp.data.layout import SPLIT_FOLDERS, SUFFIXES, Split, class_folders, parquet_files, pictures_in, split_folders
 from fedmjp.data.pictures import LabelledPicture, to_image, to_rgb
 from fedmjp.errors import DataError
+from fedmjp.extras import require
 
 BUNDLED, HUB = "bundled", "hub:"
 # Decoded pictures are kept where all of the data set would fit; 100,000 of 64 x 64 do.
@@ -130,6 +131,7 @@ def _open(data: str, split: Split) -> LabelledDataset:
             read=_cut,
         )
     if data.startswith(HUB):
+        require("datasets", f"{data}, of the Hugging Face hub,")
         from fedmjp.data.tables import open_hub  # noqa: PLC0415 (a second of imports)
 
         return open_hub(data, split)
@@ -139,6 +141,7 @@ def _open(data: str, split: Split) -> LabelledDataset:
         return _image_folder(folder, split)
     if not files[split]:
         raise DataError(f"{folder} has no {split}.parquet and no shards {split}-00000-of-00001.parquet")
+    require("datasets", f"{folder}, of parquet files,")
     from fedmjp.data.tables import open_parquet  # noqa: PLC0415
 
     return open_parquet(f"{data} ({split})", files[split], split)

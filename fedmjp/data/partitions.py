@@ -8,15 +8,17 @@ import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from datasets import Dataset
-from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, Partitioner, PathologicalPartitioner
 
 from fedmjp.errors import DataError
+from fedmjp.extras import require
 from fedmjp.learning import PartitionConfig
 from fedmjp.seeds import derive
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
 
 INDEX, LABEL = "index", "label"
 
@@ -66,7 +68,11 @@ def partition(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed
 
     Raises:
         DataError: If there are too few pictures or classes, so that a client would have none.
+        MissingExtraError: If flwr-datasets is not installed.
     """
+    require("training", "Dealing pictures to clients")
+    from datasets import Dataset  # noqa: PLC0415 (of an extra)
+
     _check(labels, config, clients)
     partitioner = _partitioner(config, clients, derive(seed, "partition"))
     table = Dataset.from_dict({INDEX: np.arange(len(labels)), LABEL: labels}).with_format("arrow")
@@ -99,14 +105,16 @@ def _check(labels: np.ndarray, config: PartitionConfig, clients: int) -> None:
         )
 
 
-def _partitioner(config: PartitionConfig, clients: int, seed: int) -> Partitioner:
+def _partitioner(config: PartitionConfig, clients: int, seed: int) -> "Partitioner":
+    from flwr_datasets import partitioner  # noqa: PLC0415 (of an extra)
+
     if config.scheme == "iid":
-        return IidPartitioner(num_partitions=clients)
+        return partitioner.IidPartitioner(num_partitions=clients)
     if config.scheme == "dirichlet":
-        return DirichletPartitioner(
+        return partitioner.DirichletPartitioner(
             num_partitions=clients, partition_by=LABEL, alpha=config.alpha, min_partition_size=1, seed=seed
         )
-    return PathologicalPartitioner(
+    return partitioner.PathologicalPartitioner(
         num_partitions=clients,
         partition_by=LABEL,
         num_classes_per_partition=config.classes_per_client,

@@ -9,11 +9,12 @@ import torch
 from pydantic import BeforeValidator, model_serializer, model_validator
 from torch import Tensor
 
-from fedmjp.config import Config, ModelConfig
+from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Plan, Spent, Stage
 from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
 from fedmjp.randomness import Randomness
+from fedmjp.zoo import PREFIX, zoo_model
 
 NONE = "none"  # how an empty pipeline is called
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
@@ -259,7 +260,9 @@ pipeline_of = lru_cache(maxsize=256)(Pipeline)
 
 
 def named(value: object) -> object:
-    """A model by its name alone."""
+    """A model by its name alone; with trained weights by ``zoo:NAME``."""
+    if isinstance(value, str) and value.startswith(PREFIX):
+        return {**zoo_model(value).model, "weights": Checkpoint.of(value)}
     return {"name": value} if isinstance(value, str) else value
 
 

@@ -1,6 +1,5 @@
 """Checkpoints that others have published: which there are, where they would lie on this machine, how to get them."""
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ import torch
 from fedmjp.config import Checkpoint
 from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
 from fedmjp.models.architectures import TIMM, architecture
+from fedmjp.zoo import FOLDER_VARIABLE, weights_folder
 
-FOLDER_VARIABLE = "FEDMJP_WEIGHTS"
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 # Files of releases end in the first digits of their SHA-256.
@@ -104,12 +103,6 @@ def known(name: str) -> KnownCheckpoint:
     if name not in OF_TIMM and not name.startswith(TIMM):
         raise UnknownNameError("checkpoint", name, [*OF_TIMM, OFFICIAL.name, f"{TIMM}NAME"])
     return _of_timm(name)
-
-
-def weights_folder() -> Path:
-    """Where files that were downloaded by hand lie: ``FEDMJP_WEIGHTS``, or a folder of the user's."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return Path(os.environ.get(FOLDER_VARIABLE) or data / "fedmjp" / "weights")
 
 
 def searched() -> list[str]:

@@ -3,11 +3,16 @@
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
-from torch.utils.tensorboard import SummaryWriter
+
+from fedmjp.extras import require
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 from fedmjp.files import replacing
 
@@ -20,6 +25,7 @@ class History:
     def __init__(self, path: Path, tensorboard: Path) -> None:
         self._path, self._tensorboard = path, tensorboard
         self._writer: SummaryWriter | None = None
+        require("training", "The history of a training")
 
     def rows(self) -> pd.DataFrame:
         """What was recorded so far, empty if nothing; a line that a kill cut off does not count."""
@@ -31,6 +37,8 @@ class History:
         """Add a row; its columns are those of the rows before."""
         counter, step = next(iter(row.items()))
         pd.DataFrame([row]).to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (of an extra)
+
         # After a resumption TensorBoard drops what is made again.
         self._writer = self._writer or SummaryWriter(str(self._tensorboard), purge_step=int(step or 0))
         for name, value in row.items():

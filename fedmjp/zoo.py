@@ -1,0 +1,114 @@
+"""Weights that we trained ourselves, by name: ``zoo:NAME`` stands wherever a file of weights is taken."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
+
+PREFIX = "zoo:"
+FOLDER_VARIABLE = "FEDMJP_WEIGHTS"
+RUNS = Path("results") / "learning" / "runs"  # in a clone, a folder for each
+CLONE = Path(__file__).parents[1]
+TASK = "32 classes of Tiny ImageNet at 32 x 32 pixels"
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A trained DeiT of 0.2 million parameters: how it was trained, how well, and what its file must be."""
+
+    name: str
+    training: str
+    defence: str  # that it was trained under
+    patch_size: int
+    top1: float  # percent of the validation pictures
+    sha256: str
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The values of its ``ModelConfig``, without the weights."""
+        return {
+            "name": "deit_micro",
+            "image_size": 32,
+            "patch_size": self.patch_size,
+            "classes": 32,
+            "localisation": "nonlinear" if self.defence == "mjp" else "none",
+        }
+
+    @property
+    def source(self) -> Path:
+        """Where its file lies in fedmjp's repository."""
+        return RUNS / self.name / "weights.safetensors"
+
+    def find(self) -> Path | None:
+        """Its file, if it is on this machine: in the folder of weights, or in the clone that this runs from."""
+        candidates = (weights_folder() / f"{self.name}.safetensors", CLONE / self.source)
+        return next((path for path in candidates if path.is_file()), None)
+
+    def file(self) -> Path:
+        """Its file; WeightsMissingError if it is not on this machine, with what to do."""
+        path = self.find()
+        if path is None:
+            raise WeightsMissingError(
+                f"{PREFIX}{self.name} is not on this machine: get {self.source} of fedmjp's repository, and save it "
+                f"here as {weights_folder() / self.name}.safetensors"
+            )
+        return path
+
+    def check(self, path: Path, sha256: str) -> None:
+        """CheckpointError if a file's SHA-256 is not that of these weights."""
+        if sha256 != self.sha256:
+            raise CheckpointError(
+                f"{path} is not {PREFIX}{self.name}: its SHA-256 begins with {sha256[:16]}, expected "
+                f"{self.sha256[:16]}; restore {self.source} of fedmjp's repository"
+            )
+
+
+# fmt: off
+_MODELS = (
+    ZooModel("central-jigsaw-0", "central, 10 epochs", "jigsaw", 4, 34.2,
+             "08906a9624ac1a1e19a50aff72fffed1ae7f5f4c7a099ab1d93b2a9dbaeeec26"),
+    ZooModel("central-mjp-0", "central, 10 epochs", "mjp", 4, 34.2,
+             "e647babeaaea5397d52892a6841e2c60e9302fb051cb951fe3de03ac09b2ae2d"),
+    ZooModel("central-none-0", "central, 10 epochs", "none", 4, 35.6,
+             "0d701821a4a1ad5f9a35d7c723511057db0730764bcf49fc4a5ab5360e3706f3"),
+    ZooModel("central30-jigsaw-0", "central, 30 epochs", "jigsaw", 4, 43.3,
+             "c53df3bb32832ffc095c65a2c202b895a1f5c80d1683104df28d654318d54817"),
+    ZooModel("central30-mjp-0", "central, 30 epochs", "mjp", 4, 41.9,
+             "b3b35f470e1348851af84353e4b687400c604222ce1bf2bd4c67c8aa0ce97b6c"),
+    ZooModel("central30-none-0", "central, 30 epochs", "none", 4, 44.1,
+             "5e3980ed395aba21746789ec4946f01b9a4e72e1c9f894df6382a06161b06713"),
+    ZooModel("coarse-mjp-0", "central, 5 epochs", "mjp", 8, 24.1,
+             "13afd3736e8c7d8d7f4ea23a6f48321d63e343ac591bf8b70a050cb52bc0931f"),
+    ZooModel("coarse-none-0", "central, 5 epochs", "none", 8, 25.7,
+             "5d0a985b40a72015c802d27707f69f4b01fef2d8799f905dcb7ff0e4908501e2"),
+    ZooModel("dirichlet-jigsaw-0", "8 clients, Dirichlet 0.3, 10 rounds", "jigsaw", 4, 21.0,
+             "b748b7facde76a00361bc0f3c890adc2effb5f7ab0b82e52d6282c99e650ab19"),
+    ZooModel("dirichlet-mjp-0", "8 clients, Dirichlet 0.3, 10 rounds", "mjp", 4, 20.9,
+             "99d2397d0cc94e2972cab6e1f3897b8cfe78cebbdf90ce8cf68ce7916aa02bea"),
+    ZooModel("dirichlet-none-0", "8 clients, Dirichlet 0.3, 10 rounds", "none", 4, 20.6,
+             "39c917697fddd5d204b43e19b53dc79cb19bd51602303babffed2a2bfc0a5fdb"),
+    ZooModel("iid-jigsaw-0", "8 clients, IID, 10 rounds", "jigsaw", 4, 18.3,
+             "296a441ce816684e1ab694945f444b6e6dfdc1b9dabcd7be1815e07f6bf1ba19"),
+    ZooModel("iid-mjp-0", "8 clients, IID, 10 rounds", "mjp", 4, 19.1,
+             "ceae4a0449ea15da1a3c6564290cc4c371f307b5ca8279077bce1714521238dc"),
+    ZooModel("iid-none-0", "8 clients, IID, 10 rounds", "none", 4, 18.7,
+             "94dd20a062e9da152f663e32ce93947dab4c60ff2ccbe19f933c7d6f14305bd0"),
+)
+# fmt: on
+ZOO = {model.name: model for model in _MODELS}
+
+
+def zoo_model(name: str) -> ZooModel:
+    """Look ``zoo:NAME`` up; UnknownNameError if there is none, with the nearest names."""
+    bare = name.removeprefix(PREFIX)
+    if bare not in ZOO:
+        raise UnknownNameError("model of the zoo", name, [PREFIX + each for each in ZOO])
+    return ZOO[bare]
+
+
+def weights_folder() -> Path:
+    """Where files that were downloaded by hand lie: ``FEDMJP_WEIGHTS``, or a folder of the user's."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return Path(os.environ.get(FOLDER_VARIABLE) or data / "fedmjp" / "weights")
