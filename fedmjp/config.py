@@ -1,6 +1,5 @@
 """Configuration models: frozen, unknown keys refused with a suggestion, digest for provenance."""
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedmjp.errors import CheckpointError, ConfigError
+from fedmjp.errors import CheckpointError, ConfigError, suggestion
 
 UpdateKind = Literal["gradient", "delta"]
 Localisation = Literal["none", "pca", "linear", "nonlinear"]
@@ -64,8 +63,7 @@ class Config(BaseModel):
     def _explain(cls, detail: dict[str, Any]) -> str:
         key = ".".join(str(part) for part in detail["loc"])
         if detail["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, cls.model_fields, n=1)
-            return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+            return f"unknown key {key!r}, {suggestion(key, cls.model_fields)}"
         if not key:
             return str(detail["msg"]).removeprefix("Value error, ")
         return f"{key.replace('_', '-')} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"

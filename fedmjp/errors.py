@@ -1,7 +1,19 @@
 """Every error that fedmjp raises on purpose: one line that says what was wrong and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+SHOWN = 40  # names that a message lists
+
+
+def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callable[[str], str] = repr) -> str:
+    """Which known names were probably meant: "did you mean 'seed'?"; what there is where none is near."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name), names, n=most, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(map(write, near))}?"
+    more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
+    return f"known: {', '.join(names[:SHOWN])}{more}" if names else "there is none"
 
 
 class FedmjpError(Exception):
@@ -20,10 +32,8 @@ class UnknownNameError(BadInputError):
     """A name that no registry knows. Remedy: use one of the names that the message lists."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
-        super().__init__(f"Unknown {kind} {name!r}. {hint}")
+        hint = suggestion(name, known, most=3, write=str)
+        super().__init__(f"Unknown {kind} {name!r}. {hint[0].upper()}{hint[1:]}")
 
 
 class ConfigError(BadInputError):

@@ -1,6 +1,5 @@
 """A campaign: one question put to many cells, as one file states it."""
 
-import difflib
 import itertools
 from collections.abc import Mapping
 from functools import lru_cache
@@ -13,6 +12,7 @@ from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.config import MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
+from fedmjp.errors import suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
@@ -88,9 +88,7 @@ class Grid(Config):
         for threat in self.threats:
             for key in threat:
                 if key not in THREAT:
-                    near = difflib.get_close_matches(str(key), THREAT, n=1)
-                    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(THREAT)}"
-                    raise ValueError(f"threats: unknown key {key!r}, {hint}")
+                    raise ValueError(f"threats: unknown key {key!r}, {suggestion(str(key), THREAT)}")
         for view, defences in itertools.product(self.views, self.defences):
             with as_value_error():
                 sizes = {"clients": pipeline_of(defences).clients, "pictures_per_client": view.get("batch_size", 1)}

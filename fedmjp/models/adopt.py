@@ -4,7 +4,6 @@ adopted = adopt(vit, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 upload = adopted.upload({name: parameter.grad for name, parameter in vit.named_parameters()})
 """
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmjp.config import UpdateKind
-from fedmjp.errors import BadInputError
+from fedmjp.errors import BadInputError, suggestion
 from fedmjp.models import names
 from fedmjp.models.entrance import denormalised
 from fedmjp.models.probing import FoundEntrance, find_entrance
@@ -168,9 +167,10 @@ def _parts(module: nn.Module, found: FoundEntrance) -> dict[str, str | None]:
 def _checked(role: Role, tensors: Mapping[str, Tensor]) -> Tensor:
     tensor: object = tensors.get(role.name)
     if tensor is None:
-        near = difflib.get_close_matches(role.name, tensors, n=1)
-        hint = f"; did you mean {near[0]!r}? Give tensors the module's own names" if near else ""
-        raise BadInputError(f"the upload has no tensor {role.name!r}, which closed forms need{hint}")
+        raise BadInputError(
+            f"the upload has no tensor {role.name!r}, which closed forms need: give tensors the module's own names; "
+            f"{suggestion(role.name, tensors)}"
+        )
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise BadInputError(f"upload tensor {role.name!r} is a {kind}: give a torch tensor of real numbers")
