@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable
 
-SHOWN = 40  # names that a message lists
+LISTED = 40  # names that a message lists at most
 
 
 def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callable[[str], str] = repr) -> str:
@@ -12,8 +12,7 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callabl
     near = difflib.get_close_matches(str(name), names, n=most, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(map(write, near))}?"
-    more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
-    return f"known: {', '.join(names[:SHOWN])}{more}" if names else "there is none"
+    return f"known: {', '.join(names)}" if len(names) <= LISTED else f"none of {len(names)} names is near it"
 
 
 class FedmjpError(Exception):

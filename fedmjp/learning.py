@@ -73,7 +73,10 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
         if self.warmup_epochs >= self.epochs:
-            raise ValueError(f"{self.warmup_epochs} warm-up epochs leave nothing of {self.epochs} epochs")
+            raise ValueError(
+                f"warmup_epochs={self.warmup_epochs} leaves nothing of epochs={self.epochs}: set a smaller "
+                "recipe.warmup_epochs"
+            )
         return self
 
 
@@ -91,7 +94,7 @@ class Learning(Config):
         if not pipeline.shuffles:
             return
         if int(grid**2 * pipeline.mask_ratio) < MOVABLE:
-            raise ValueError(f"mask-ratio {pipeline.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
+            raise ValueError(f"mask ratio {pipeline.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
         if epochs is not None and self.puzzle.warmup_epochs >= epochs:
             raise ValueError(f"{self.puzzle.warmup_epochs} epochs without a puzzle leave none of {epochs} with one")
 
@@ -143,6 +146,8 @@ class Training(Learning):
         if late:
             raise ValueError(f"records of round {late[0]} were asked for, but there are rounds 1 to {self.rounds}")
         if self.epochs is not None and self.recipe.warmup_epochs >= self.epochs:
-            told = f"{self.epochs} epochs (rounds x local epochs)"
-            raise ValueError(f"{self.recipe.warmup_epochs} warm-up epochs leave nothing of {told}")
+            raise ValueError(
+                f"recipe.warmup_epochs={self.recipe.warmup_epochs} leaves nothing of {self.epochs} epochs "
+                "(rounds x local epochs): set a smaller one"
+            )
         return self

@@ -115,7 +115,7 @@ class Scenario(Defended):
             raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
         if self.pictures_per_client % self.batch_size:
             raise ValueError(
-                f"batch-size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client"
+                f"batch size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client"
             )
         plan = Plan(self.rounds, self.rounds * self.local_steps, self.local_steps, self.batch_size)
         object.__setattr__(self, "defences", self.pipeline.planned(plan))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
-from fedmjp.config import MAX_SEED, Checkpoint, Config, MaskRatio
+from fedmjp.config import MAX_CLASSES, MAX_SEED, MAX_SIDE, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import suggestion
 from fedmjp.metrics import metric
@@ -130,9 +130,9 @@ class Campaign(Config):
     seeds: tuple[Annotated[int, Field(ge=0, le=MAX_SEED)], ...] = Field((0,), min_length=1)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
-    image_size: int = Field(224, ge=1)
-    patch_size: int = Field(16, ge=1)
-    classes: int = Field(1000, ge=2)
+    image_size: int = Field(224, ge=1, le=MAX_SIDE)
+    patch_size: int = Field(16, ge=1, le=MAX_SIDE)
+    classes: int = Field(1000, ge=2, le=MAX_CLASSES)
     weights: Mapping[str, str] = {}
     accuracy: Mapping[str, Utility] = {}
     recognisable_at: float = Field(RECOGNISABLE, gt=0, allow_inf_nan=False, description="dB of PSNR")

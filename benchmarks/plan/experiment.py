@@ -123,7 +123,7 @@ class Experiment(Config):
                 raise ValueError(f"{name} must each be named once, got {', '.join(values)}")
         size = self.scenario.model.image_size
         if size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
-            raise ValueError(f"image-size {size} is less than SSIM's window of {SMALLEST}")
+            raise ValueError(f"image size {size} is less than SSIM's window of {SMALLEST}")
         other = [str(each) for each in self.settings if each.gradient_of is not self.scenario.gradient_of]
         if other:
             shown = self.scenario.gradient_of

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.options import examples
 
 SHOW = "show"
 
@@ -34,7 +35,7 @@ leaderboard = typer.Typer(
 )
 
 
-@leaderboard.command(SHOW)
+@leaderboard.command(SHOW, epilog=examples("fedmjp leaderboard results/mine --format html --format csv"))
 def show(
     folder: Annotated[Path, typer.Argument(help="What a run wrote.", show_default=False)],
     formats: Annotated[list[str], typer.Option("--format", help="html, md, csv, json or latex; may be repeated.")] = [],
@@ -67,7 +68,7 @@ def show(
     tell(console, f"Written: {', '.join(map(str, written))}")
 
 
-@leaderboard.command()
+@leaderboard.command(epilog=examples("fedmjp leaderboard add entry.json --to results/mine"))
 def add(
     entry: Annotated[Path, typer.Argument(help="A submission: JSON as `fedmjp leaderboard` writes it.")],
     to: Annotated[Path, typer.Option("--to", help="The folder of results whose board it joins.")],

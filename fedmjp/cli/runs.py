@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fedmjp.training.central import Pictures
 
 
+# Warm-up of the paper's recipe: 20 of 300 epochs.
+WARMUP, EPOCHS = 20, 300
 # Where results go says nothing elsewhere, and a database's URL may hold a password.
 LEFT_OUT = ("--output", "--database")
 
@@ -57,6 +59,13 @@ def values_of(
     for layer in (file, row_of(row).values if row else {}, options):
         values = merged(values, layer)
     return overridden(values, settings or [])
+
+
+def with_warm_up(values: Mapping[str, Any], epochs: object) -> dict[str, Any]:
+    """The paper's share of so many epochs as warm-up, unless the values say their own."""
+    if not isinstance(epochs, int):
+        return dict(values)  # told when it is read
+    return merged({"recipe": {"warmup_epochs": max(0, epochs) * WARMUP // EPOCHS}}, values)
 
 
 def with_files(values: dict[str, Any]) -> dict[str, Any]:
