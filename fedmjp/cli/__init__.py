@@ -67,9 +67,11 @@ app.command(
         "fedmjp evaluate --data FOLDER --weights FILE --model name=deit_small",
     ),
 )(evaluate)
-app.command("list", rich_help_panel=KNOW, epilog=examples("fedmjp list attacks", "fedmjp list defences --json"))(
-    catalogue
-)
+app.command(
+    "list",
+    rich_help_panel=KNOW,
+    epilog=examples("fedmjp list attacks", "fedmjp list attacks mjp_prior", "fedmjp list defences --json"),
+)(catalogue)
 app.add_typer(weights, name="weights", rich_help_panel=KNOW)
 app.command(rich_help_panel=KNOW, epilog=examples("fedmjp doctor"))(doctor)
 
