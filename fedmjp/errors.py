@@ -3,6 +3,11 @@
 import difflib
 from collections.abc import Callable, Iterable
 
+# In what Python, torch, CUDA, Ray and the system say of it.
+SIGNS_OF_MEMORY = ("memoryerror", "out of memory", "outofmemory", "allocate memory", "not enough memory")
+LOWER = "close other programs, or lower what the command has of --image-size, --batch-size, --clients and --workers"
+OUT_OF_MEMORY = f"out of memory: {LOWER}"
+KILLED = f"was killed, as the system does where memory is short: {LOWER}"
 LISTED = 40  # names that a message lists at most
 
 
@@ -13,6 +18,12 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callabl
     if near:
         return f"did you mean {' or '.join(map(write, near))}?"
     return f"known: {', '.join(names)}" if len(names) <= LISTED else f"none of {len(names)} names is near it"
+
+
+def out_of_memory(error: BaseException | str) -> bool:
+    """Whether an error, or what a log says of one, is that no memory was left."""
+    said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or any(sign in said.lower() for sign in SIGNS_OF_MEMORY)
 
 
 class FedmjpError(Exception):

@@ -23,15 +23,15 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"server_learning_rate": float("inf")}, "server-learning-rate = inf"),
+        ({"server_learning_rate": float("inf")}, "server_learning_rate = inf"),
         ({"seed": 2**70}, "seed = "),
-        ({"defences": ["mjp:mask_ratio=1.5"]}, "mask-ratio = '1.5'"),
+        ({"defences": ["mjp:mask_ratio=1.5"]}, "mask_ratio = '1.5'"),
         ({"local_steps": 2}, "set update to delta"),
         ({"training": SHORT, "batch_size": 2}, "batch_size is of single batches"),
         ({"training": SHORT, "server_learning_rate": 0}, "server_learning_rate 0 trains nothing"),
         ({"training": {"rounds": 2, "records": [3]}}, "records of round 3 were asked for, but there are rounds 1 to 2"),
         ({"training": SHORT, "defences": ["dp_sgd"]}, "dp_sgd protects single pictures, and mixed ones are of two"),
-        ({"training": SHORT, "defences": ["mjp:mask_ratio=0.005"]}, "mask-ratio 0.005 of 196 patches moves none"),
+        ({"training": SHORT, "defences": ["mjp:mask_ratio=0.005"]}, "mask ratio 0.005 of 196 patches moves none"),
     ],
 )
 def test_values_that_cannot_be_run_are_refused(values: dict[str, object], message: str) -> None:

@@ -200,7 +200,7 @@ def test_a_convolutional_model_is_timms_own() -> None:
             {"localisation": "linear"},
             "with an unknown one alone, which localisation needs: take a defence that adds it",
         ),
-        ("swin_tiny", {"patch_size": 16}, "swin_tiny has patches of 4 pixels, not 16: set patch-size to 4"),
+        ("swin_tiny", {"patch_size": 16}, "swin_tiny has patches of 4 pixels, not 16: set patch size to 4"),
         ("timm:vit_small_patch32_224", {"patch_size": 16}, "patches of 32 pixels, not 16"),
     ],
 )

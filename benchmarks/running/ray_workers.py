@@ -83,7 +83,7 @@ class RayTeam:
                 raise WorkerError(
                     f"a worker process died before it got to work ({reason}); try fewer workers"
                 ) from None
-            return slot, reason
+            return slot, f"{reason} Mostly for want of memory: lower --workers"
         return slot, None
 
 
