@@ -25,6 +25,7 @@ Localisation = Literal["none", "pca", "linear", "nonlinear"]
 MAX_CLASSES = 1_000_000  # more than any data set has, and a head that still fits into memory
 MAX_SIDE = 4096  # pixels, more than any vision transformer is made for
 MAX_PATCHES = 128**2  # one block's attention to more would take gigabytes
+MAX_COUNT = 1_000_000  # of clients, rounds, epochs: beyond what ends
 QUOTED = 200  # letters of a value that a message quotes
 MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
 DIGEST = "digest"  # context of a dump that is to be hashed

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedmjp.config import Config, Numbers, UpdateKind
+from fedmjp.config import MAX_COUNT, Config, Numbers, UpdateKind
 from fedmjp.defences.pipeline import Pipeline
 
 Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"]
@@ -47,7 +47,7 @@ class Recipe(Config):
     clipping, drop path, final and first learning rate) the official code's is taken.
     """
 
-    epochs: int = Field(300, ge=1)
+    epochs: int = Field(300, ge=1, le=MAX_COUNT)
     batch_size: int = Field(1024, ge=1)
     learning_rate: float = Field(5e-4, gt=0, le=HIGHEST_RATE, description="for a batch of 512")
     warmup_learning_rate: float = Field(5e-7, ge=0, le=HIGHEST_RATE, description="first, for a batch of 512")
@@ -120,8 +120,8 @@ class Training(Learning):
 
     partition: PartitionConfig = PartitionConfig()
     strategy: Strategy = "fedavg"
-    rounds: int = Field(10, ge=1)
-    local_epochs: int = Field(1, ge=1)
+    rounds: int = Field(10, ge=1, le=MAX_COUNT)
+    local_epochs: int = Field(1, ge=1, le=MAX_COUNT)
     participation: float = Field(1.0, gt=0.0, le=1.0)  # share of the clients that take part in a round, at least one
     server_momentum: float = Field(0.9, ge=0.0, lt=1.0)  # of FedAvgM
     proximal_mu: float = Field(0.01, ge=0.0, allow_inf_nan=False)  # of FedProx

@@ -275,7 +275,7 @@ def test_a_recording_is_never_written_over(
     for output in (recorded, recorded / "out"):
         code = attack(monkeypatch, output, "patch_embedding", "--uploads", str(recorded), small=())
         assert code == BAD_INPUT
-        assert "lies in the recording" in capsys.readouterr().err
+        assert "which is read; name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["cut private record", "no private record", "no weights", "no upload", "manifest"])

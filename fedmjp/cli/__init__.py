@@ -23,7 +23,6 @@ from fedmjp.running import run
 app = typer.Typer(
     epilog=examples("fedmjp quickstart", "fedmjp list attacks", "fedmjp attack --help"),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 MEASURE, TRAIN, KNOW = "Measure what leaks", "Train", "Know what there is"

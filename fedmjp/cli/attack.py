@@ -27,10 +27,12 @@ from fedmjp.cli.options import (
     Seed,
     UploadsPerPicture,
     known_attack,
+    share,
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
-from fedmjp.cli.runs import choose, published_command, single_batches
+from fedmjp.cli.runs import choose, published_command, require_apart, single_batches
+from fedmjp.config import MAX_COUNT
 from fedmjp.overrides import parse_pairs
 from fedmjp.settings import Picture, Setting
 
@@ -91,12 +93,13 @@ def attack(
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
     data: Data = "bundled",
-    limit: Annotated[int, typer.Option(help="Number of pictures.", min=1, rich_help_panel=PICTURES)] = 8,
+    limit: Annotated[int, typer.Option(help="Number of pictures.", min=1, max=MAX_COUNT, rich_help_panel=PICTURES)] = 8,
     model: Model = "deit_small",
     defences: Defences = [],
     mask_ratio: Annotated[
         float,
         typer.Option(
+            callback=share,
             min=0,
             max=1,
             help="Wanted share of shuffled patches, where a defence names none.",
@@ -119,12 +122,10 @@ def attack(
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.errors import OutputError
 
     console = wide_console()
     named = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
-    if uploads is not None and output.resolve().is_relative_to(uploads.resolve()):
-        raise OutputError(f"--output {output} lies in the recording {uploads}; name another folder")
+    require_apart(output, data if uploads is None else str(uploads))
     asked = _direct(context.params, named, console) if uploads is None else _recorded(uploads, context.params, named)
     experiments, batches, sources, origin = asked
     recording = None if uploads is None else open_records(uploads)
@@ -208,4 +209,4 @@ def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Settin
     asked = options["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
     if len(set(asked)) < len(asked):
         raise BadInputError(f"settings must each be named once, got {', '.join(asked)}")
-    return tuple(asked)
+    return tuple(map(Setting, asked))  # the context holds their letters

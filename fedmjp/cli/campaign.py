@@ -9,7 +9,7 @@ from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import MODEL, RUN, Device, Fresh, examples
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
-from fedmjp.cli.runs import choose, located, published_command
+from fedmjp.cli.runs import choose, located, published_command, require_apart
 from fedmjp.overrides import parse_pairs
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def run(
     prepared = _prepared(file, overrides, weights, device)
     read = prepared.campaign
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
+    require_apart(folder.root, read.data.source)
     _refuse_contradictions(folder, read, database, fresh=fresh)
     folder.prepare(fresh=fresh)
     store = folder.store(database)

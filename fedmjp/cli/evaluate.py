@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.options import MODEL, PICTURES, RUN, Device, Seed
+from fedmjp.cli.options import MODEL, PICTURES, RUN, Device, Seed, share
 from fedmjp.cli.options import output as output_option
-from fedmjp.cli.runs import choose, write_manifest
+from fedmjp.cli.runs import choose, require_apart, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,12 @@ def evaluate(
     mask_ratios: Annotated[
         list[float],
         typer.Option(
-            "--mask-ratio", help="Of shuffled pictures; may be repeated.", min=0, max=1, rich_help_panel=PICTURES
+            "--mask-ratio",
+            callback=share,
+            help="Of shuffled pictures; may be repeated.",
+            min=0,
+            max=1,
+            rich_help_panel=PICTURES,
         ),
     ] = [0.27],
     without_mask: Annotated[
@@ -73,6 +78,7 @@ def evaluate(
     from fedmjp.evaluation.runs import refuse_twins
     from fedmjp.training.run_folder import TrainingFolder
 
+    require_apart(output, data)
     puzzles = Puzzles(tuple(mask_ratios), seed, tell_mask=not without_mask)
     chosen = choose(device)
     runs = _runs(folders or [], weights, model)

@@ -23,7 +23,7 @@ from fedmjp.cli.options import (
     UploadsPerPicture,
 )
 from fedmjp.cli.options import output as output_option
-from fedmjp.cli.runs import single_batches
+from fedmjp.cli.runs import require_apart, single_batches
 
 
 def record(
@@ -61,6 +61,7 @@ def record(
     from fedmjp.scenario import Scenario
 
     console = wide_console()
+    require_apart(output, data)
     scenario = Scenario.parse(single_batches(context.params))
     blueprint(scenario.network)
     selection = select_for(scenario)

@@ -84,6 +84,14 @@ def located(data: str) -> str:
     return data if data == "bundled" or data.startswith("hub:") else str(Path(data).absolute())
 
 
+def require_apart(output: Path, source: str) -> None:
+    """OutputError if results would lie among the pictures or uploads that they are made of, which they would change."""
+    from fedmjp.errors import OutputError
+
+    if Path(located(source)).is_absolute() and output.resolve().is_relative_to(Path(source).resolve()):
+        raise OutputError(f"--output {output} lies in {source}, which is read; name another folder")
+
+
 def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a scenario of single batches, from the options of a command that have their names."""
     from fedmjp.config import ModelConfig

@@ -21,7 +21,7 @@ from fedmjp.cli.options import (
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.overrides import merged, read_values
-from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, with_warm_up, write_manifest
+from fedmjp.cli.runs import given, require_apart, tell_held_out, values_of, with_files, with_warm_up, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,6 +103,7 @@ def simulate(
     defaults = {"model": {"name": "deit_small"}, "clients": CLIENTS}
     values = values_of(defaults, read_values(config_file), row, named, settings)
     asked = _read(with_files(_with_defaults(values)))
+    require_apart(output, asked.data)
     build(asked.network)  # whatever is wrong with it is told now, not by the server
     resources = resources_for(asked, gpus_per_client=gpus_per_client)
     claim_folder(output)

@@ -18,7 +18,7 @@ from fedmjp.cli.options import (
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.overrides import read_values
-from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, with_warm_up, write_manifest
+from fedmjp.cli.runs import given, require_apart, tell_held_out, values_of, with_files, with_warm_up, write_manifest
 
 # Of x~: of the paper's Table 5, and of the official consistency script; Tables 1, 3 and 4 do not say theirs.
 ROW_RATIOS = (0.27, 0.5)
@@ -57,6 +57,7 @@ def train(
     recipe = values.get("recipe")
     epochs = recipe.get("epochs") if isinstance(recipe, dict) else None
     config = TrainingConfig.parse(with_files(with_warm_up(values, epochs)))
+    require_apart(output, config.data)
     pictures = open_pictures(config.data, config.model.classes)  # before anything is deleted
     claim_folder(output)
     folder = TrainingFolder(output)
