@@ -23,7 +23,7 @@ from fedmjp.errors import CheckpointError, ConfigError, suggestion
 UpdateKind = Literal["gradient", "delta"]
 Localisation = Literal["none", "pca", "linear", "nonlinear"]
 MAX_CLASSES = 1_000_000  # more than any data set has, and a head that still fits into memory
-MAX_SIDE = 4096  # pixels, more than any vision transformer is made for
+MAX_IMAGE_SIZE = 4096  # pixels per side: more than any model here was made for, and pictures that still fit into memory
 MAX_PATCHES = 128**2  # one block's attention to more would take gigabytes
 MAX_COUNT = 1_000_000  # of clients, rounds, epochs: beyond what ends
 QUOTED = 200  # letters of a value that a message quotes
@@ -75,7 +75,8 @@ class Config(BaseModel):
         if detail["type"] == "extra_forbidden":
             return f"unknown key {key!r}, {suggestion(key, cls.keys())}"
         message = str(detail["msg"]).removeprefix("Value error, ")
-        return f"{key} = {_short(detail['input'])}: {message}" if key else message
+        value = "" if isinstance(detail["input"], Mapping) else f" = {_short(detail['input'])}"
+        return f"{key}{value}: {message}" if key else message
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -131,8 +132,8 @@ class ModelConfig(Config):
     index_embedding: bool = False
     localisation: Localisation = "none"
     localisation_layers: Literal[2, 3] = 3
-    image_size: int = Field(224, ge=1, le=MAX_SIDE)
-    patch_size: int = Field(16, ge=1, le=MAX_SIDE)
+    image_size: int = Field(224, ge=1, le=MAX_IMAGE_SIZE)
+    patch_size: int = Field(16, ge=1, le=MAX_IMAGE_SIZE)
     classes: int = Field(1000, ge=2, le=MAX_CLASSES)
     seed: int = Field(0, ge=0, le=MAX_SEED)
     weights: Checkpoint | None = None

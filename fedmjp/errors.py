@@ -17,6 +17,8 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callabl
     near = difflib.get_close_matches(str(name), names, n=most, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(map(write, near))}?"
+    if not names:
+        return "there is none"
     return f"known: {', '.join(names)}" if len(names) <= LISTED else f"none of {len(names)} names is near it"
 
 

@@ -84,4 +84,5 @@ def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Pat
     assert len(defences) > 15
     assert defences <= set(names)
     assert {"attacks/natural_patches.safetensors", "attacks/natural_patches.json"} <= set(names)
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert not any(name.startswith(("tests", "results")) for name in names)

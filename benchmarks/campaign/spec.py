@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
-from fedmjp.config import MAX_CLASSES, MAX_SEED, MAX_SIDE, Checkpoint, Config, MaskRatio
+from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import suggestion
 from fedmjp.metrics import metric
@@ -18,6 +18,7 @@ from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
 from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
 
 
 class DataConfig(Config):
@@ -91,6 +92,7 @@ class Grid(Config):
                     raise ValueError(f"threats: unknown key {key!r}, {suggestion(str(key), THREAT)}")
         for view, defences in itertools.product(self.views, self.defences):
             with as_value_error():
+                ThreatModel.parse(view)
                 sizes = {"clients": pipeline_of(defences).clients, "pictures_per_client": view.get("batch_size", 1)}
                 Scenario.parse({"defences": defences, **sizes, **view})
         return self
@@ -130,8 +132,8 @@ class Campaign(Config):
     seeds: tuple[Annotated[int, Field(ge=0, le=MAX_SEED)], ...] = Field((0,), min_length=1)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
-    image_size: int = Field(224, ge=1, le=MAX_SIDE)
-    patch_size: int = Field(16, ge=1, le=MAX_SIDE)
+    image_size: int = Field(224, ge=1, le=MAX_IMAGE_SIZE)
+    patch_size: int = Field(16, ge=1, le=MAX_IMAGE_SIZE)
     classes: int = Field(1000, ge=2, le=MAX_CLASSES)
     weights: Mapping[str, str] = {}
     accuracy: Mapping[str, Utility] = {}

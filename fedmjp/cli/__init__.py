@@ -23,6 +23,7 @@ from fedmjp.running import run
 app = typer.Typer(
     epilog=examples("fedmjp quickstart", "fedmjp list attacks", "fedmjp attack --help"),
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
 )
 MEASURE, TRAIN, KNOW = "Measure what leaks", "Train", "Know what there is"

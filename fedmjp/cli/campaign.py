@@ -89,8 +89,9 @@ def run(
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
     require_apart(folder.root, read.data.source)
     _refuse_contradictions(folder, read, database, fresh=fresh)
+    store = folder.store(database) if database else None  # a wrong one is told before the folder is made
     folder.prepare(fresh=fresh)
-    store = folder.store(database)
+    store = store or folder.store()
     finished = len(store.finished([trial.key for trial in prepared.plan.trials]))
     _tell_beginning(prepared, finished, folder.root, console)
     prepared.ledger.save(folder.root)

@@ -5,7 +5,7 @@ _MODEL = (
     "unknown_embedding"
 )
 _RECIPE = (
-    "epochs, batch_size, learning_rate, warmup_learning_rate, final_learning_rate, warmup_epochs, weight_decay, "
+    "batch_size, learning_rate, warmup_learning_rate, final_learning_rate, warmup_epochs, weight_decay, "
     "label_smoothing, drop_path, clip_gradient, repeats, crop_scale, flip, color_jitter, rand_augment, random_erasing, "
     "mixup, cutmix, crop_share, precision, compile, workers"
 )
@@ -13,7 +13,7 @@ _PUZZLE = "probability, warmup_epochs, masks, localisation_weight, localisation_
 _GROUPS = {"model": _MODEL, "recipe": _RECIPE, "puzzle": _PUZZLE}
 _ALONE = "data, seed, device, defences, checkpoint_every"
 
-TRAINED = {"": _ALONE, **_GROUPS}
+TRAINED = {"": _ALONE, **_GROUPS, "recipe": f"epochs, {_RECIPE}"}
 SIMULATED = {
     "": f"{_ALONE}, clients, strategy, rounds, local_epochs, participation, records, server_learning_rate, "
     "server_momentum, proximal_mu, round_seconds, labels_known",

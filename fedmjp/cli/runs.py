@@ -56,16 +56,17 @@ def values_of(
     from fedmjp.training.rows import row as row_of
 
     values = dict(defaults)
-    for layer in (file, row_of(row).values if row else {}, options):
+    for layer in (file, row_of(row).values if row is not None else {}, options):
         values = merged(values, layer)
     return overridden(values, settings or [])
 
 
 def with_warm_up(values: Mapping[str, Any], epochs: object) -> dict[str, Any]:
-    """The paper's share of so many epochs as warm-up, unless the values say their own."""
+    """The paper's share of so many epochs as warm-up, at most as many as it has, unless the values say their own."""
     if not isinstance(epochs, int):
         return dict(values)  # told when it is read
-    return merged({"recipe": {"warmup_epochs": max(0, epochs) * WARMUP // EPOCHS}}, values)
+    share = min(WARMUP, max(0, epochs) * WARMUP // EPOCHS)
+    return merged({"recipe": {"warmup_epochs": share}}, values)
 
 
 def with_files(values: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +81,11 @@ def with_files(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def located(data: str) -> str:
-    """A source of pictures that means the same in every working directory."""
+    """A source of pictures that means the same in every working directory; BadInputError if it is none."""
+    from fedmjp.errors import BadInputError
+
+    if not data:
+        raise BadInputError("the source of pictures is empty: name 'bundled' or a folder")
     return data if data == "bundled" or data.startswith("hub:") else str(Path(data).absolute())
 
 

@@ -156,6 +156,9 @@ def _read(values: dict[str, Any]) -> "Scenario":
 
     ours = {name: value for name, value in values.items() if name not in Training.model_fields}
     known = [key for key in (*Training.keys(), *Scenario.keys()) if key not in ("training", *OF_BATCHES)]
+    recipe = values.get("recipe")
+    if isinstance(recipe, dict) and "epochs" in recipe:
+        raise ConfigError("recipe.epochs is not of a federation: set rounds and local_epochs")
     for key in ours:
         if key not in known:
             raise ConfigError(f"unknown key {key!r}, {suggestion(key, known)}")

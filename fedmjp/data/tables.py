@@ -93,10 +93,12 @@ def open_hub(data: str, split: Split) -> LabelledDataset:
     Raises:
         DataError: If that cannot be done, or it holds no labelled pictures.
     """
+    if not data.removeprefix(HUB).strip("/"):
+        raise DataError(f"{data!r} names no data set: write hub:OWNER/NAME")
     try:
         rows = load_dataset(data.removeprefix(HUB), split=split)
     except (DatasetNotFoundError, DatasetGenerationError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise DataError(
             f"{data} cannot be opened: {reason.rstrip('.')}; check its name and the network; if it asks for a licence, "
             "accept it on its page and set HF_TOKEN; or name a folder of its parquet files"
