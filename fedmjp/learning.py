@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedmjp.config import MAX_COUNT, Config, Numbers, UpdateKind
+from fedmjp.config import MAX_COUNT, MAX_ROUNDS, Config, Numbers, UpdateKind
 from fedmjp.defences.pipeline import Pipeline
 
 Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"]
@@ -120,7 +120,7 @@ class Training(Learning):
 
     partition: PartitionConfig = PartitionConfig()
     strategy: Strategy = "fedavg"
-    rounds: int = Field(10, ge=1, le=MAX_COUNT)
+    rounds: int = Field(10, ge=1, le=MAX_ROUNDS)
     local_epochs: int = Field(1, ge=1, le=MAX_COUNT)
     participation: float = Field(1.0, gt=0.0, le=1.0)  # share of the clients that take part in a round, at least one
     server_momentum: float = Field(0.9, ge=0.0, lt=1.0)  # of FedAvgM

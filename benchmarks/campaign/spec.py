@@ -149,6 +149,8 @@ class Campaign(Config):
             return values
         values = dict(values)
         shared, grids = values.pop("shared"), values.get("grids")
+        if not isinstance(shared, Mapping):
+            raise ValueError(f"shared = {shared!r} is no group of keys; write keys of grids below it, indented")
         if isinstance(shared, Mapping) and isinstance(grids, (list, tuple)):
             values["grids"] = [{**shared, **grid} if isinstance(grid, Mapping) else grid for grid in grids]
         return values

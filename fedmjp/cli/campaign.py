@@ -82,12 +82,15 @@ def run(
     from benchmarks.report.render import render
     from benchmarks.running.runner import run_campaign
     from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.errors import BadInputError
 
     console = wide_console()
     prepared = _prepared(file, overrides, weights, device)
     read = prepared.campaign
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
     require_apart(folder.root, read.data.source)
+    if ray and workers:
+        raise BadInputError("--workers are of this machine, and --ray brings its own: leave one of them out")
     _refuse_contradictions(folder, read, database, fresh=fresh)
     store = folder.store(database) if database else None  # a wrong one is told before the folder is made
     folder.prepare(fresh=fresh)
