@@ -382,7 +382,7 @@ def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
         (("--mask-ratio", "0.5"), "--mask-ratio: that was decided when"),
         (("--model", "deit_small"), "model 'deit_small' was not recorded"),
         (("--attack", "oracle_patch_embedding"), "is a bound: no recorded upload holds"),
-        (("--setting", "b"), "settings b do not fit uploads of the clean picture"),
+        (("--setting", "b"), "settings b do not fit uploads of the clean picture: ask for setting a"),
         (("--defence", "mjp"), "--defence: that was decided when"),
     ],
 )

@@ -127,7 +127,10 @@ class Experiment(Config):
         other = [str(each) for each in self.settings if each.gradient_of is not self.scenario.gradient_of]
         if other:
             shown = self.scenario.gradient_of
-            raise ValueError(f"settings {', '.join(other)} do not fit uploads of the {shown} picture")
+            fitting = " or ".join(str(each) for each in Setting if each.gradient_of is shown)
+            raise ValueError(
+                f"settings {', '.join(other)} do not fit uploads of the {shown} picture: ask for setting {fitting}"
+            )
         return self
 
     @property

@@ -130,6 +130,9 @@ def simulate(
         console.print(f"{len(dealt.dropped)} of {len(pictures.train)} pictures are with no client.")
     tell_held_out(pictures, "the clients train on", console)
     tell(console, f"{resources.sentence()}.")
+    if asked.training and asked.training.records and asked.training.update != "gradient":
+        told = "holds changes of weights, which no attack here reads: record with --strategy fedsgd to attack them"
+        tell(console, f"What is recorded of {asked.training.strategy} {told}.")
     if done:
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     with FederatedProgress(console, done, scenario.rounds) as progress:
