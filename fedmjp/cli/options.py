@@ -70,7 +70,9 @@ def _folder(text: str | Path) -> Path:
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values of keys, which are listed below, such as recipe.epochs=20."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Values of keys, which are listed below, such as recipe.batch_size=64."
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A YAML file of these keys.", metavar="FILE", rich_help_panel=RUN)
