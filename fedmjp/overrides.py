@@ -13,16 +13,12 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
 
     Args:
         values: Groups of keys in groups and lists; they stay as they are.
-        settings: Keys are dotted paths, with places in lists counted from 0; values are YAML.
+        settings: Keys are dotted paths, with places in lists counted from 0; values are YAML. The last one counts.
 
     Raises:
-        ConfigError: If a setting has no "=", is no YAML, is given twice, or goes through what is no group of keys.
+        ConfigError: If a setting has no "=", is no YAML, or goes through something that is no group of keys.
     """
     result: Any = dict(values)
-    keys = [_pair(setting)[0] for setting in settings]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ConfigError(f"{key} is given twice")
     for setting in settings:
         key, text = _pair(setting)
         try:

@@ -435,7 +435,6 @@ campaign estimate {campaign} seeds=x
 campaign run {campaign} data.seed=-1
 campaign run {campaign} data.name=[1]
 campaign run {campaign} "shared={{nothing: 1}}"
-train recipe.epochs=30 recipe.epochs=40
 campaign run {campaign} --ray nothing:1 --workers 2
 campaign run {campaign} shared=5
 simulate --rounds 1000000
