@@ -9,6 +9,7 @@ from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import least_squares, posterior_mean
 from attacks.natural_patches import NaturalPatches, prior_refusal
+from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
@@ -88,7 +89,13 @@ class PatchEmbeddingWiener(PatchEmbedding):
     summary = "patch_embedding with noise estimated from the upload and a prior of natural patches"
     requires = "gradients or deltas of patch and position embedding; an image size that the prior knows"
     uses_natural_patches = True
-    handled = frozenset({"scaled", "noisy", "rounded"})  # how much noise there is, it estimates from the upload
+    handled = frozenset({"scaled", "noisy", "rounded"})
+
+    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
+        """How much noise there is, it estimates from equations that are left over."""
+        del threat
+        told = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
+        return self.handled if told else self.handled - {"noisy"}
 
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)

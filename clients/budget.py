@@ -3,7 +3,6 @@
 import fcntl
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import ConfigDict, Field
 from fedmjp.config import Config
 from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.errors import ConfigError, DefenceError
+from fedmjp.files import replacing
 
 
 class Uploads(Config):
@@ -103,17 +103,11 @@ class Ledger:
 
     def _write(self, counts: Mapping[float, int]) -> None:
         spendings = Spendings(uploads=[Uploads(multiplier=z, count=count) for z, count in counts.items()])
-        folder = self.path.absolute().parent
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{self.path.name}.", delete=False) as file:
-            try:
-                file.write(spendings.model_dump_json() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(self.path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-        descriptor = os.open(folder, os.O_RDONLY)
+        with replacing(self.path) as partial, partial.open("w") as file:
+            file.write(spendings.model_dump_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        descriptor = os.open(self.path.absolute().parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

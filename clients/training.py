@@ -1,5 +1,6 @@
 """A client's part in a round of federated training."""
 
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -59,8 +60,8 @@ def train_round(
     recorded = bool(run.evaluator_folder) and server_round in training.records
     left = evaluator_of_round(Path(run.evaluator_folder), server_round) / scenario.folder if recorded else None
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
-    noise = SystemRandomness() if own else None
-    return LocalTraining(scenario, training, client, server_round, pictures, indices, left, noise).answer(content)
+    noise, seed = (SystemRandomness(), secrets.randbits(63)) if own else (None, scenario.seed)
+    return LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise).answer(content)
 
 
 # One process serves several clients in turn; what is kept between messages holds for all of them.
@@ -86,6 +87,7 @@ class LocalTraining:
     server_round: int
     pictures: LabelledDataset
     indices: np.ndarray  # of the pictures that are its own
+    seed: int  # of puzzles, mixup and drop path
     # Folder in which it leaves the pictures behind its upload for the evaluator; None leaves nothing.
     left: Path | None = None
     noise: Randomness | None = None  # what defences of updates draw from; None draws from the scenario's seed
@@ -95,6 +97,10 @@ class LocalTraining:
     def answer(self, asked: RecordDict) -> RecordDict:
         """What the client sends back; see ``train_round``."""
         started = time.perf_counter()
+        planned = self.scenario.planned(self._steps)
+        if planned.defences != self.scenario.defences:
+            said = " and ".join(f"--defence {each.text}" for each in planned.defences)
+            raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
         model = self._model(asked)
         buffers = _buffers(model)
         if buffers and self.scenario.threat.defences:
@@ -221,7 +227,7 @@ class LocalTraining:
             self.training,
             self.scenario.pipeline,
             schedule=Schedule(epochs, self._steps),
-            seed=self.scenario.seed,
+            seed=self.seed,
             purpose=("client", self.client),
             noise=self.noise,
         )

@@ -12,7 +12,7 @@ from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -61,14 +61,18 @@ def attack(
     Raises:
         UnknownNameError: If there is no such attack.
         AttackNotApplicableError: If the attack cannot exploit such uploads.
+        BadInputError: If the upload was computed with other weights than the model's.
     """
     from attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
 
     if isinstance(against, Scenario):
         seen: Any = build_vit(against.network).to(against.device) if model is None else model
-        knows = against.threat if threat is None else threat
+        knows, weights = threat or against.threat, weights_digest(seen.state_dict())
     else:
-        seen, knows = against, threat or ThreatModel(update=upload.kind, batch_size=upload.num_examples)
+        seen, weights = against, against.weights
+        knows = threat or ThreatModel(update=upload.kind, batch_size=upload.num_examples)
+    if upload.weights != weights:
+        raise BadInputError("the upload was computed with other weights: give the model that the server had sent")
     adversary = Adversary(seen, knows, seed)
     return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]
 

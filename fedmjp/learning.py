@@ -87,10 +87,18 @@ class Learning(Config):
     puzzle: Puzzle = Puzzle()
 
     def require_defences(self, pipeline: Pipeline, grid: int, epochs: int | None) -> None:
-        """ValueError unless defences of pictures act at some time, and those of single pictures get them unmixed."""
-        if pipeline.by_example and (self.recipe.mixup or self.recipe.cutmix):
-            name = pipeline.by_example[0].name
-            raise ValueError(f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0")
+        """ValueError unless defences of pictures act at some time, and those of single ones get each once, unmixed."""
+        recipe = self.recipe
+        for name in (each.name for each in pipeline.by_example):
+            if recipe.mixup or recipe.cutmix:
+                raise ValueError(
+                    f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0"
+                )
+            if recipe.repeats > 1:
+                raise ValueError(
+                    f"{name} protects single pictures, and a step holds {recipe.repeats} versions of each: set repeats "
+                    "to 1"
+                )
         if not pipeline.shuffles:
             return
         if int(grid**2 * pipeline.mask_ratio) < MOVABLE:

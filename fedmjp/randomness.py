@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fedmjp.seeds import torch_generator
 
-UNIFORM_BITS = 53  # of a double's significand
+UNIFORM_BITS = 52  # with them the middle of every interval is a double
 
 
 class Randomness(ABC):

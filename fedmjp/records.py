@@ -6,7 +6,6 @@ safetensors file whose header holds the plain fields as JSON.
 
 import hashlib
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
+from fedmjp.files import replacing
 
 
 def require(condition: bool, message: str) -> None:
@@ -48,13 +48,12 @@ def record_name(server_round: int, node: int) -> str:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> None:
     """Write tensors and plain fields as one safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     # Gradients may share memory (the class token's is a part of the position embedding's), files may not.
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    save_file(copies, partial, metadata={"fields": json.dumps(dict(fields))})
-    partial.replace(path)
+    with replacing(path) as partial:
+        save_file(copies, partial, metadata={"fields": json.dumps(dict(fields))})
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

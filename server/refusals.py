@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from fedmjp.files import replacing
+
 
 class Refusal(NamedTuple):
     """A client whose reply was not used in a round, and why; None for a node that is no client, or for all of them."""
@@ -49,9 +51,7 @@ class RefusalFile:
             self._write([each for each in self.read() if each.round <= last])
 
     def _write(self, refusals: list[Refusal]) -> None:
-        partial = self.path.with_suffix(".partial")
-        with partial.open("w", newline="", encoding="utf-8") as file:
+        with replacing(self.path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(Refusal._fields)
             writer.writerows(refusals)
-        partial.replace(self.path)

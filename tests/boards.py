@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
+from benchmarks.folder.store import COLOUR
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.plan.experiment import Cell, PlannedCell
@@ -49,6 +50,7 @@ class Row:
     left_out: int = 0
     seeds: int = 1
     scores: Mapping[str, float | None] = field(default_factory=dict)
+    colours: Sequence[float] = ()  # what the mean colour of each picture scores; not recorded without
 
     def on(self, **changes: Any) -> "Row":
         """The same with another cell."""
@@ -96,13 +98,14 @@ def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[Ledger, pd.DataFrame]:
             }
             planned.append(identity | {"cell": index, "clean": "", "shuffled": "", "reconstruction": ""})
             if leakage is not None:
-                found.append(identity | _trial(row, leakage))
+                found.append(identity | _trial(row, leakage, place // row.seeds))
     cells = tuple(PlannedCell(row.cell, row.refusal, row.left_out, row.adapted, None, 1000) for row in rows)
     return Ledger(ABOUT | about, cells, pd.DataFrame(planned)), pd.DataFrame(found)
 
 
-def _trial(row: Row, leakage: float | str) -> dict[str, Any]:
+def _trial(row: Row, leakage: float | str, place: int) -> dict[str, Any]:
     failed = isinstance(leakage, str)
+    colour = {COLOUR: row.colours[place]} if row.colours else {}
     return {
         "model": row.cell.model,
         "defence": row.cell.defence,
@@ -111,7 +114,7 @@ def _trial(row: Row, leakage: float | str) -> dict[str, Any]:
         "realised_ratio": 0.25,
         "weights_sha256": "w",
         "attack_seconds": 2.0,
-        "scores": {} if failed else {"psnr": leakage, "mse": 10 ** (-leakage / 10), **row.scores},
+        "scores": {} if failed else {"psnr": leakage, "mse": 10 ** (-leakage / 10), **colour, **row.scores},
         "recorded_at": datetime(2026, 11, 20, 12, tzinfo=UTC).replace(tzinfo=None),
         "environment_sha256": "e",
     }

@@ -18,6 +18,7 @@ from benchmarks.leaderboard.entries import (
     Statistics,
     Utility,
 )
+from benchmarks.leaderboard.headline import headline
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -167,6 +168,7 @@ def sample_entry(*, values: np.ndarray, defences: object, threat: ThreatModel, *
     seen = pipeline.of_stage("examples", "update", "aggregate").configs
     metrics = {} if n == 0 else {name: _statistics(convert(values), name) for name, convert in _CONVERT.items()}
     exposed = int((values >= 20).sum())
+    exact = int((values >= 40).sum())
     defaults: dict[str, Any] = {
         "defences": pipeline.configs,
         "defence": pipeline.label,
@@ -181,6 +183,8 @@ def sample_entry(*, values: np.ndarray, defences: object, threat: ThreatModel, *
         "left_out": 0,
         "metrics": metrics,
         "leakage": {f"picture_{index:04d}": float(value) for index, value in enumerate(values)},
+        "flat": {},
+        "exact": _share(exact, n) if n else None,
         "recognisable": _share(exposed, n) if n else None,
         "exposed": exposed,
         "realised_ratio": pipeline.mask_ratio,
@@ -251,10 +255,10 @@ def _standings(entries: Sequence[Entry]) -> list[Standing]:
             version = one.setting.compared_with
             key = (one.threat.update, version, one.setting, one.model, one.weights, one.defence, one.mask_ratio)
             groups.setdefault(key, []).append(one)
-    best = {key: max(group, key=_leakage) for key, group in groups.items()}
+    best = {key: max(group, key=headline) for key, group in groups.items()}
     ranks: dict[tuple[Any, ...], int] = {}
     found: list[Standing] = []
-    for key in sorted(groups, key=lambda key: (key[0] == "delta", key[1], _leakage(best[key]))):
+    for key in sorted(groups, key=lambda key: (key[0] == "delta", key[1], headline(best[key]))):
         ranked = best[key].verdict not in ("inconclusive", "incomplete", "refused")
         ranks[key[:2]] = ranks.get(key[:2], 0) + ranked
         found.append(
@@ -274,7 +278,3 @@ _SHARED = (
     "reason",
 )  # fmt: skip
 _DEFENCES: TypeAdapter[Any] = TypeAdapter(Defences)
-
-
-def _leakage(entry: Entry) -> float:
-    return entry.metrics["psnr"].mean if entry.metrics else -1.0

@@ -11,6 +11,7 @@ from fedmjp.threat import ThreatModel
 from tests.sample_board import sample_board, sample_entry
 
 NOISY = ("mjp", "gaussian")
+UNPROTECTED = ": mjp at mask ratio 0.27 on deit_tiny (untrained) does not protect pictures that are shown again."
 
 
 def entry_of(threat: ThreatModel, values: list[float], **changes: object) -> Entry:
@@ -43,9 +44,9 @@ def test_it_says_what_comes_back_once_and_again_and_what_else_was_measured(entri
     assert "18.5 dB in the median of 4 pictures" in once
     assert "do not know mjp recover 10.5 dB" in once
     assert "3 of 4 after 4 uploads" in again
-    assert again.endswith("mjp does not protect pictures that are shown again.")
+    assert again.endswith(UNPROTECTED)
     assert "besides mjp, each" in instead
-    assert "mjp + gaussian: 15.8 dB from 4 uploads (median of 4 pictures)" in instead
+    assert "mjp + gaussian: 0 of 4 exactly, median 15.8 dB, from 4 uploads." in instead
 
 
 def test_an_attack_that_ends_early_is_never_said_to_be_a_protection() -> None:
@@ -56,7 +57,7 @@ def test_an_attack_that_ends_early_is_never_said_to_be_a_protection() -> None:
     many = [entry_of(ThreatModel(uploads_per_picture=count), [52.0, 53.0, 54.0]) for count in (1, 4)]
     once, again = advice(sample_board(models=[], extra=many))
     assert "recovers 3 of 3 exactly" in once
-    assert again.endswith("3 of 3 after 4 uploads: mjp does not protect pictures that are shown again.")
+    assert again.endswith(f"3 of 3 after 4 uploads{UNPROTECTED}")
 
 
 def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
@@ -70,6 +71,20 @@ def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
 
     assert "the attack failed, which proves nothing" in instead([9.0, 10.0, 11.0])
     assert "failed" not in instead([19.0, 20.0, 21.0])
+
+
+def test_an_attack_that_makes_nothing_of_more_uploads_is_said_to_have_failed() -> None:
+    counts = [ThreatModel(uploads_per_picture=count) for count in (1, 4)]
+    plain = [entry_of(threat, [52.0, 53.0, 54.0]) for threat in counts]
+
+    def instead(more: float) -> str:
+        noisy = [
+            entry_of(t, [18.0, 19.0 + gain, 20.0], defences=NOISY) for t, gain in zip(counts, (0, more), strict=True)
+        ]
+        return advice(sample_board(models=[], extra=[*plain, *noisy]))[2]
+
+    assert "the attack makes nothing of the others, which proves nothing" in instead(0)
+    assert "makes nothing" not in instead(0.5)
 
 
 def test_it_stands_at_the_top_of_the_page(entries: list[Entry]) -> None:

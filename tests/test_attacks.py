@@ -479,6 +479,11 @@ MATCH = {"gradient_matching", "mjp_matching"}
             {"april", "mjp_intersection", "mjp_prior", "patch_embedding_wiener"},
         ),
         ("deit_tiny_april", ["mjp", "round"], {"mjp_intersection", "mjp_prior"}),
+        # With as many patches as dimensions no equation is left over to tell the noise by.
+        ("deit_micro", "gaussian", set()),
+        ("deit_micro", ["mjp", "round"], set()),
+        ("deit_micro", "round", {"patch_embedding_wiener"}),
+        ("deit_micro", ["mjp", "clip"], {"mjp_intersection", "mjp_prior"}),
     ],
     ids=lambda value: None if isinstance(value, set) else str(value),  # sets have no order
 )

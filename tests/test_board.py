@@ -182,6 +182,12 @@ def test_share_of_recognisable_pictures_uses_the_threshold_of_the_campaign():
     assert entry(row, recognisable_at=15).recognisable.share == 0.75
 
 
+def test_the_share_recovered_exactly_is_from_40_decibels_on_with_wilsons_interval():
+    found = entry(Row(cell(), [39.9, 40.0, 75.0, 12.0])).exact
+    assert (found.share, found.low, found.high) == pytest.approx((0.5, 0.150, 0.850), abs=1e-3)
+    assert board(*whole()).entries[5].exact is None, "refused"
+
+
 def test_provenance_cost_and_utility():
     found = board(*whole()).entries
     assert found[0].provenance.environments == (ENVIRONMENT,)

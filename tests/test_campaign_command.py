@@ -113,14 +113,6 @@ def test_a_second_run_only_renders_and_says_the_same(
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_numbers_of_one(finished: Path, file: Path, tmp_path: Path) -> None:
-    assert run("campaign", "run", file, "--output", tmp_path / "two", "--device", "cpu", "--workers", "2") == 0
-    one, two = (pd.read_csv(folder / "leaderboard.csv") for folder in (finished, tmp_path / "two"))
-    columns = [column for column in one.columns if column.startswith(("psnr", "mse"))]
-    pd.testing.assert_frame_equal(one[columns], two[columns], rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_workers_write_to_one_postgresql_what_a_file_holds(
     finished: Path, file: Path, tmp_path: Path, postgresql: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,12 +134,12 @@ def test_workers_write_to_one_postgresql_what_a_file_holds(
 @pytest.mark.slow
 def test_the_smoke_campaign_runs_whole(tmp_path: Path) -> None:
     smoke = ROOT / "benchmarks" / "campaigns" / "smoke.yaml"
-    assert run("campaign", "run", smoke, "--output", tmp_path / "r", "--device", "cpu") == 0
+    assert run("campaign", "run", smoke, "data.pictures=3", "--output", tmp_path / "r", "--device", "cpu") == 0
     board = Board.read((tmp_path / "r" / "leaderboard.json").read_text())
     assert len({entry.threat.undefended for entry in board.entries}) == 2
     assert {entry.role for entry in board.entries} == {"attack", "floor", "bound"}
     assert not any(entry.failures or entry.missing for entry in board.entries)
-    assert all((entry.n == 8) != (entry.verdict == "refused") for entry in board.entries)
+    assert all((entry.n == 3) != (entry.verdict == "refused") for entry in board.entries)
 
 
 def test_an_estimate_counts_and_says_what_cannot_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

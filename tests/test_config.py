@@ -31,6 +31,10 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
         ({"training": SHORT, "server_learning_rate": 0}, "server_learning_rate 0 trains nothing"),
         ({"training": {"rounds": 2, "records": [3]}}, "records of round 3 were asked for, but there are rounds 1 to 2"),
         ({"training": SHORT, "defences": ["dp_sgd"]}, "dp_sgd protects single pictures, and mixed ones are of two"),
+        (
+            {"training": {**SHORT, "recipe": {**PLAIN, "repeats": 3}}, "defences": ["dp_sgd"]},
+            "dp_sgd protects single pictures, and a step holds 3 versions of each: set repeats to 1",
+        ),
         ({"training": SHORT, "defences": ["mjp:mask_ratio=0.005"]}, "mask ratio 0.005 of 196 patches moves none"),
     ],
 )

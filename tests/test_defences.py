@@ -164,6 +164,7 @@ BAD = [
     ("local_dp:delta=1", "delta"),
     ("local_dp:clipping_norm=0", "clipping-norm"),
     ("local_dp:rounds=0", "rounds"),
+    ("local_dp:epsilon=1e308", "epsilon"),
     ("dp_sgd:sampling_rate=0", "sampling-rate"),
     ("dp_sgd:steps=0", "steps"),
     ("soteria:pruned=1", "pruned"),
@@ -430,6 +431,13 @@ def test_local_dp_noise_is_that_of_its_calibration_on_every_entry() -> None:
         noise = (protected[name] - clipped[name]) / defence.noise_on(protected[name])
         assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-4
     assert torch.equal(protected["n"], update["n"])
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_noise_of_the_system_is_finite_whatever_the_system_gives(monkeypatch: pytest.MonkeyPatch, byte: bytes) -> None:
+    monkeypatch.setattr("os.urandom", lambda count: byte * count)
+    assert 8 < abs(float(SystemRandomness().normal("x", (1,)))) < 9
+    assert 0 <= float(SystemRandomness().uniform("x", (1,))) < 1
 
 
 def test_the_clipping_norm_sets_the_noise() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from attacks.patch_embedding import PatchEmbedding
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.store import Store, Trial
+from benchmarks.folder.store import COLOUR, Store, Trial
 from benchmarks.plan.experiment import Plan
 from benchmarks.running.engine import Engine, jobs
 from benchmarks.running.progress import RunProgress
@@ -57,7 +57,7 @@ def test_every_trial_is_finished_and_scored(finished: OutputFolder) -> None:
     assert len(trials) == TRIALS
     assert {trial.status for trial in trials} == {"ok"}
     for trial in trials:
-        assert set(trial.scores) == {"mse", "psnr", "ssim", "fft2d", "lpips_alex"}
+        assert set(trial.scores) == {"mse", "psnr", "ssim", "fft2d", "lpips_alex", COLOUR}
         assert trial.weights_sha256
         assert 0 < (trial.realised_ratio or 0) <= 0.27 or trial.defence == "none"
 

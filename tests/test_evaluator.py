@@ -1,11 +1,12 @@
 """The evaluator matches the pictures of a batch one to one, and never touches what is stored."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks.running.evaluator import match, score
+from benchmarks.running.evaluator import match, score, score_of_colour
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError
 from fedmjp.private import PrivateBatch
@@ -51,6 +52,13 @@ def test_scoring_changes_neither_the_private_pictures_nor_the_reconstruction(pri
     assert torch.equal(before[0].clean, private.clean)
     assert torch.equal(before[0].shuffled, private.shuffled)
     assert torch.equal(before[1], made.images)
+
+
+def test_the_mean_colour_scores_what_the_variance_within_channels_says(private: PrivateBatch) -> None:
+    variances = private.clean.double().flatten(2).var(dim=2, correction=0).mean(dim=1)
+    assert torch.allclose(score_of_colour(private), -10 * variances.log10(), atol=1e-5)
+    red = torch.tensor([0.8, 0.1, 0.1])[:, None, None].expand_as(private.clean[0])
+    assert score_of_colour(replace(private, clean=torch.stack([red, *private.clean[1:]])))[0] > 100
 
 
 def test_another_number_of_pictures_is_refused(private: PrivateBatch) -> None:

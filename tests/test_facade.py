@@ -74,6 +74,13 @@ def test_defences_and_settings_are_taken_into_account() -> None:
         fedmjp.score(result, exchange.private, setting="a")
 
 
+def test_a_model_with_other_weights_than_the_upload_was_computed_with_is_refused() -> None:
+    scenario, other = fedmjp.Scenario(model=SMALL), fedmjp.Scenario(model=SMALL, seed=1)
+    upload = scenario.exchange(fedmjp.bundled_pictures(1, size=64)).upload
+    with pytest.raises(BadInputError, match="computed with other weights: give the model that the server had sent"):
+        fedmjp.attack("patch_embedding", upload, other)
+
+
 def test_options_and_seed_reach_the_attack() -> None:
     scenario = fedmjp.Scenario(model=SMALL)
     upload = scenario.exchange(fedmjp.bundled_pictures(1, size=64)).upload

@@ -215,8 +215,8 @@ def test_running_statistics_do_not_leave_beside_a_protected_update(tmp_path: Pat
     assert all("uploads running statistics, which clip does not protect" in each.reason for each in refused)
 
 
-@pytest.mark.parametrize("defence", ["local_dp", "dp_sgd"])
-def test_who_has_pictures_of_its_own_draws_noise_that_no_seed_tells(tmp_path: Path, defence: str) -> None:
+@pytest.mark.parametrize("defence", ["local_dp", "dp_sgd", "mjp:mask_ratio=0.5"])
+def test_who_has_pictures_of_its_own_draws_noise_and_puzzles_that_no_seed_tells(tmp_path: Path, defence: str) -> None:
     shutil.copytree(pictures(), tmp_path / "own")
     sent: list[dict[int, dict[str, Tensor]]] = []
     for name in ("first", "second"):
@@ -227,3 +227,21 @@ def test_who_has_pictures_of_its_own_draws_noise_that_no_seed_tells(tmp_path: Pa
     bias = "backbone.head.bias"
     assert torch.equal(sent[0][0][bias], sent[1][0][bias]), "a simulation is repeatable"
     assert not torch.equal(sent[0][1][bias], sent[1][1][bias])
+
+
+@pytest.mark.parametrize(
+    ("defence", "said"),
+    [
+        ("local_dp:epsilon=2.0", "--defence local_dp:epsilon=2.0,rounds=3"),
+        ("dp_sgd:batch_size=2", "--defence dp_sgd:batch_size=2,steps=6,steps_per_upload=2"),
+    ],
+)
+def test_a_guarantee_whose_length_nobody_planned_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, defence: str, said: str
+) -> None:
+    """As where a run-config is written by hand."""
+    monkeypatch.setattr("tests.federations.plan_for", lambda scenario, _dealt: scenario)
+    play(scenario_of(defences=[defence]), tmp_path / "run")
+    refused = RefusalFile.of_run(tmp_path / "run").read()
+    assert len(refused) == 3 * 2
+    assert all(each.reason.endswith(f"so that its length must be said: {said}") for each in refused)

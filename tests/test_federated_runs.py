@@ -24,7 +24,7 @@ from tests.federations import PLAIN, pictures, play
 from tests.test_federation import FEDMJP, family, wait_until
 
 BAD_INPUT = 2
-ROUNDS = 20  # of less than a second each: the kill must find some left
+ROUNDS = 10  # of less than a second each: the kill must find some left
 MODEL = ["model.name=deit_micro", "model.image_size=64", "model.patch_size=8"]
 SETTINGS = [
     "--device", "cpu", *MODEL, "model.classes=4",

@@ -78,7 +78,8 @@ def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Pat
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if name.endswith(".py")}
     assert packages == {*PACKAGES, "benchmarks"}
-    assert {"benchmarks/report/page.html.jinja", "benchmarks/report/page.css"} <= set(names)
+    assert {f"benchmarks/report/page.{suffix}" for suffix in ("html.jinja", "css", "js")} <= set(names)
+    assert {f"benchmarks/report/site/{name}" for name in ("base.html.jinja", "site.css", "search.js")} <= set(names)
     assert {"benchmarks/leaderboard/reported/mjp_table5.json", "benchmarks/campaigns/smoke.yaml"} <= set(names)
     defences = {f"fedmjp/defences/{path.name}" for path in (ROOT / "fedmjp" / "defences").glob("*.py")}
     assert len(defences) > 15

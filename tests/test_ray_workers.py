@@ -1,13 +1,14 @@
 """A campaign on a Ray cluster of this machine gives the rows of a local run."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,17 @@ import pytest
 from benchmarks.folder.output import OutputFolder
 from benchmarks.plan.experiment import Plan
 from benchmarks.running import ray_workers
+from benchmarks.running.engine import Job
+from benchmarks.running.ray_workers import WorkerError
 from benchmarks.running.runner import run_local, run_ray
 from benchmarks.running.workers import Setup
-from fedmjp.errors import BadInputError, ConfigError, OutputError
+from fedmjp.data.pictures import LabelledPicture, PictureSource
+from fedmjp.errors import BadInputError, ConfigError, OutputError, StoreError
+from tests import test_workers
 from tests.experiments import Told, files, moved, rows, small_campaign
-from tests.test_workers import with_deadly_picture
+from tests.test_workers import fill_the_disk
+
+quick = test_workers.quick
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +52,35 @@ def cluster() -> Iterator[str]:
                 process.communicate(timeout=60)
 
 
+@dataclass(frozen=True)
+class Deadly:
+    """Pictures some of which kill the process that loads them, unless spared, each time or until a file appears."""
+
+    source: PictureSource
+    killers: dict[str, Path | None]
+    spared: int
+
+    def names(self) -> list[str]:
+        return list(self.source.names())
+
+    def load(self, name: str) -> LabelledPicture:
+        once = self.killers.get(name)
+        if name in self.killers and os.getpid() != self.spared and not (once and once.exists()):
+            if once:
+                once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.source.load(name)
+
+
+class Stillborn:
+    """A worker that dies before any work."""
+
+    def __init__(self, *_: object) -> None:
+        os.abort()
+
+    def work(self, job: Job) -> None: ...
+
+
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
     plan, setup = small_campaign(tmp_path_factory.mktemp("alone"), seeds=(0,))
@@ -66,20 +102,56 @@ def test_it_gives_the_rows_and_pictures_of_a_local_run(
 
 
 @pytest.mark.slow
-def test_a_job_that_kills_its_actor_twice_becomes_failed_rows(
-    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_kills_its_worker_is_tried_again_and_becomes_failed_rows_the_second_time(
+    cluster: str, quick: tuple[Plan, Setup], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
-    plan, setup = small_campaign(tmp_path, seeds=(0,), mask_ratios=(0.27,), attacks=("grey",))
-    name, deadly = with_deadly_picture(plan, setup)
+    plan, setup = quick
+    once, always = (plan.trials[place].picture.name for place in (2, 3))
+    assert once != always
+    source = Deadly(setup.selection.source, {once: tmp_path / "died", always: None}, spared=os.getpid())
     told = Told()
-    run_ray(plan, deadly, address=cluster, progress=told)
+    deadly = replace(setup, selection=replace(setup.selection, source=source))
+    assert run_ray(plan, deadly, address=cluster, progress=told) == 0
+    assert (tmp_path / "died").exists()
     found = rows(plan, setup)
     assert len(found) == len(plan.trials) == told.done
-    for row in found.values():
-        assert row["status"] == ("failed" if row["picture"] == name else "ok")
-        assert row["error"] is None or "the worker process died (" in row["error"]
-        assert row["error"] is None or row["error"].endswith("the trial was tried twice")
+    failed = {key: row["error"] for key, row in found.items() if row["status"] == "failed"}
+    assert failed.keys() == {trial.key for trial in plan.trials if trial.picture.name == always}
+    for error in failed.values():
+        assert re.fullmatch(r"the worker process died \(.*died.*\); the trial was tried twice", str(error))
+    assert run_local(plan, setup, workers=1, progress=Told()) == 0
+    assert {row["status"] for row in rows(plan, setup).values()} == {"ok"}, "failed trials are tried again"
+
+
+@pytest.mark.slow
+def test_workers_that_never_get_to_work_end_the_run(
+    cluster: str, quick: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_workers, "_Remote", Stillborn)
+    with pytest.raises(WorkerError, match="died before it got to work"):
+        run_ray(*quick, address=cluster, progress=Told())
+
+
+@pytest.mark.slow
+def test_a_database_that_fails_in_a_worker_ends_the_run(cluster: str, quick: tuple[Plan, Setup]) -> None:
+    plan, setup = quick
+    fill_the_disk(plan, setup)
+    told = Told()
+    with pytest.raises(StoreError, match="database or disk is full") as error:
+        run_ray(plan, setup, address=cluster, progress=told)
+    assert "\n" not in str(error.value)
+    finished = rows(plan, setup)
+    assert finished
+    assert told.done <= len(finished) < len(plan.trials)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_says_what_it_left(cluster: str, quick: tuple[Plan, Setup]) -> None:
+    plan, setup = quick
+    told = Told()
+    left = run_ray(plan, setup, address=cluster, progress=told, stop=lambda: told.done >= 3)
+    assert 0 < left == len(plan.trials) - told.done
+    assert len(rows(plan, setup)) == told.done
 
 
 @pytest.mark.slow

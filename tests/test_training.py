@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting.gaussian_mechanism import get_sigma_gaussian
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from safetensors.torch import load_file
 
 from fedmjp.config import ModelConfig
@@ -90,7 +93,7 @@ def test_a_stopped_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: P
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     columns = ["epoch", "loss", "localisation", "top1", "learning_rate"]
-    rows = [np.loadtxt(f.history, delimiter=",", skiprows=1)[:, :3] for f in (whole, parts)]
+    rows = [np.loadtxt(f.history, delimiter=",", skiprows=1, usecols=range(3)) for f in (whole, parts)]
     assert np.array_equal(*rows)
     assert whole.history.read_text().splitlines()[0].split(",")[:3] == columns[:3]
 
@@ -326,6 +329,17 @@ def test_an_epoch_under_differential_privacy_moves_the_weights_and_is_repeatable
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
     before = dict(trainer_of().model.named_parameters())
     assert not torch.equal(found[0]["backbone.head.weight"], before["backbone.head.weight"])
+
+
+def test_epsilon_is_of_all_epochs_of_a_central_run(tmp_path: Path) -> None:
+    config = config_of(defences=["dp_sgd:epsilon=5"], recipe=LIGHT | {"epochs": 2})
+    train(config, TrainingFolder(tmp_path), TrainingEvents())
+    first, last = History(tmp_path / "history.csv", tmp_path / "tensorboard").rows()["epsilon"]
+    accountant = PLDAccountant()
+    steps = 2 * len(open_pictures(config.data, 1000).train) // 4  # of four of the eight bundled pictures each
+    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(math.sqrt(steps) * get_sigma_gaussian(5, 1e-5)), steps // 2))
+    assert first == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    assert last == pytest.approx(5, rel=1e-6)
 
 
 def test_what_is_withheld_is_frozen_whatever_the_decay() -> None:

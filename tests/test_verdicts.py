@@ -30,7 +30,10 @@ def standing(*rows, defence="mjp", **about):
 def test_a_defended_cell_near_the_guess_has_withstood():
     found = entry(defended(adapted=True), grey(), *TWIN)
     assert found.verdict == "withstood"
-    assert found.reason == "12.6 dB, 0.1 dB over grey (-0.1 to 0.3); without the defence 80.0 dB"
+    assert found.reason == (
+        "0 of 8 exactly, median 12.6 dB; mean 0.1 dB over grey (-0.1 to 0.3); "
+        "without the defence 8 of 8 exactly, median 80.0 dB"
+    )
 
 
 def test_a_naive_attack_that_failed_says_that_it_is_no_evidence():
@@ -102,7 +105,10 @@ def test_inconclusive_if_the_twin_is_incomplete():
 
 def test_inconclusive_without_a_guess():
     found = entry(defended(*near(30)), Row(cell(defence="none"), near(80)))
-    assert (found.verdict, found.reason) == ("inconclusive", "30.0 dB, and no guess to compare with")
+    assert (found.verdict, found.reason) == (
+        "inconclusive",
+        "0 of 8 exactly, median 30.0 dB, and no guess to compare with",
+    )
 
 
 def test_inconclusive_while_the_guess_is_incomplete():
@@ -203,6 +209,52 @@ def test_references_are_no_verdicts():
     assert all(each.strongest == "april" for each in found.standings)
 
 
+# Flat pictures
+
+RED, TEXTURED = 200.0, 12.0  # what a picture's own mean colour scores of it, in dB
+
+
+def among(flat, leakage, colours, **values):
+    """The verdict on a defended cell whose guess and twin are of the same pictures, the last ones flat or not."""
+    colours = [*colours, *[RED if flat else TEXTURED] * (len(leakage) - len(colours))]
+    rows = [defended(*leakage, **values), grey(), *TWIN]
+    return entry(*(replace(row, leakage=row.leakage[: len(leakage)], colours=colours) for row in rows))
+
+
+@pytest.mark.parametrize(("flat", "verdict"), [(False, "reduced"), (True, "inconclusive")])
+def test_a_red_square_recovered_among_textured_pictures_that_fail_is_no_leak(flat, verdict):
+    found = among(flat, [*near(12.5)[:5], 75.0], [TEXTURED] * 5)
+    assert (found.verdict, found.exposed, found.n) == (verdict, 0 if flat else 1, 5 if flat else 6)
+    assert found.reason.endswith("1 flat picture does not count") is flat
+    assert found.exact.share == (0 if flat else pytest.approx(1 / 6))
+    assert found.flat == ({"p5": 75.0} if flat else {})
+    assert found.metrics["psnr"].worst == (max(near(12.5)[:5]) if flat else 75)
+
+
+def test_a_textured_picture_that_leaks_among_flat_ones_is_a_leak():
+    found = among(True, [45.0, *[75.0] * 7], [TEXTURED])
+    assert (found.verdict, found.exposed, found.n, len(found.flat)) == ("leaks", 1, 1, 7)
+    assert found.reason.endswith("7 flat pictures do not count")
+    assert (found.exact.share, found.metrics["psnr"].mean) == (1, 45)
+
+
+def test_pictures_that_are_all_flat_decide_nothing():
+    found = among(True, [75.0] * 8, [])
+    assert (found.verdict, found.n, found.exact) == ("inconclusive", 0, None)
+    assert found.reason.startswith("every picture is flat: its mean colour alone scores 25 dB or more")
+
+
+@pytest.mark.parametrize(("colour", "counted"), [(24.9, 8), (25.0, 7)])
+def test_a_picture_is_flat_from_25_decibels_of_its_mean_colour_on(colour, counted):
+    assert among(False, near(12.6), [colour]).n == counted
+
+
+def test_where_nobody_recorded_which_pictures_are_flat_all_count_and_the_board_says_so():
+    found = board(defended(), grey(), *TWIN)
+    assert (found.entries[0].flat, found.entries[0].n) == (None, 8)
+    assert "These trials do not say which pictures are flat: all count." in found.notes
+
+
 # The standing
 
 
@@ -283,6 +335,21 @@ def test_defences_rank_beside_none_whether_they_shuffle_or_not():
         ("none", "a", 4),
         ("mjp", "b", 1),
     ]
+
+
+def test_the_strongest_attack_recovers_most_pictures_exactly_then_has_the_highest_median():
+    one, many = Row(cell("one"), [200, *[30] * 7]), Row(cell("many"), [*[41] * 2, *[13] * 6])
+    assert standing(one, many, grey(), *TWIN).strongest == "many", "2 of 8 are more than 1 of 8, whatever the mean"
+    middle, mean = Row(cell("middle"), [25] * 8), Row(cell("mean"), [*[39] * 4, *[12] * 4])
+    assert standing(middle, mean, grey(), *TWIN).strongest == "mean", "25.5 dB in the middle"
+    assert standing(middle, replace(mean, leakage=[*[39] * 3, *[12] * 5]), grey(), *TWIN).strongest == "middle"
+
+
+def test_ranks_go_by_the_share_recovered_exactly_then_by_the_median():
+    levels = {"few": [41.0, *[14.0] * 7], "none": [39.0] * 8, "most": [40.0] * 8, "less": [39.0, *[30.0] * 7]}
+    rows = [Row(cell(defence="none", model=model), leakage) for model, leakage in levels.items()]
+    found = board(grey("none"), *rows).standings
+    assert [(each.model, each.rank) for each in found] == [("less", 1), ("none", 2), ("few", 3), ("most", 4)]
 
 
 def test_the_strongest_attack_counts_not_the_mean_of_all():

@@ -1,59 +1,17 @@
 """Plans worked off in one process and in several: the same rows, whatever dies, fails or is stopped."""
 
-import os
-import re
-import signal
 import sqlite3
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.plan.experiment import Plan
-from benchmarks.running import ray_workers
-from benchmarks.running.engine import Job
-from benchmarks.running.ray_workers import WorkerError
 from benchmarks.running.runner import run_local
 from benchmarks.running.workers import Setup
-from fedmjp.data.pictures import LabelledPicture, PictureSource
 from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
-
-
-@dataclass(frozen=True)
-class Deadly:
-    """Pictures one of which kills the process that loads it, unless spared, each time or until a file appears."""
-
-    source: PictureSource
-    name: str
-    once: Path | None = None
-    spared: int = 0
-
-    def names(self) -> list[str]:
-        return list(self.source.names())
-
-    def load(self, name: str) -> LabelledPicture:
-        if name == self.name and os.getpid() != self.spared and not (self.once and self.once.exists()):
-            if self.once:
-                self.once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.source.load(name)
-
-
-def with_deadly_picture(plan: Plan, setup: Setup, once: Path | None = None) -> tuple[str, Setup]:
-    name = plan.trials[2].picture.name
-    source = Deadly(setup.selection.source, name, once, spared=os.getpid())
-    return name, replace(setup, selection=replace(setup.selection, source=source))
-
-
-class Stillborn:
-    """A worker that dies before any work."""
-
-    def __init__(self, *_: object) -> None:
-        os.abort()
-
-    def work(self, job: Job) -> None: ...
 
 
 def workers() -> list[psutil.Process]:
@@ -68,6 +26,17 @@ def left_behind() -> list[psutil.Process]:
         for each in left
         if not any("multiprocessing" in word for word in each.as_dict(["cmdline"])["cmdline"] or ())
     ]
+
+
+def fill_the_disk(plan: Plan, setup: Setup) -> None:
+    """Make the database refuse the last picture's trials under MJP."""
+    setup.store().close()
+    victim = plan.trials[-1].picture.name
+    with sqlite3.connect(setup.output.database) as connection:
+        connection.execute(
+            f"create trigger full before insert on trials when new.defence = 'mjp' and new.picture = '{victim}' "
+            "begin select raise(abort, 'database or disk is full'); end"
+        )
 
 
 @pytest.fixture
@@ -107,68 +76,23 @@ def test_two_processes_give_the_same_rows_and_pictures(alone: tuple[Plan, Setup]
     assert files(other) == files(setup)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_that_is_stopped_says_what_it_left_and_goes_on_later(quick: tuple[Plan, Setup], workers: int) -> None:
+def test_a_run_that_is_stopped_says_what_it_left_and_goes_on_later(quick: tuple[Plan, Setup]) -> None:
     plan, setup = quick
     told = Told()
-    left = run_local(plan, setup, workers=workers, progress=told, stop=lambda: told.done >= 3)
+    left = run_local(plan, setup, workers=1, progress=told, stop=lambda: told.done >= 3)
     assert 0 < left == len(plan.trials) - told.done
     assert len(rows(plan, setup)) == told.done
     assert run_local(plan, setup, workers=1, progress=told) == 0
     assert told.done == len(plan.trials) == len(rows(plan, setup))
 
 
-@pytest.mark.slow
-def test_a_job_whose_worker_died_is_tried_again(quick: tuple[Plan, Setup], tmp_path: Path) -> None:
+def test_a_database_that_fails_ends_the_run_and_keeps_what_is_finished(quick: tuple[Plan, Setup]) -> None:
     plan, setup = quick
-    died = tmp_path / "died"
-    _, deadly = with_deadly_picture(plan, setup, once=died)
-    told = Told()
-    assert run_local(plan, deadly, workers=2, progress=told) == 0
-    assert died.exists()
-    assert {row["status"] for row in rows(plan, setup).values()} == {"ok"}
-    assert told.done == len(plan.trials)
-
-
-@pytest.mark.slow
-def test_a_job_that_kills_its_worker_twice_becomes_failed_rows(quick: tuple[Plan, Setup]) -> None:
-    plan, setup = quick
-    name, deadly = with_deadly_picture(plan, setup)
-    told = Told()
-    run_local(plan, deadly, workers=2, progress=told)
-    found = rows(plan, setup)
-    assert len(found) == len(plan.trials) == told.done
-    failed = {key: row["error"] for key, row in found.items() if row["status"] == "failed"}
-    assert failed.keys() == {trial.key for trial in plan.trials if trial.picture.name == name}
-    for error in failed.values():
-        assert re.fullmatch(r"the worker process died \(.*died.*\); the trial was tried twice", error)
-    assert run_local(plan, setup, workers=1, progress=Told()) == 0
-    assert {row["status"] for row in rows(plan, setup).values()} == {"ok"}, "failed trials are tried again"
-
-
-@pytest.mark.slow
-def test_workers_that_never_get_to_work_end_the_run(quick: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, setup = quick
-    monkeypatch.setattr(ray_workers, "_Remote", Stillborn)
-    with pytest.raises(WorkerError, match="died before it got to work"):
-        run_local(plan, setup, workers=2, progress=Told())
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_database_that_fails_ends_the_run_and_keeps_what_is_finished(quick: tuple[Plan, Setup], workers: int) -> None:
-    plan, setup = quick
-    setup.store().close()
-    victim = plan.trials[-1].picture.name
-    with sqlite3.connect(setup.output.database) as connection:
-        connection.execute(
-            f"create trigger full before insert on trials when new.defence = 'mjp' and new.picture = '{victim}' "
-            "begin select raise(abort, 'database or disk is full'); end"
-        )
+    fill_the_disk(plan, setup)
     told = Told()
     with pytest.raises(StoreError, match="database or disk is full") as error:
-        run_local(plan, setup, workers=workers, progress=told)
+        run_local(plan, setup, workers=1, progress=told)
     assert "\n" not in str(error.value)
-    assert not left_behind()
     finished = rows(plan, setup)
     assert told.done <= len(finished) < len(plan.trials)
     assert finished

@@ -14,13 +14,15 @@ from attacks.mjp.facts import linear_facts, refusal, required_tensors
 from attacks.natural_patches import size_refusal
 from attacks.natural_pictures import NaturalPictures
 from fedmjp.defences.base import Mark
+from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 MJP: frozenset[Mark] = frozenset({"masked", "shuffled"})
-HANDLED: frozenset[Mark] = MJP | {"noisy", "rounded", "scaled"}  # what is pruned away is no noise
+LIKE_NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})  # what is pruned away is no noise
+HANDLED: frozenset[Mark] = MJP | LIKE_NOISE | {"scaled"}
 
 
 class ClosedFacts(Attack[Model]):
@@ -43,9 +45,14 @@ class ClosedFacts(Attack[Model]):
         return refusal(model, threat) or size_refusal(model.image_size)
 
     def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise."""
+        """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise.
+
+        How loud noise is, only equations tell that are left over.
+        """
         del threat
-        return HANDLED if model.defended else HANDLED - MJP
+        told = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
+        known = HANDLED if told else HANDLED - LIKE_NOISE
+        return known if model.defended else known - MJP
 
     @abstractmethod
     def _one(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
+from fedmjp.files import replacing
 
 MARK = ".fedmjp"
 _LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
@@ -97,9 +98,8 @@ def claim_folder(folder: Path) -> None:
 
 def write_text(path: Path, content: str) -> None:
     """Write a text file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(content, encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(content, encoding="utf-8")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 from PIL import Image
@@ -12,9 +11,8 @@ from torch import Tensor
 from benchmarks.plan.experiment import Cell, PlannedTrial
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import OutputError
+from fedmjp.files import replacing
 from fedmjp.settings import Picture
-
-PARTIAL = ".partial"
 
 
 def save_png(image: Tensor, path: Path) -> None:
@@ -23,15 +21,11 @@ def save_png(image: Tensor, path: Path) -> None:
     Raises:
         OutputError: If it cannot be written.
     """
-    partial = path.with_name(f".{uuid4().hex}{PARTIAL}")  # several processes write the same original
     pixels = (image * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as partial:  # several processes write the same original
             Image.fromarray(pixels).save(partial, format="PNG")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}; finished trials are kept, make room and run again"

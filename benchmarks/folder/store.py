@@ -52,6 +52,7 @@ REMEDY = {
 ANEW = "restore it from a copy, or start over: the command that made it with --fresh"
 # A second process waits for the first instead of making the tables too.
 LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
+COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
 INSERT: dict[str, type[sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.Insert, "postgresql": postgresql.Insert}
 
 
@@ -119,8 +120,8 @@ class Trial:
     """One attack on one picture, scored in one setting; or the error that it ended with.
 
     ``key`` digests everything that determines the trial. ``status`` is "ok" or "failed". Metrics that could not be
-    computed on the machine have null for a score. ``environment`` holds versions, revision and hardware; in the
-    database it stands once, and trials name its digest. ``recorded_at`` is UTC.
+    computed on the machine have null for a score; ``COLOUR`` stands among them. ``environment`` holds versions,
+    revision and hardware; in the database it stands once, and trials name its digest. ``recorded_at`` is UTC.
     """
 
     key: str

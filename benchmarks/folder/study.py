@@ -1,6 +1,7 @@
 """A study as it is published: one file of trials, of which tables, page and plots can be made again.
 
-``trials.parquet`` has a row per trial, with a column per metric; its metadata hold the plan and the environments.
+``trials.parquet`` has a row per trial, with a column per metric and one for ``COLOUR``; its metadata hold the plan and
+the environments.
 """
 
 import hashlib
@@ -16,8 +17,9 @@ from pyarrow import parquet
 
 from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from benchmarks.folder.output import OutputFolder, write_json
-from benchmarks.folder.store import Store, Trial
+from benchmarks.folder.store import COLOUR, Store, Trial
 from fedmjp.errors import OutputError
+from fedmjp.files import replacing
 
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
@@ -34,7 +36,7 @@ def write_study(path: Path, ledger: Ledger, store: Store) -> None:
     frame = store.frame(ledger.trials["key"].tolist())
     planned = ledger.trials[list(COLUMNS)]
     rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
-    for name in ledger.about["metrics"]:
+    for name in (*ledger.about["metrics"], COLOUR):
         rows[name] = [scores.get(name) for scores in rows["scores"]]
     rows["diagnostics"] = [json.dumps(each) for each in rows["diagnostics"]]
     about = {**ledger.about, "keep": "none"}  # pictures do not travel
@@ -49,9 +51,8 @@ def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, str] | N
     """Write a table, whole or not at all; the SHA-256 of the file."""
     table = pa.Table.from_pandas(rows, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
-    partial = path.with_name(f".{path.name}.partial")
-    parquet.write_table(table, partial, compression="zstd")
-    partial.replace(path)
+    with replacing(path) as partial:
+        parquet.write_table(table, partial, compression="zstd")
     return _sha256(path)
 
 
@@ -126,12 +127,18 @@ def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str
         picture=row["picture"],
         picture_sha256=row["picture_sha256"],
         seed=int(row["seed"]),
-        scores={name: _plain(row[name]) for name in metrics} if row["status"] == "ok" else {},
+        scores=_scores(row, metrics) if row["status"] == "ok" else {},
         diagnostics=json.loads(row["diagnostics"]),
         environment=environments[row["environment_sha256"]],
         recorded_at=row["recorded_at"].to_pydatetime(),
         **values,
     )
+
+
+def _scores(row: Mapping[str, Any], metrics: list[str]) -> dict[str, Any]:
+    """By metric, and ``COLOUR`` where it was recorded."""
+    colour = _plain(row.get(COLOUR))
+    return {name: _plain(row[name]) for name in metrics} | ({} if colour is None else {COLOUR: colour})
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from fedmjp.models.build import blueprint
 from fedmjp.settings import Picture
 
 SUBMITTED = "submitted"
-EXACT = 1e-6
+ROUNDING = 1e-6
 MONTE_CARLO = 0.2  # standard errors of the mean by which two bootstrap intervals may differ
 
 
@@ -109,8 +109,12 @@ def _checked(submission: Submission) -> Submission:
     claimed = {entry.cell: entry for entry in submission.entries}
     if len(claimed) < len(submission.entries):
         raise AdmissionError("two entries are of the same cell; merge or remove one")
+    flat = {(entry.provenance.pictures_sha256, name) for entry in submission.entries for name in entry.flat or ()}
     for entry in submission.entries:
         _refuse(entry, _contradictions(entry))
+        for name in entry.leakage:
+            if (entry.provenance.pictures_sha256, name) in flat:
+                raise AdmissionError(f"{_named(entry)}: {name} counts, but is flat in another entry or in this one")
     figures = Figures(
         ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
         pictures={cell: pd.DataFrame({LEAKAGE: entry.leakage}, dtype=float) for cell, entry in claimed.items()},
@@ -153,15 +157,17 @@ def _contradictions(entry: Entry) -> Iterator[str]:
         yield f"its provenance lacks {', '.join(missing or ['an environment'])}"
     yield from _of_defences(entry)
     yield from _of_attack(entry)
-    if entry.n != len(entry.leakage) or not entry.n <= entry.trials <= entry.n * len(given.seeds):
+    flat = entry.flat or {}
+    scored = entry.n + len(flat)
+    if entry.n != len(entry.leakage) or not scored <= entry.trials <= scored * len(given.seeds):
         yield (
-            f"n = {entry.n} and trials = {entry.trials} do not fit {len(entry.leakage)} pictures with leakage and "
-            f"{len(given.seeds)} seeds"
+            f"n = {entry.n} and trials = {entry.trials} do not fit {len(entry.leakage)} pictures with leakage, "
+            f"{len(flat)} flat ones and {len(given.seeds)} seeds"
         )
     for name in entry.metrics:
         metric(name)
     most, claimed = max(entry.leakage.values(), default=None), entry.metrics.get(LEAKAGE)
-    if most is not None and (claimed is None or claimed.worst < most - EXACT):
+    if most is not None and (claimed is None or claimed.worst < most - ROUNDING):
         yield _off(f"{LEAKAGE} worst", claimed and claimed.worst, most)
 
 
@@ -214,13 +220,15 @@ def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> I
     """Where claimed figures are not those that follow from the leakage per picture."""
     spreads = {name: float(values.std() / len(values) ** 0.5) for name, values in samples.items()}
     claims, figures = _figures(theirs), _figures(ours)
+    if theirs.exact is None:
+        del figures["exact"]  # may be left out, because it follows
     for name in {**claims, **figures}:
         claim, figure = claims.get(name), figures.get(name)
         if figure is None and claim is not None:
             yield f"{name.replace('_', ' ')} is given, but not the entry to compare with"
         for field, value in (figure.model_dump() if figure else {}).items():
             claimed = getattr(claim, field, None)
-            tolerance = EXACT + (MONTE_CARLO * spreads.get(name, 0.0) if field in ("low", "high") else 0)
+            tolerance = ROUNDING + (MONTE_CARLO * spreads.get(name, 0.0) if field in ("low", "high") else 0)
             if (value is None) != (claimed is None) or (value is not None and abs(value - claimed) > tolerance):
                 yield _off(f"{name} {field}", claimed, value)
     if theirs.exposed != ours.exposed:
@@ -231,6 +239,7 @@ def _figures(entry: Entry) -> dict[str, Record | None]:
     """As messages and samples name them."""
     return {
         LEAKAGE: entry.metrics.get(LEAKAGE),
+        "exact": entry.exact,
         "recognisable": entry.recognisable if entry.leakage else None,
         "over_floor": entry.over_floor,
         "over_twin": entry.over_twin,

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.store import ANEW
-from benchmarks.leaderboard.entries import LEAKAGE, Cost, Entry, Provenance, Utility, entry_id
+from benchmarks.folder.store import ANEW, COLOUR
+from benchmarks.leaderboard.entries import FLAT, LEAKAGE, Cost, Entry, Provenance, Utility, entry_id
 from benchmarks.leaderboard.figures import Figures, judged
 from benchmarks.plan.experiment import Cell, PlannedCell
 from fedmjp.errors import RecordError
@@ -28,13 +28,16 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     about, planned = ledger.about, {each.cell: each for each in ledger.cells}
     places = {cell: place for place, cell in enumerate(planned)}
     rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
-    scores = _scores(rows, about["metrics"])
-    # Each picture with the mean over its seeds; only pictures with leakage.
+    scores = _scores(rows, [*about["metrics"], COLOUR])
+    colour = scores.pop(COLOUR)
+    own = {cell: rows[rows["cell"] == place] for cell, place in places.items()}
+    flat = {cell: _flat(each, colour[each.index], scores[LEAKAGE]) for cell, each in own.items()}
+    scores = scores.mask(colour >= FLAT, axis=0)
+    # Each picture with the mean over its seeds; only pictures with leakage that count.
     pictures = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean().dropna(subset=[LEAKAGE])
     most_revealing = {name: "max" if metric(name).higher_leaks else "min" for name in about["metrics"]}
     extremes = scores.groupby(rows["cell"]).agg(most_revealing).reindex(range(len(places)))
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
-    own = {cell: rows[rows["cell"] == place] for cell, place in places.items()}
     provenances = {cell: _provenance(own[cell], about, environments) for cell in places}
     figures = Figures(
         ids={
@@ -48,9 +51,24 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
         recognisable_at=about["recognisable_at"],
     )
     return judged(
-        _entry(planned[cell], own[cell], figures.of(cell), _utility(cell, about["utility"]), provenances[cell])
+        _entry(
+            planned[cell],
+            own[cell],
+            figures.of(cell) | {"flat": flat[cell]},
+            _utility(cell, about["utility"]),
+            provenances[cell],
+        )
         for cell in places
     )
+
+
+def _flat(rows: pd.DataFrame, colour: "pd.Series[float]", leakage: "pd.Series[float]") -> dict[str, float] | None:
+    """Leakage of the pictures of a cell that one colour tells already; none if rows lack what says so."""
+    if (rows["status"].eq("ok") & colour.isna()).any():
+        return None
+    told = rows[colour >= FLAT]
+    means = leakage[told.index].groupby(told["picture"]).mean()
+    return {str(name): float(value) for name, value in means.items()}
 
 
 def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:

@@ -21,7 +21,9 @@ from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 2
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
+EXACT = 40.0  # dB from which a picture counts as recovered exactly: the error's root mean square is a hundredth
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
+FLAT = 25.0  # dB that a picture's own mean colour scores, from which on recovering it says nothing of an attack
 MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
 EXPOSED = 3.0  # dB over grey: half the error power of a guess
 
@@ -159,10 +161,11 @@ class Entry(Record):
 
     What ``Cell`` and ``PlannedCell`` have, too, means the same here; ``defence`` is the label of ``defences``. ``n``
     counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
-    yet. ``leakage`` holds PSNR per picture. ``over_floor`` compares with the grey guess, ``over_twin`` with the
-    undefended twin: the same model, attack, pictures, seeds and server where clients defend nothing, in setting a.
-    ``exposed`` counts pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin``
-    are ids of entries.
+    yet. ``leakage`` holds PSNR per picture, ``flat`` that of pictures of nearly one colour: they count in no figure,
+    ``n`` included; none where it was not recorded which they are, and all count. ``exact`` is the share that is
+    recovered with 40 dB or more. ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin:
+    the same model, attack, pictures, seeds and server where clients defend nothing, in setting a. ``exposed`` counts
+    pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
     """
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -190,6 +193,8 @@ class Entry(Record):
     errors: tuple[str, ...] = ()
     metrics: dict[str, Statistics]
     leakage: dict[str, float]
+    flat: dict[str, float] | None = None
+    exact: Share | None = None
     recognisable: Share | None
     exposed: int = Field(ge=0)
     realised_ratio: float | None = Field(ge=0, le=1)

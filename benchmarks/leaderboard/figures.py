@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.leaderboard.entries import EXPOSED, LEAKAGE, RECOGNISABLE, Difference, Entry, Marginal
+from benchmarks.leaderboard.entries import EXACT, EXPOSED, LEAKAGE, RECOGNISABLE, Difference, Entry, Marginal, Share
 from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.statistics import Floats, Interval, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
@@ -25,8 +25,8 @@ def marginal_name(label: str) -> str:
 class Figures:
     """Figures of the cells of a board or a submission.
 
-    ``ids`` are those of entries. ``pictures`` have a column per metric and a row per picture that has a leakage;
-    ``worst`` is the most revealing single value of each metric.
+    ``ids`` are those of entries. ``pictures`` have a column per metric and a row per picture that has a leakage and
+    is not flat; ``worst`` is the most revealing single value of each metric on them.
     """
 
     ids: Mapping[Cell, str]
@@ -83,7 +83,8 @@ class Figures:
                 if name in self.samples[cell]
             },
             "leakage": {str(name): float(value) for name, value in leakage.items()},
-            "recognisable": share(int((leakage >= self.recognisable_at).sum()), len(leakage)) if len(leakage) else None,
+            "exact": self._share(cell, EXACT),
+            "recognisable": self._share(cell, self.recognisable_at),
             "exposed": int((leakage.loc[better] >= RECOGNISABLE).sum()),
             "over_floor": self._difference(cell, "over_floor"),
             "over_twin": self._difference(cell, "over_twin"),
@@ -94,6 +95,11 @@ class Figures:
                 for label, without in self.pairs.without_each(cell).items()
             ),
         }
+
+    def _share(self, cell: Cell, least: float) -> Share | None:
+        """Share of pictures with so many dB or more."""
+        leakage = self.pictures[cell][LEAKAGE]
+        return share(int((leakage >= least).sum()), len(leakage)) if len(leakage) else None
 
     def _difference(self, cell: Cell, name: str) -> Difference | None:
         values = self.samples[cell].get(name)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.entries import Entry, Reported
+from benchmarks.leaderboard.entries import FLAT, Entry, Reported
 from benchmarks.leaderboard.listing import listed
 from fedmjp.metrics import metric
 
@@ -28,7 +28,7 @@ def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence
         *_on_weights(ours),
         *dict.fromkeys(_sentence(entry.caveat) for entry in ours if entry.caveat),
         f"Protocol: {_names(entry.protocol for entry in ours)}, pictures in [0, 1]. {STATISTICS}",
-        *_on_pictures(about),
+        *_on_pictures(about, ours),
         *_on_trials(ours),
         *_on_metrics(ours, about["metrics"]),
         *dict.fromkeys(
@@ -74,7 +74,12 @@ def _on_weights(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"The twin of {twinned} is an undefended model of other weights: the difference is that of both."
 
 
-def _on_pictures(about: Mapping[str, Any]) -> Iterator[str]:
+def _on_pictures(about: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[str]:
+    if flat := {name for entry in entries for name in entry.flat or ()}:
+        alone = f"whose mean colour alone scores {FLAT:g} dB or more"
+        yield f"Flat pictures, {len(flat)} here, {alone}, count in no figure and decide no verdict."
+    if any(entry.flat is None for entry in entries):
+        yield "These trials do not say which pictures are flat: all count."
     if about["data"] == "bundled":
         yield "The bundled pictures are two crops each of four photographs."
     if skipped := len(about["skipped"]):

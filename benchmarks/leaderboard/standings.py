@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.entries import LEAKAGE, Entry, Standing
+from benchmarks.leaderboard.entries import Entry, Standing
+from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.verdicts import LEAKING, Judgement
 
@@ -34,15 +35,18 @@ def _ranked_together(entry: Entry) -> tuple[str, str, str]:
 
 
 def _ranked(groups: Sequence[Sequence[Entry]]) -> list[Standing]:
-    """What prints the same decibels shares a rank."""
+    """By headline; what prints the same shares a rank."""
     judged = [_judged(group) for group in groups]
-    shown = [
-        (round(_leakage(strongest), 1), standing) for standing, strongest in judged if _has_rank(standing, strongest)
-    ]
+    shown = [(_printed(strongest), standing) for standing, strongest in judged if _has_rank(standing, strongest)]
     shown.sort(key=lambda pair: pair[0])
-    decibels = [value for value, _ in shown]
-    first = [standing.model_copy(update={"rank": 1 + decibels.index(value)}) for value, standing in shown]
+    printed = [value for value, _ in shown]
+    first = [standing.model_copy(update={"rank": 1 + printed.index(value)}) for value, standing in shown]
     return first + [standing for standing, strongest in judged if not _has_rank(standing, strongest)]
+
+
+def _printed(entry: Entry) -> tuple[float, float]:
+    share, median = headline(entry)
+    return share, round(median, 1)
 
 
 def _has_rank(standing: Standing, strongest: Entry) -> bool:
@@ -51,7 +55,7 @@ def _has_rank(standing: Standing, strongest: Entry) -> bool:
 
 def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
     ran = [entry for entry in group if entry.verdict != "refused"]
-    measured = sorted((entry for entry in ran if entry.n), key=_leakage, reverse=True)
+    measured = sorted((entry for entry in ran if entry.n), key=headline, reverse=True)
     strongest = (measured or ran or group)[0]
     verdict, reason = _verdict(strongest, measured, ran)
     standing = Standing(
@@ -88,7 +92,3 @@ def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) 
         "inconclusive",
         f"no attack that takes the defence into account was run; {naive} recovered no more than a guess",
     )
-
-
-def _leakage(entry: Entry) -> float:
-    return entry.metrics[LEAKAGE].mean

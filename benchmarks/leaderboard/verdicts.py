@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from scipy import stats
 
-from benchmarks.leaderboard.entries import EXPOSED, LEAKAGE, MARGIN, Difference, Entry, Verdict
+from benchmarks.leaderboard.entries import EXPOSED, FLAT, MARGIN, Difference, Entry, Verdict
+from benchmarks.leaderboard.headline import recovery
 
 TOLERATED = 0.05  # share of trials that may fail
 SIGNIFICANT = 0.05
@@ -22,25 +23,33 @@ class Judgement(NamedTuple):
 
 
 def judge(entry: Entry, floor: Entry | None, twin: Entry | None) -> Judgement:
-    """Verdict on an entry that was not refused; ``entry.verdict`` is not looked at."""
-    return next(_judgements(entry, floor, twin))
+    """Verdict on an entry that was not refused; ``entry.verdict`` is not looked at. Flat pictures decide nothing."""
+    verdict, reason = next(_judgements(entry, floor, twin))
+    if entry.flat:
+        named = "1 flat picture does" if len(entry.flat) == 1 else f"{len(entry.flat)} flat pictures do"
+        reason += f"; {named} not count"
+    return Judgement(verdict, reason)
 
 
 def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterator[Judgement]:
     """What the rules that apply say, in their order."""
     figures = _figures(entry, floor, twin)
     if entry.role == "floor":
-        yield Judgement("floor", f"a guess that uses nothing of the upload: {_mean(entry)}")
+        yield Judgement("floor", f"a guess that uses nothing of the upload: {recovery(entry)}")
     if entry.role == "bound":
-        yield Judgement("bound", f"was given more than any server sees, limits what attacks can reach: {_mean(entry)}")
+        given = "was given more than any server sees, limits what attacks can reach"
+        yield Judgement("bound", f"{given}: {recovery(entry)}")
     # Nothing is said before all trials are there.
     if reason := unfinished(entry):
         yield Judgement("incomplete", reason)
+    # What one colour tells already, no attack is needed for.
+    if not entry.n:
+        yield Judgement("inconclusive", f"every picture is flat: its mean colour alone scores {FLAT:g} dB or more")
     # Without a guess on the same pictures, decibels mean nothing.
     if floor is None:
-        yield Judgement("inconclusive", f"{_mean(entry)}, and no guess to compare with")
+        yield Judgement("inconclusive", f"{recovery(entry)}, and no guess to compare with")
     elif unfinished(floor) or not _covers(entry.over_floor, entry):
-        yield Judgement("inconclusive", f"{_mean(entry)}; the guess to compare with ({floor.attack}) is incomplete")
+        yield Judgement("inconclusive", f"{recovery(entry)}; the guess to compare with ({floor.attack}) is incomplete")
     elif leaking(entry):
         reduced = _reduction(entry, twin)
         yield Judgement("reduced", f"{figures}, {reduced}") if reduced else Judgement("leaks", figures)
@@ -63,7 +72,7 @@ def unfinished(entry: Entry) -> str | None:
         return f"{entry.failures} of {planned} trials failed"
     if not entry.n and entry.left_out:
         return f"nothing to attack: the attack's own prior was made of all {entry.left_out} pictures"
-    return None if entry.n else "there are no trials"
+    return None if entry.n or entry.flat else "there are no trials"
 
 
 def recovered(entry: Entry) -> bool:
@@ -88,7 +97,7 @@ def _reduction(entry: Entry, twin: Entry | None) -> str | None:
     if over is None or twin is None or unfinished(twin) or not _covers(over, entry):
         return None
     below = over.high is not None and over.high < 0 and over.p_value is not None and over.p_value < SIGNIFICANT
-    return f"a difference of {_with_interval(over)}" if below else None
+    return f"a mean difference of {_with_interval(over)}" if below else None
 
 
 def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
@@ -139,19 +148,15 @@ def _covers(difference: Difference | None, entry: Entry) -> bool:
 
 
 def _figures(entry: Entry, floor: Entry | None, twin: Entry | None) -> str:
-    """``12.8 dB, 0.3 dB over grey (-0.1 to 0.7); without the defence 88.5 dB``."""
-    said = _mean(entry)
+    """``0 of 8 exactly, median 12.8 dB; mean 0.3 dB over grey (-0.1 to 0.7); without the defence 8 of 8 ...``."""
+    said = recovery(entry)
     if entry.over_floor is not None and floor is not None:
-        said += f", {_with_interval(entry.over_floor, f' over {floor.attack}')}"
+        said += f"; mean {_with_interval(entry.over_floor, f' over {floor.attack}')}"
     if entry.exposed:
         said += f"; {entry.exposed} of {entry.n} pictures recognisable and {EXPOSED:g} dB better than the guess"
-    if twin is not None and LEAKAGE in twin.metrics:
-        said += f"; without the defence {_mean(twin)}"
+    if twin is not None and twin.exact:
+        said += f"; without the defence {recovery(twin)}"
     return said
-
-
-def _mean(entry: Entry) -> str:
-    return f"{entry.metrics[LEAKAGE].mean:.1f} dB" if LEAKAGE in entry.metrics else "no figures yet"
 
 
 def _with_interval(difference: Difference, over: str = "") -> str:

@@ -3,16 +3,14 @@
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-import numpy as np
-
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.entries import EXACT, LEAKAGE, Board, Entry
+from benchmarks.leaderboard.headline import exactly, headline, recovery
 from benchmarks.leaderboard.listing import grouped, listed
 from benchmarks.report import numbers
 from benchmarks.report.findings import deployed
 from benchmarks.report.legend import update_title
 from fedmjp.threat import ThreatModel
 
-EXACT = 40.0  # dB: the error's root mean square is a hundredth of the range
 BROKEN = 0.5  # share of pictures recovered exactly from which on nobody would rely on a defence
 USUAL_RATIO = 0.27  # of shuffled patches where privacy is evaluated: Ren et al., CVPR 2023, section 5.4
 _system = attrgetter("model", "weights", "protocol")
@@ -42,7 +40,7 @@ def advice(board: Board) -> list[str]:
     where = (f"at mask ratio {ratio:g} " if ratio else "") + f"on {system[0]} ({numbers.weights(system[1])})"
     return [
         _once(board, by_count[0], where),
-        _again(by_count),
+        _again(by_count, where),
         *([_instead(board, subject, others)] if others else []),
     ]
 
@@ -65,14 +63,14 @@ def _once(board: Board, fewest: Entry, where: str) -> str:
     )
 
 
-def _again(by_count: Sequence[Entry]) -> str:
+def _again(by_count: Sequence[Entry], where: str) -> str:
     said = [f"{exactly(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
     most = by_count[-1]
     masks = " under other masks" if most.mask_ratio else ""
     seconds = numbers.seconds(most.cost)
     follows = (
-        f"{most.defence} does not protect pictures that are shown again"
-        if _exact_share(most) >= BROKEN
+        f"{most.defence} {where} does not protect pictures that are shown again"
+        if headline(most)[0] >= BROKEN
         else "where attacks end is no evidence of protection"
     )
     return (
@@ -84,12 +82,12 @@ def _again(by_count: Sequence[Entry]) -> str:
 def _instead(board: Board, subject: str, others: Sequence[Entry]) -> str:
     ordered = sorted(others, key=lambda entry: (_uploads(entry), entry.n))
     protections = grouped(ordered, lambda entry: _protection(entry, subject))
-    ascending = sorted(protections.items(), key=lambda item: max(map(median, item[1])))
+    ascending = sorted(protections.items(), key=lambda item: max(map(headline, item[1])))
     said = [f"{name}: {_by_uploads(board, entries)}" for name, entries in ascending]
     guess = _decibels(board.by_id.get(others[0].floor))
     against = f" (grey guess {guess})" if guess else ""
     opening = f"What was measured besides {subject}, each with the strongest attack that applies"
-    return f"{opening}{against}: {'; '.join(said)}."
+    return f"{opening}{against}: {'; '.join(said)}. What an attack does not recover is no evidence of protection."
 
 
 def _protection(entry: Entry, subject: str) -> str:
@@ -105,18 +103,15 @@ def _protection(entry: Entry, subject: str) -> str:
 
 
 def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
-    """Medians of one protection, by number of uploads; below the guess it is the attack that failed."""
-    found = [
-        f"{_decibels(entry)} from {_uploads(entry)} {'upload' if _uploads(entry) == 1 else 'uploads'}"
-        for entry in entries
-    ]
-    counts = sorted({entry.n for entry in entries})
-    guesses = [board.by_id.get(entry.floor) for entry in entries]
-    beaten = all(
-        guess and guess.leakage and median(entry) < median(guess) for entry, guess in zip(entries, guesses, strict=True)
-    )
-    failed = "; less than the guess: the attack failed, which proves nothing" if beaten else ""
-    return f"{listed(found)} (median of {listed(list(map(str, counts)))} pictures{failed})"
+    """What comes back of one protection from most uploads, and where it is the attack that failed."""
+    fewest, most = entries[0], entries[-1]
+    count, guess = _uploads(most), board.by_id.get(most.floor)
+    failed = ""
+    if guess and guess.leakage and headline(most) < headline(guess):
+        failed = " (less than the guess: the attack failed, which proves nothing)"
+    elif _uploads(fewest) < count and recovery(most) == recovery(fewest):
+        failed = f" (what {_uploads(fewest)} gave: the attack makes nothing of the others, which proves nothing)"
+    return f"{recovery(most)}, from {count} {'upload' if count == 1 else 'uploads'}{failed}"
 
 
 def _is_evidence(entry: Entry) -> bool:
@@ -132,30 +127,16 @@ def _is_plain(entry: Entry) -> bool:
 
 def _strongest(entries: Iterable[Entry]) -> list[Entry]:
     """The one that recovers most of each defence before each server."""
-    return [max(group, key=median) for group in grouped(entries, attrgetter("defences", "threat")).values()]
+    return [max(group, key=headline) for group in grouped(entries, attrgetter("defences", "threat")).values()]
 
 
 def _uploads(entry: Entry) -> int:
     return entry.threat.uploads_per_picture
 
 
-def median(entry: Entry) -> float:
-    """Leakage of the picture in the middle, in dB."""
-    return float(np.median(list(entry.leakage.values())))
-
-
 def _decibels(entry: Entry | None) -> str:
-    return f"{numbers.score(median(entry), LEAKAGE)} dB" if entry and entry.leakage else ""
+    return f"{numbers.score(headline(entry)[1], LEAKAGE)} dB" if entry and entry.leakage else ""
 
 
 def _middle(entry: Entry) -> str:
     return f"{_decibels(entry)} in the median of {entry.n} pictures"
-
-
-def _exact_share(entry: Entry) -> float:
-    return float(np.mean([value >= EXACT for value in entry.leakage.values()]))
-
-
-def exactly(entry: Entry) -> str:
-    """How many of the pictures are recovered exactly."""
-    return f"{sum(value >= EXACT for value in entry.leakage.values())} of {entry.n}"

@@ -4,9 +4,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.leaderboard.entries import EXACT, Board, Entry
+from benchmarks.leaderboard.headline import exactly, headline
 from benchmarks.leaderboard.listing import grouped
-from benchmarks.report.advice import EXACT, advice, exactly, median
+from benchmarks.report.advice import advice
 
 TEXTS, NUMBERS = ("model", "defence", "attack"), ("uploads of a picture", "recovered exactly", "median PSNR, dB")
 
@@ -18,7 +19,7 @@ def print_answer(board: Board, console: Console) -> None:
     )
     for entry in answers(board):
         uploads = str(entry.threat.uploads_per_picture)
-        table.add_row(entry.model, entry.defence, entry.attack, uploads, exactly(entry), f"{median(entry):.1f}")
+        table.add_row(entry.model, entry.defence, entry.attack, uploads, exactly(entry), f"{headline(entry)[1]:.1f}")
     console.print(table)
     exact = f"Exactly: {EXACT:g} dB or more against the private picture, where everything is in its place."
     for sentence in (exact, *advice(board)):
@@ -29,8 +30,5 @@ def answers(board: Board) -> list[Entry]:
     """Of each model the strongest attack without a defence, from one upload, then every attack on a defence."""
     tried = [entry for entry in board.entries if entry.role == "attack" and entry.leakage]
     undefended = [entry for entry in tried if not entry.defences and entry.threat.uploads_per_picture == 1]
-    strongest = [
-        max(group, key=lambda entry: round(median(entry), 1))
-        for group in grouped(undefended, lambda entry: entry.model).values()
-    ]
+    strongest = [max(group, key=headline) for group in grouped(undefended, lambda entry: entry.model).values()]
     return [*strongest, *(entry for entry in tried if entry.defences)]

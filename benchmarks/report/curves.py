@@ -9,24 +9,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report.drawing import (
     CEILING_NOTE,
     DOTTED,
     LEAKAGE_LABEL,
+    NARROW_INCHES,
     Plot,
     Scale,
     by_model,
-    capped,
     defence_handles,
     floors,
-    interval_of,
     judging,
     legend,
     name_of,
     panels,
     plain,
+    quartiles_of,
     styles_of,
 )
 from benchmarks.report.findings import deployed
@@ -37,7 +37,6 @@ DODGE = 0.012  # between defences at one ratio, of the axis
 WIDEST = 0.06  # between the first and the last of many
 MODEL_MARKERS = "osD^vPX*"
 RATIO_MARKERS = "oDs^vP*X"
-QUARTILES = (0.25, 0.5, 0.75)
 SHADES = (0.1, 0.85)  # of the colour map, dark and light enough to be told apart on white
 FEWEST = 3  # numbers of uploads that make a line
 
@@ -45,8 +44,8 @@ FEWEST = 3  # numbers of uploads that make a line
 def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     """Of each model of which some setting saw two ratios or more: the strongest attack on each defence."""
     caption = (
-        "against the share of patches that are shuffled or masked: the strongest attack on each defence, mean and 95 % "
-        f"interval. The dotted line is the grey guess. {CEILING_NOTE}"
+        "against the share of patches that are shuffled or masked: the strongest attack on each defence, median and "
+        f"middle half of the pictures. The dotted line is the grey guess. {CEILING_NOTE}"
     )
     return [
         Plot(
@@ -70,7 +69,7 @@ def _lines(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
 def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Entry]) -> Figure:
     system = (server, entries[0].model, entries[0].protocol)
     guesses = floors(each for each in board.entries if (each.server, each.model, each.protocol) == system)
-    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in interval_of(entry)], guesses)
+    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in quartiles_of(entry)], guesses)
     lines = _lines(entries)
     drawn = styles_of(board, entries)
 
@@ -79,11 +78,11 @@ def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Entr
             line = lines.get((defence, setting))
             if line:
                 shift = min(DODGE, WIDEST / len(drawn)) * (place - (len(drawn) - 1) / 2)
-                means = np.array([capped(entry.metrics[LEAKAGE].mean) for entry in line])
+                low, middle, high = np.array([quartiles_of(entry) for entry in line]).T
                 axes.errorbar(
                     [entry.mask_ratio + shift for entry in line],
-                    means,
-                    np.abs(np.transpose([interval_of(entry) for entry in line]) - means),
+                    middle,
+                    [middle - low, high - middle],
                     color=style.colour,
                     linestyle=style.line,
                     marker=style.marker,
@@ -104,7 +103,7 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     if not judged:
         return []
     entries = [entry for entry, _ in judged]
-    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in interval_of(entry)], {})
+    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in quartiles_of(entry)], {})
     markers = dict(zip(dict.fromkeys(entry.model for entry in entries), cycle(MODEL_MARKERS), strict=False))
     drawn = styles_of(board, entries)
 
@@ -112,10 +111,11 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
         for entry, top1 in judged:
             if entry.setting == setting:
                 style = drawn[entry.defence]
-                axes.plot([top1, top1], interval_of(entry), color=style.colour, linestyle=style.line, linewidth=1)
+                low, middle, high = quartiles_of(entry)
+                axes.plot([top1, top1], [low, high], color=style.colour, linestyle=style.line, linewidth=1)
                 axes.plot(
                     [top1],
-                    [capped(entry.metrics[LEAKAGE].mean)],
+                    [middle],
                     markers[entry.model],
                     color=style.colour,
                     markersize=4.5 + 8 * entry.mask_ratio,
@@ -131,8 +131,8 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     ]
     legend(figure, scale, defence_handles(drawn), shapes)
     caption = (
-        "Leakage of the strongest attack (mean and 95 % interval) against top-1 accuracy; low and right is best. A "
-        f"larger marker is a higher mask ratio. {CEILING_NOTE}"
+        "Leakage of the strongest attack (median and middle half of the pictures) against top-1 accuracy; low and "
+        f"right is best. A larger marker is a higher mask ratio. {CEILING_NOTE}"
     )
     return [Plot(f"{prefix}-utility", server, "Leakage against accuracy", caption, figure)]
 
@@ -166,19 +166,19 @@ def _one_attack(entries: Sequence[Entry]) -> list[Entry]:
     """Those of the attack with most numbers of uploads, of these the strongest: a line is of one attack."""
     return max(
         grouped(entries, lambda entry: entry.attack).values(),
-        key=lambda several: (len(_counts(several)), sum(_quartiles(entry)[1] for entry in several) / len(several)),
+        key=lambda several: (len(_counts(several)), sum(quartiles_of(entry)[1] for entry in several) / len(several)),
     )
 
 
 def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
-    figure = Figure(figsize=(6.0, 3.6))
+    figure = Figure(figsize=(NARROW_INCHES, 3.4))
     axes = figure.subplots()
     ordered = sorted(entries, key=lambda entry: (entry.mask_ratio, _uploads(entry)))
     by_ratio = grouped(ordered, lambda entry: entry.mask_ratio)
     colours = mpl.colormaps["viridis"](np.linspace(*SHADES, len(by_ratio)))
     handles = []
     for (ratio, line), colour, marker in zip(by_ratio.items(), colours, cycle(RATIO_MARKERS), strict=False):
-        low, middle, high = np.array([_quartiles(entry) for entry in line]).T
+        low, middle, high = np.array([quartiles_of(entry) for entry in line]).T
         counts = [_uploads(entry) for entry in line]
         style = {"color": colour, "marker": marker, "markersize": 4.5}
         axes.fill_between(counts, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -189,7 +189,7 @@ def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
     guesses = floors(each for each in board.entries if (each.model, each.weights, each.setting.compared_with) == same)
     for guess in guesses.values():
         axes.axhline(guess, **DOTTED)
-    values = [value for entry in entries for value in _quartiles(entry)]
+    values = [value for entry in entries for value in quartiles_of(entry)]
     scale = Scale("y", board.recognisable_at, values, guesses)
     scale.draw(axes, setting="")
     axes.set(xticks=_counts(entries), xlabel="uploads of the picture", ylabel=LEAKAGE_LABEL)
@@ -199,11 +199,6 @@ def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
 
 def _counts(entries: Sequence[Entry]) -> list[int]:
     return sorted({_uploads(entry) for entry in entries})
-
-
-def _quartiles(entry: Entry) -> list[float]:
-    values = [capped(value) for value in entry.leakage.values()]
-    return list(map(float, np.quantile(values, QUARTILES)))
 
 
 def _uploads(entry: Entry) -> int:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report.drawing import (
     CEILING_NOTE,
@@ -112,7 +113,7 @@ def _text(label: _Label) -> str:
 
 def _labels(attacks: Sequence[Entry], defences: Sequence[str]) -> list[_Label]:
     """Rows grouped by defence and ratio under a heading, the strongest attack of each group first."""
-    strongest_first = sorted(attacks, key=lambda entry: -entry.metrics[LEAKAGE].mean)
+    strongest_first = sorted(attacks, key=headline, reverse=True)
     labels = dict.fromkeys(_label(entry) for entry in strongest_first)
     groups = grouped(labels, lambda label: (defences.index(label.defence), label.mask_ratio))
     return [

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -28,6 +29,8 @@ SPARSE = 30  # dB from which a narrow axis has a tick every 20
 CEILING_TICK = f"{CEILING:g}+"
 CEILING_NOTE = f"Values of more than {CEILING:g} dB, which are exact to the eye, are drawn at {CEILING:g}."
 WIDTH_INCHES = 7.4
+NARROW_INCHES = 4.8  # of a single panel, whose letters can be read where it is as wide as a phone
+QUARTILES = (0.25, 0.5, 0.75)
 LETTERS = 34  # of a label, before it is cut
 HANDLE_INCHES = 0.5
 LETTER_INCHES = 0.068
@@ -99,9 +102,11 @@ def name_of(entry: Entry) -> str:
 
 
 def floors(entries: Iterable[Entry]) -> dict[str, float]:
-    """Leakage of the grey guess, by setting."""
+    """Median leakage of the grey guess, by setting."""
     return {
-        str(entry.setting): entry.metrics[LEAKAGE].mean for entry in entries if entry.role == "floor" and entry.leakage
+        str(entry.setting): entry.metrics[LEAKAGE].median
+        for entry in entries
+        if entry.role == "floor" and entry.leakage
     }
 
 
@@ -121,12 +126,10 @@ def capped(value: float) -> float:
     return min(value, CEILING)
 
 
-def interval_of(entry: Entry) -> tuple[float, float]:
-    """The interval of the mean as it is drawn; no length below two pictures."""
-    found = entry.metrics[LEAKAGE]
-    low = found.mean if found.low is None else found.low
-    high = found.mean if found.high is None else found.high
-    return capped(low), capped(high)
+def quartiles_of(entry: Entry) -> list[float]:
+    """The median between the ends of the middle half of the pictures, as they are drawn."""
+    values = [capped(value) for value in entry.leakage.values()]
+    return list(map(float, np.quantile(values, QUARTILES)))
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,9 @@ class Scale:
         margin = 0.04 * (high - low)
         shown = {
             "ticks": ticks,
-            "ticklabels": [CEILING_TICK if tick == CEILING else f"{tick:g}" for tick in ticks],
+            "ticklabels": [
+                CEILING_TICK if tick == CEILING else f"{tick:g}".replace("-", numbers.MINUS) for tick in ticks
+            ],
             "lim": (low - margin, high + margin),
         }
         axes.set(**{f"{self.axis}{name}": value for name, value in shown.items()})
@@ -166,7 +171,7 @@ def panels(
     ``against`` labels the axis across that of leakage.
     """
     names = sorted(set(settings))
-    figure = Figure(figsize=(WIDTH_INCHES, height))
+    figure = Figure(figsize=(WIDTH_INCHES if len(names) > 1 else NARROW_INCHES, height))
     row = figure.subplots(1, len(names), sharey=True, sharex=True, squeeze=False)[0]
     for setting, axes in zip(names, row, strict=True):
         draw(axes, setting)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from operator import attrgetter
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing, Verdict
+from benchmarks.leaderboard.entries import Board, Entry, Standing, Verdict
+from benchmarks.leaderboard.headline import headline, recovery
 from benchmarks.leaderboard.listing import grouped, listed
 from benchmarks.report import numbers
 from fedmjp.settings import Picture
@@ -41,16 +42,16 @@ def strongest(board: Board, standing: Standing) -> Entry:
     )
 
 
-def _badness(found: tuple[Standing, Entry]) -> tuple[int, float]:
+def _badness(found: tuple[Standing, Entry]) -> tuple[int, float, float]:
     standing, entry = found
-    leakage = entry.metrics[LEAKAGE].mean if LEAKAGE in entry.metrics else 0.0
-    return SEVERITY.index(standing.verdict), -leakage
+    share, median = headline(entry)
+    return SEVERITY.index(standing.verdict), -share, -median
 
 
 def _line(board: Board, found: Sequence[tuple[Standing, Entry]]) -> str:
     """Settings that say the same share a clause; what all are held against is said once."""
     ordered = sorted(found, key=_badness)
-    references = {_references(board, entry) for _, entry in ordered if LEAKAGE in entry.metrics}
+    references = {_references(board, entry) for _, entry in ordered if entry.exact}
     shared = references.pop() if len(references) == 1 else ""
     clauses = grouped(ordered, lambda pair: _clause(*pair, "" if shared else _references(board, pair[1])))
     settings = [listed(sorted(str(standing.setting) for standing, _ in alike)) for alike in clauses.values()]
@@ -71,18 +72,15 @@ def _clause(standing: Standing, entry: Entry, references: str) -> tuple[str, str
     """What stands before and behind the settings."""
     if standing.verdict == "refused":
         return "no attack applies in ", ""
-    if LEAKAGE not in entry.metrics:
+    if not entry.exact:
         return "nothing is measured in ", f": {standing.verdict}"
-    before = f"strongest attack {standing.strongest} recovers {_decibels(entry)} dB in "
+    before = f"strongest attack {standing.strongest} recovers {recovery(entry)}, in "
     return before, f"{references}: {standing.verdict}"
 
 
 def _references(board: Board, entry: Entry) -> str:
     """What a leakage is held against, in brackets: the guess, and the same attack without the defence."""
-    found = {"grey guess": board.by_id.get(entry.floor), "without defence": board.by_id.get(entry.twin)}
-    known = [f"{name} {_decibels(one)} dB" for name, one in found.items() if one and LEAKAGE in one.metrics]
+    guess, twin = board.by_id.get(entry.floor), board.by_id.get(entry.twin)
+    known = [f"grey guess {headline(guess)[1]:.1f} dB"] if guess and guess.exact else []
+    known += [f"without defence {recovery(twin)}"] if twin and twin.exact else []
     return f" ({', '.join(known)})" if known else ""
-
-
-def _decibels(entry: Entry) -> str:
-    return numbers.score(entry.metrics[LEAKAGE].mean, LEAKAGE)

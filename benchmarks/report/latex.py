@@ -3,13 +3,13 @@ r"""The standings as LaTeX tables, to be read into a paper with ``\input``."""
 from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import Board
-from benchmarks.report.legend import LEAKAGE_HEADING
+from benchmarks.report.legend import EXACT_HEADING, LEAKAGE_HEADING, MEDIAN_HEADING
 from benchmarks.report.rows import TEXT, Ranking, Section, sections
 from benchmarks.report.tables import filled
 
 COLUMNS = (
     "rank", "model", "weights", "defence", "mask ratio", "setting", "verdict", "strongest attack", "n",
-    LEAKAGE_HEADING, "worst", "against no defence, dB", "top-1 %",
+    EXACT_HEADING, MEDIAN_HEADING, LEAKAGE_HEADING, "against no defence, dB", "top-1 %",
 )  # fmt: skip
 _SPECIAL = str.maketrans(
     {

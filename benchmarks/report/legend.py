@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Verdict
+from benchmarks.leaderboard.entries import EXACT, FLAT, LEAKAGE, Board, Verdict
 from fedmjp.defences.pipeline import Pipeline
 from fedmjp.metrics import METRICS
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 
 HEADINGS = {"psnr": "PSNR", "mse": "MSE", "ssim": "SSIM", "fft2d": "FFT2D", "lpips_alex": "LPIPS"}
-LEAKAGE_HEADING = "leakage, PSNR dB"
+EXACT_HEADING = "recovered exactly"
+MEDIAN_HEADING = "median, dB"
+LEAKAGE_HEADING = "mean, PSNR dB"
 AGAINST_HEADING = "against no defence, dB"
 ADDED_HEADING = "each defence adds, dB"
 COMPARED = {
@@ -22,7 +24,7 @@ VERDICTS: dict[Verdict, str] = {
     "reduced": "defended: recovered more than a guess, but less than without the defence",
     "withstood": "defended: an attack that knows the defence recovered no more than a guess, though it does without it",
     "naive attack failed": "the same of an attack that does not know the defence: no evidence of protection",
-    "inconclusive": "nothing follows: the undefended twin is missing or does not leak, or pictures are too few to tell",
+    "inconclusive": "nothing follows: the undefended twin is missing or does not leak, or pictures are too few or flat",
     "no leak seen": "undefended: this attack recovered no more than a guess",
     "incomplete": "trials are missing, or more than a twentieth failed",
     "refused": "the attack does not apply and was not run",
@@ -47,7 +49,12 @@ def columns(board: Board) -> dict[str, str]:
         "with the same version of the picture: settings a and c together, b apart",
         "defence": "what clients do, in that order; options only where they differ from the default. One that shuffles "
         "does so in b and c; in a it does the rest of what it does",
-        LEAKAGE_HEADING: "mean over pictures and its 95 % interval; higher reveals more",
+        EXACT_HEADING: f"pictures with {EXACT:g} dB or more against the picture that is compared with; 95 % interval "
+        "of their share (Wilson). Rows are ordered by it, then by the median",
+        MEDIAN_HEADING: "leakage (PSNR) of the picture in the middle; higher reveals more",
+        LEAKAGE_HEADING: "mean leakage over pictures and its 95 % interval; a few high values move it",
+        "flat": f"pictures of nearly one colour, which alone scores {FLAT:g} dB or more; they count in no other figure "
+        "and decide no verdict",
         AGAINST_HEADING: "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of "
         "Wilcoxon's test",
         ADDED_HEADING: "where there are several defences: leakage minus that of the same without this one, per "

@@ -1,15 +1,18 @@
 """Numbers as people read them: decibels with one decimal, errors with two significant digits."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from benchmarks.leaderboard.entries import Cost, Difference, Share, Statistics
+from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
+from benchmarks.leaderboard.headline import exactly
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
 SMALLEST_P = 0.001
+MINUS = "\u2212"
 NO_INTERVAL = "no interval below two pictures"
 
 
@@ -51,7 +54,26 @@ def difference(found: Difference) -> Value:
 
 def share(found: Share) -> Value:
     """In percent: ``25 % (10 to 40)``."""
-    return Value(f"{100 * found.share:.0f} %", found.share, interval=_interval(found, lambda each: f"{100 * each:.0f}"))
+    return Value(percent(found.share), found.share, interval=_interval(found, _percent))
+
+
+def percent(value: float) -> str:
+    """A share in percent: 199 of 200 are not all of them."""
+    whole = round(100 * value)
+    bounded = ">" if whole == 100 > 100 * value else "<" if whole == 0 < value else ""
+    return f"{bounded} {min(99, max(1, whole))} %" if bounded else f"{whole} %"
+
+
+def exact(entry: Entry) -> Value:
+    """Pictures recovered exactly: ``12 of 46 (16 to 40 %)``."""
+    found = entry.exact
+    if found is None:
+        return Value("")
+    return Value(exactly(entry), found.share, interval=f" ({_percent(found.low)} to {_percent(found.high)} %)")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}"
 
 
 def _interval(found: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:
@@ -81,3 +103,15 @@ def size(cost: Cost) -> str:
 def weights(value: str) -> str:
     """What the numbers were measured on: untrained, or the first letters of the checkpoint's digest."""
     return value if value == "untrained" else f"checkpoint {value[:8]}"
+
+
+def defence_name(entry: Entry) -> str:
+    """``no defence``, ``mjp, mask ratio 0.27``."""
+    if not entry.defences:
+        return "no defence"
+    return entry.defence + (f", mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
+
+
+def with_minus(text: str) -> str:
+    """Text with a true minus sign before each negative number; hyphens inside names and dates stay."""
+    return re.sub(r"(?<![\w.)\]-])-(?=\d)", MINUS, text)

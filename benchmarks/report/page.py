@@ -1,30 +1,34 @@
-"""The leaderboard as one HTML file that needs neither network nor neighbours."""
+"""The leaderboard as one HTML file: what it shows needs neither network nor neighbours."""
 
 import json
+import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
+from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from itables import options as itables_options
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from PIL import Image
+from markupsafe import Markup, escape
 
-from benchmarks.leaderboard.entries import Board
+from benchmarks.leaderboard.entries import EXACT, Board, Entry
+from benchmarks.leaderboard.headline import exactly, headline
 from benchmarks.leaderboard.listing import grouped
-from benchmarks.report import legend, numbers
-from benchmarks.report.advice import advice
+from benchmarks.report import details, front, legend, numbers, results
+from benchmarks.report.citation import AUTHORS, citation
 from benchmarks.report.drawing import Plot
-from benchmarks.report.findings import strongest
+from benchmarks.report.matrix import Matrix, matrix, server_name
 from benchmarks.report.plots import inline
 from benchmarks.report.reported import reported_rows
-from benchmarks.report.rows import FILTERED, TEXT, Row, sections
+from benchmarks.report.rows import TEXT, servers
 from benchmarks.report.tables import filled
+from benchmarks.report.thumbnails import thumbnails
 
-SENTENCES = ("reason", "differs")  # columns that would make rows high
-SHARED = ("protocol", "source")  # columns of interest only where rows are not alike
+FRONT_SIDES = (224,)  # pixels of the three pictures that stand first
+NEIGHBOURS = ("leaderboard.csv", "leaderboard.json")  # what the page links to, written beside it
+LABEL = "median"  # the picture of an entry that stands for it
 
 
 @dataclass(frozen=True)
@@ -41,64 +45,77 @@ class Shown:
     @property
     def files(self) -> dict[str, Path]:
         """By what they show."""
-        return {"original": self.original, "shuffled": self.shuffled, "reconstruction": self.reconstruction}
+        return {"private": self.original, "uploaded": self.shuffled, "recovered": self.reconstruction}
 
 
 Gallery = dict[str, tuple[Shown, ...]]  # up to three pictures for each entry, by the entry's id
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture that is embedded once, however many rows show it."""
-
-    id: str
-    width: int
-    height: int
-    png: str
-
-
 def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots: Sequence[Plot]) -> str:
     """Render the page, with plots in this order, which ``drawn`` has as SVG by name; without a gallery it says why."""
-    decided = ((standing, strongest(board, standing)) for standing in board.standings)
-    environments = (one for entry in board.entries for one in entry.provenance.environments)
+    shown, rows = matrix(board), results.results(board)
+    first = _first(gallery or {}, shown)
+    facts, shared = details.facts(board)
     return (
         _environment()
         .get_template("page.html.jinja")
         .render(
             board=board,
-            advice=advice(board),
-            sections=sections(board),
+            question=front.question(board),
+            answer=front.answer(shown),
+            matrix=shown,
+            key_figures=front.key_figures(board, shown),
+            rows=rows,
+            standings={row.entry.id: row.standing for row in rows if row.standing},
+            attacks={cell.entry.id: cell.attacks for row in shown.rows for cell in row.cells if cell},
+            servers=servers(board),
+            told=legend.told_of(entry.pipeline for entry in board.entries),
             reported=reported_rows(board),
             differences=grouped(board.reported, lambda row: f"{row.source}: {row.differs}"),
-            # What the standing that an entry decides says, where that is not what the entry says.
-            standing_reasons={
-                entry.id: f"{standing.verdict}: {standing.reason}"
-                for standing, entry in decided
-                if (standing.verdict, standing.reason) != (entry.verdict, entry.reason)
-            },
-            anchors={entry.id: f"entry-{place}" for place, entry in enumerate(board.entries)},
             gallery=gallery,
-            pictures=_pictures(
-                path for shown in (gallery or {}).values() for one in shown for path in one.files.values()
+            first=first,
+            front_pictures=thumbnails(first[1].files.values() if first else (), "front", FRONT_SIDES),
+            pictures=thumbnails(
+                (path for several in (gallery or {}).values() for one in several for path in one.files.values()),
+                "picture",
             ),
-            plots=[(plot, inline(plot, drawn[plot.name])) for plot in plots],
-            environments=list({json.dumps(one, sort_keys=True): one for one in environments}.values()),
+            plots=[(plot, Markup(inline(plot, drawn[plot.name]))) for plot in plots],  # noqa: S704 (we drew it)
+            repeated=_repeated(plots),
+            facts=facts,
+            shared_facts=shared,
+            environments=details.environments_of(board),
+            citation=citation(board),
             manifest=json.dumps(board.about, indent=2, default=str),
         )
     )
 
 
-def _pictures(paths: Iterable[Path]) -> dict[Path, Picture]:
-    """By file; files of the same content are one picture."""
-    found: dict[bytes, Picture] = {}
-    by_path = {}
-    for path in paths:
-        content = path.read_bytes()
-        if content not in found:
-            with Image.open(path) as image:
-                found[content] = Picture(f"picture-{len(found)}", *image.size, b64encode(content).decode())
-        by_path[path] = found[content]
-    return by_path
+def anchor(entry: Entry) -> str:
+    """The fragment of an entry's details: the same in every page that shows it, whatever its id is made of."""
+    return f"cell-{sha256(entry.id.encode()).hexdigest()[:12]}"
+
+
+def _repeated(plots: Sequence[Plot]) -> dict[str, bool]:
+    """By name, whether a plot of the same kind stands before it, whose caption explains both."""
+    kinds = [re.sub(r"\d+", "", plot.name) for plot in plots]
+    return {plot.name: kind in kinds[:place] for place, (plot, kind) in enumerate(zip(plots, kinds, strict=True))}
+
+
+def _breakable(text: str) -> Markup:
+    """Text whose lines may break after an underscore, colon or equals sign, as in names of models and defences."""
+    return Markup(re.sub(r"([_:=])", r"\1<wbr>", str(escape(text))))  # noqa: S704 (escaped)
+
+
+def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
+    """The median picture of where the row that the answer speaks of leaks most, or of any cell that has pictures."""
+    subject = shown.subject.measured if shown.subject else []
+    most = sorted(subject, key=lambda cell: headline(cell.entry), reverse=True)
+    cells = [*most, *(cell for row in shown.rows for cell in row.measured)]
+    entry = next((cell.entry for cell in cells if gallery.get(cell.entry.id)), None)
+    if entry is None:
+        return None
+    kept = gallery[entry.id]
+    return entry, next((each for each in kept if each.label == LABEL), kept[0])
 
 
 @cache
@@ -111,35 +128,36 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # DataTables as itables brings it along: its style sheet, and its module in base64.
-    module = Path(itables_options.dt_bundle)
-    bundle = {
-        "style": module.with_suffix(".css").read_text(encoding="utf-8"),
-        "module": b64encode(module.read_bytes()).decode(),
-    }
-    columns = {"columns_of": _columns, "widths": _widths, "text_columns": TEXT, "filtered": FILTERED}
-    environment.globals.update(columns, bundle=bundle, legend=legend, numbers=numbers, words=_words)
+    environment.filters.update(breakable=_breakable, minus=numbers.with_minus, words=details.words)
+    environment.globals.update(
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        anchor=anchor,
+        server_name=server_name,
+        legend=legend,
+        numbers=numbers,
+        results=results,
+        front=front,
+        filled=filled,
+        text_columns=TEXT,
+        authors=AUTHORS,
+        exact=EXACT,
+        exactly=exactly,
+        headline=headline,
+        neighbours=NEIGHBOURS,
+    )
     return environment
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
-    """Columns of the page, without sentences and without what all rows share: that stands beside the table."""
-    shown = filled(rows)
-    shared = [name for name in SHARED if name in shown and len({row.values[name].text for row in rows}) == 1]
-    return [name for name in shown if name not in (*SENTENCES, *shared)]
+@dataclass(frozen=True)
+class _Asset:
+    """Style or script as it stands in the page, and its digest as a content-security policy names it."""
+
+    content: Markup
+    digest: str
 
 
-def _widths(rows: Sequence[Row], names: Sequence[str]) -> dict[str, int]:
-    """Letters of the longest interval of each column, so that the numbers before them line up."""
-    return {name: max(len(row.values[name].interval) for row in rows) for name in names}
-
-
-def _words(content: Any) -> str:
-    """Whatever was recorded of an environment: a third party's need not look like ours."""
-    if isinstance(content, Mapping):
-        return ", ".join(f"{name}: {_words(value)}" for name, value in content.items())
-    if isinstance(content, (list, tuple)):
-        return ", ".join(map(_words, content)) or "none"
-    if content is None:
-        return "unknown"
-    return ("yes" if content else "no") if isinstance(content, bool) else str(content)
+def _asset(name: str) -> _Asset:
+    text = resources.files("benchmarks.report").joinpath(name).read_text(encoding="utf-8")
+    digest = b64encode(sha256(text.encode()).digest()).decode()
+    return _Asset(Markup(text), f"sha256-{digest}")  # noqa: S704 (a file of ours)

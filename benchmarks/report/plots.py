@@ -9,7 +9,7 @@ import matplotlib as mpl
 from benchmarks.leaderboard.entries import Board
 from benchmarks.report.curves import mask_ratios, trade_off, upload_counts
 from benchmarks.report.distributions import distributions
-from benchmarks.report.drawing import STYLE, Plot
+from benchmarks.report.drawing import NARROW_INCHES, STYLE, Plot
 from benchmarks.report.rows import servers
 
 NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # so that bytes repeat
@@ -36,13 +36,31 @@ def standalone(plot: Plot) -> str:
 
 
 def inline(plot: Plot, content: str) -> str:
-    """``standalone(plot)`` as an ``<svg>`` element for a page: the text's colour for black, ids of its own, a title."""
+    """``standalone(plot)`` as an ``<svg>`` element for a page: the text's colour for black, ids of its own, a title.
+
+    Styles become attributes, which a page's content-security policy does not forbid. Numbers keep a decimal, and ids
+    stay where something refers to them. The class says how far the page may let it shrink.
+    """
     element = content[content.index("<svg ") :]
+    element = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", element, flags=re.S)
+    element = re.sub(r' style="([^"]*)"', lambda found: _attributes(found[1]), element)
+    element = re.sub(r"(\d\.\d)\d+", r"\1", element)
+    element = re.sub(r"\s+", " ", element).replace("> <", "><")
+    used = set(re.findall(r"#([\w.-]+)", element))
+    element = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", element)
     element = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{plot.name}-", element)
     element = element.replace("#000000", "currentColor")
     # Text without a fill of its own is black, which the page's colour has to replace.
-    root = f'<svg role="img" aria-labelledby="{plot.name}-title" fill="currentColor" '
+    drawn = 'fill="currentColor" stroke-linejoin="round" stroke-linecap="butt"'
+    kind = "plot-wide" if plot.figure.get_figwidth() > NARROW_INCHES else "plot"
+    root = f'<svg class="{kind}" role="img" aria-labelledby="{plot.name}-title" {drawn} '
     said = plot.caption if plot.server is None else f"{plot.caption} {plot.server.sentence()}"
     title = f'<title id="{plot.name}-title">{escape(said)}</title>'
     start = element.index(">") + 1
     return root + element[len("<svg ") : start] + title + element[start:]
+
+
+def _attributes(style: str) -> str:
+    """``fill: none; stroke-width: 2`` as attributes; the font is the page's."""
+    pairs = (part.split(":", 1) for part in style.split(";") if ":" in part)
+    return "".join(f' {name.strip()}="{value.strip()}"' for name, value in pairs if name.strip() != "font-family")

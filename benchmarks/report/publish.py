@@ -13,6 +13,7 @@ from benchmarks.report.tables import csv_text, markdown_text
 
 Format = Literal["html", "md", "csv", "json", "latex"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+LINKED: tuple[Format, ...] = ("csv", "json")  # what the page links to
 _TEXTS: dict[Format, tuple[str, Callable[[Board], str]]] = {
     "md": ("md", markdown_text),
     "csv": ("csv", csv_text),
@@ -24,10 +25,11 @@ _TEXTS: dict[Format, tuple[str, Callable[[Board], str]]] = {
 def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: Gallery | None) -> list[Path]:
     """Write a leaderboard into a folder that exists, each file whole or not at all.
 
-    ``html`` brings the plots along, as files of their own in ``plots/``. Without pictures the page says why.
+    ``html`` brings along what the page links to: CSV, JSON, and the plots as files of their own in ``plots/``. Without
+    pictures the page says why.
     """
     files: dict[str, str] = {}
-    for name in formats:
+    for name in dict.fromkeys([*formats, *(LINKED if "html" in formats else ())]):
         if name == "html":
             figures = plots(board)
             drawn = {plot.name: standalone(plot) for plot in figures}

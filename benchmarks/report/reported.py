@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
+from benchmarks.leaderboard.headline import headline
 from benchmarks.report import numbers
 from benchmarks.report.legend import heading
 from benchmarks.report.numbers import Value
@@ -50,10 +51,10 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
         and LEAKAGE in entry.metrics
     ]
 
-    def nearness(entry: Entry) -> tuple[bool, float, float]:
+    def nearness(entry: Entry) -> tuple[bool, float, float, float]:
         same_attack = "breaching" in row.attack.casefold() and entry.attack == BREACHING
         shuffled = entry.mask_ratio if row.setting is Setting.A else 0.0
-        return same_attack, -shuffled, entry.metrics[LEAKAGE].mean
+        return same_attack, -shuffled, *headline(entry)
 
     return max(candidates, key=nearness, default=None)
 

@@ -12,8 +12,10 @@ from benchmarks.report.legend import (
     ADDED_HEADING,
     AGAINST_HEADING,
     COMPARED,
+    EXACT_HEADING,
     HEADINGS,
     LEAKAGE_HEADING,
+    MEDIAN_HEADING,
     threat_title,
     told_of,
 )
@@ -22,6 +24,7 @@ from fedmjp.threat import ThreatModel
 
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
 TEXT = (*FILTERED, ADDED_HEADING, "origin", "source", "row", "differs", "nearest of ours")
+NOT_RECORDED = "these trials do not say which pictures are flat"
 CHANGED = "This is what it sees where clients leave their updates as they are; defences change it."
 
 _COUNTED: dict[Verdict, tuple[str, str]] = {
@@ -134,6 +137,8 @@ def _row(board: Board, entry: Entry, standing: Standing | None = None) -> Row:
         "mask ratio": Value(f"{entry.mask_ratio:g}", entry.mask_ratio),
         "setting": Value(str(entry.setting)),
         "verdict": Value(judged.verdict),
+        EXACT_HEADING: numbers.exact(entry) if entry.exact else Value("", why=_no_score(entry)),
+        MEDIAN_HEADING: _statistic(entry, "median"),
         LEAKAGE_HEADING: metric(entry, LEAKAGE),
         "worst": _statistic(entry, "worst"),
         "p95": _statistic(entry, "p95"),
@@ -147,6 +152,7 @@ def _row(board: Board, entry: Entry, standing: Standing | None = None) -> Row:
         "attack s": number(cost.attack_seconds, numbers.seconds(cost), "not timed"),
         "upload": number(cost.upload_bytes, numbers.size(cost), "not known"),
         "n": Value(str(entry.n), entry.n),
+        "flat": Value("", why=NOT_RECORDED) if entry.flat is None else Value(str(len(entry.flat)), len(entry.flat)),
         "failed": Value(str(entry.failures), entry.failures),
     }
     if standing is None:

@@ -15,8 +15,9 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics, Utility
+from benchmarks.leaderboard.headline import headline
 from benchmarks.report.advice import advice
-from benchmarks.report.legend import ADDED_HEADING, columns, verdicts
+from benchmarks.report.legend import ADDED_HEADING, LEAKAGE_HEADING, columns, verdicts
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
@@ -24,8 +25,9 @@ from fedmjp.defences.pipeline import NONE
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
-    "protocol", "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", "over grey, dB", "top-1 %", "LPIPS", "SSIM",
-    "worst", "recognisable", "failed", "weights", ADDED_HEADING, "against no defence, dB", "strongest attack",
+    "protocol", "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", LEAKAGE_HEADING, "over grey, dB", "top-1 %",
+    "LPIPS", "SSIM",
+    "worst", "recognisable", "failed", "flat", "weights", ADDED_HEADING, "against no defence, dB", "strongest attack",
     "mask ratio",
 )  # fmt: skip
 PRINTED = 40  # entries up to which a terminal gets all cells
@@ -33,7 +35,7 @@ NAMED = 4  # columns that are named as left out
 GAP = 2  # between columns of a terminal table
 NESTED = {
     "defences", "marginal", "threat", "metrics", "leakage", "submitter", "utility", "cost", "provenance", "errors",
-    "over_floor", "over_twin", "recognisable",
+    "over_floor", "over_twin", "exact", "flat", "recognisable",
 }  # fmt: skip
 
 
@@ -51,6 +53,7 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
         "errors": "; ".join(entry.errors),
         "defences": " + ".join(config.text for config in entry.defences) or NONE,  # as the command line takes them
         "marginal": json.dumps([each.model_dump() for each in entry.marginal]) if entry.marginal else None,
+        **_headline(entry),
         **_prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"})),
         **{key: value for name in metrics for key, value in _fields(name, Statistics, entry.metrics.get(name)).items()},
         **_fields("over_floor", Difference, entry.over_floor),
@@ -60,6 +63,18 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
         **entry.cost.model_dump(),
         **_prefixed("provenance", provenance),
         **{f"provenance_{name}": " ".join(map(str, provenance[name])) for name in ("weights_sha256", "seeds")},
+    }
+
+
+def _headline(entry: Entry) -> dict[str, Any]:
+    """What every table begins with: ``exact`` is a share."""
+    found = entry.exact
+    return {
+        "exact": found and found.share,
+        "exact_low": found and found.low,
+        "exact_high": found and found.high,
+        "median": headline(entry)[1] if found else None,
+        "flat": None if entry.flat is None else len(entry.flat),
     }
 
 
@@ -145,7 +160,8 @@ def print_table(board: Board, console: Console) -> None:
 
 def _print(title: str, rows: Sequence[Row], groups: Sequence[str], console: Console) -> list[str]:
     """Print what fits, rows of one group together; the columns that are left out."""
-    names = [name for name in filled(rows) if name != "failed" or any(row.values[name].order for row in rows)]
+    counts = [name for name in ("failed", "flat") if not any(row.values[name].order for row in rows)]
+    names = [name for name in filled(rows) if name not in counts]
     widths = {name: max(cell_len(text) for text in (name, *(row.values[name].text for row in rows))) for name in names}
     left_out: list[str] = []
     for name in DISPENSABLE:

@@ -14,7 +14,7 @@ from attacks.adversary import Adversary
 from attacks.natural_patches import measured_on
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.pictures import files_of, save_png
-from benchmarks.folder.store import Store, Trial
+from benchmarks.folder.store import COLOUR, Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
 from benchmarks.running.progress import RunProgress
@@ -162,7 +162,7 @@ class Engine:
             try:
                 values = evaluator.score(
                     made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
-                )
+                ) | {COLOUR: evaluator.score_of_colour(recorded.private)}
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 rows += [self._failed(trial, described(error)) for trial in own]
                 continue

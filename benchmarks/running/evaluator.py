@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedmjp.errors import RecordError
 from fedmjp.metrics import metric
+from fedmjp.metrics.pictures import psnr
 from fedmjp.metrics.protocol import Protocol, represent
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction
@@ -46,6 +47,15 @@ def score(
             raise RecordError(f"metric {name} gave {scored.tolist()}")
         values[name] = scored
     return values
+
+
+def score_of_colour(private: PrivateBatch) -> Tensor:
+    """What the best picture of one colour scores, the mean colour of each clean picture.
+
+    Returns:
+        (batch,) PSNR in dB, high for flat pictures.
+    """
+    return psnr(private.clean.mean(dim=(2, 3), keepdim=True).expand_as(private.clean), private.clean)
 
 
 def match(images: Tensor, reference: Tensor) -> Tensor:

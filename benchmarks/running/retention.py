@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.folder.pictures import PARTIAL, files_of
+from benchmarks.folder.pictures import files_of
 from benchmarks.folder.store import Store
 from benchmarks.plan.experiment import Cell, Keep, Plan, PlannedTrial
+from fedmjp.files import PARTIAL
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:

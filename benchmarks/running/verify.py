@@ -23,7 +23,7 @@ from benchmarks.running.progress import RunProgress
 from benchmarks.running.retention import extremes
 from benchmarks.uploads.direct import DirectUploads
 from fedmjp import provenance
-from fedmjp.metrics import metric
+from fedmjp.metrics import METRICS, metric
 from fedmjp.seeds import torch_generator
 
 # Each of two pictures moves by at most half a step of 1/255 when it is rounded, so their distance by a step.
@@ -112,7 +112,7 @@ def _disagreement(pair: tuple[Tensor, Tensor], scores: Mapping[str, Any], *, rou
     """How the stored scores contradict the stored pictures, which have 8 bits."""
     # Scores of that protocol must be met exactly. Of float scores only MSE and PSNR can be held against rounded
     # pictures: the root mean square moves by at most one step.
-    for name in scores if rounded else ("mse", "psnr"):
+    for name in METRICS.keys() & scores.keys() if rounded else ("mse", "psnr"):
         value = scores.get(name)
         if value is None or metric(name).missing():
             continue

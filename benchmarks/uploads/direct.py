@@ -131,18 +131,21 @@ class DirectUploads(UploadSource):
     def _updates(
         self, model: VitClassifier, batches: Sequence[PrivateBatch], names: frozenset[str], number: int
     ) -> list[dict[str, Tensor]]:
-        """What leaves the clients, one update per batch."""
+        """What leaves the clients, one update per batch; what only bounds see leaves none, so no defence acts on it."""
         scenario = self._scenario
+        for_bounds = names & {ORACLE_TOKEN_GRADIENTS}
         if len(batches) > 1:
-            return [
-                protect(update, batch, model, scenario.threat, randomness=noise_of(scenario, batch, number))
-                for update, batch in zip(entrance_gradients(model, batches, names), batches, strict=True)
-            ]
+            updates = []
+            for made, batch in zip(entrance_gradients(model, batches, names), batches, strict=True):
+                seen = {name: made.pop(name) for name in for_bounds}
+                source = noise_of(scenario, batch, number)
+                updates.append(protect(made, batch, model, scenario.threat, randomness=source) | seen)
+            return updates
         updates = []
         for batch in batches:
             sent = update_of(scenario, model, batch, number)
-            if ORACLE_TOKEN_GRADIENTS in names:
-                sent |= entrance_gradients(model, [batch], [ORACLE_TOKEN_GRADIENTS])[0]
+            if for_bounds:
+                sent |= entrance_gradients(model, [batch], for_bounds)[0]
             # A floor reads nothing, but an upload is never empty.
             updates.append({name: tensor for name, tensor in sent.items() if name in names or not names})
         return updates

@@ -11,6 +11,7 @@ from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import examples
 
 SHOW = "show"
+SITE_HELP = "Write a site of all studies here: a new folder, or a former site."
 
 
 class _ShowsByDefault(TyperGroup):
@@ -31,19 +32,54 @@ class _ShowsByDefault(TyperGroup):
 leaderboard = typer.Typer(
     cls=_ShowsByDefault,
     no_args_is_help=True,
-    help="Make the leaderboard of a folder of results (fedmjp leaderboard DIR), or add a third party's entry to it.",
+    help="Make the leaderboard of a folder of results (fedmjp leaderboard DIR), a site of several (fedmjp leaderboard "
+    "DIR... --site FOLDER), or add a third party's entry.",
 )
 
 
 @leaderboard.command(SHOW, epilog=examples("fedmjp leaderboard results/mine --format html --format csv"))
 def show(
-    folder: Annotated[Path, typer.Argument(help="What a run wrote.", show_default=False)],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="DIR...", help="What a run wrote; one, or several for a site.")
+    ] = None,
     formats: Annotated[list[str], typer.Option("--format", help="html, md, csv, json or latex; may be repeated.")] = [],
     output: Annotated[Path | None, typer.Option(help="Where it goes; the folder itself if not given.")] = None,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show kept pictures on the page.")] = True,
     database: Annotated[str, typer.Option(envvar="FEDMJP_DATABASE", help="postgresql://..., as in the run.")] = "",
+    site: Annotated[Path | None, typer.Option(help=SITE_HELP, show_default=False)] = None,
 ) -> None:
-    """Make tables, page and manifest from what a run wrote. `fedmjp leaderboard DIR` is short for this."""
+    """Make tables, page and manifest from what a run wrote. `fedmjp leaderboard DIR` is short for this.
+
+    `fedmjp leaderboard DIR... --site FOLDER` writes one site of all studies in these folders, or in results/ if none is
+    named: a page for each study, attack and defence, ready to be served as static files, or to be opened from the disk.
+    """
+    from fedmjp.errors import BadInputError
+
+    if site is not None:
+        if formats or output:
+            raise BadInputError("--site writes pages, CSV and JSON of its own; leave out --format and --output")
+        _write_site(folders or [Path("results")], site, pictures=pictures, database=database)
+        return
+    if not folders or len(folders) > 1:
+        raise BadInputError(
+            f"name one folder of results, got {len(folders or [])}; with --site FOLDER several make a site"
+        )
+    (folder,) = folders
+    _show(folder, formats, output, pictures=pictures, database=database)
+
+
+def _write_site(folders: list[Path], site: Path, *, pictures: bool, database: str) -> None:
+    from benchmarks.report.site.build import write_site
+    from fedmjp.running import BAD_INPUT
+
+    console = wide_console()
+    left_out = write_site(folders, site, pictures=pictures, database=database, tell=lambda line: tell(console, line))
+    tell(console, f"Written: {site / 'index.html'}")
+    if left_out:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bool, database: str) -> None:
     from benchmarks.folder.output import OutputFolder, write_json
     from benchmarks.folder.study import open_results
     from benchmarks.report.publish import FORMATS, publish

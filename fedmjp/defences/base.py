@@ -38,10 +38,6 @@ Relation = Literal["replace-one", "add-or-remove-one"]
 FULL_BITS = 32.0  # of a float32 value
 
 
-class NoOptions(Config):
-    """Options of a defence that has none."""
-
-
 @dataclass(frozen=True)
 class Client:
     """What a client knows when it protects an update; a mod sees neither model nor pictures."""
@@ -99,7 +95,7 @@ class Defence(ABC):
     - ``stages``, where it acts; ``scope``, what it must see at once;
     - ``marks``, what it leaves on an upload;
     - ``needs_model``: whether it computes with the model and the pictures, which a mod does not see;
-    - ``options_type``: the configuration model of its options, which are given as by ``NAME:key=value``.
+    - ``options_type``: the configuration model of its options, given as by ``NAME:key=value``; ``Config`` has none.
 
     Raises:
         ConfigError: On an unknown option or a value out of range.
@@ -113,7 +109,7 @@ class Defence(ABC):
     scope: ClassVar[Scope] = "tensor"
     marks: ClassVar[frozenset[Mark]] = frozenset()
     needs_model: ClassVar[bool] = False
-    options_type: ClassVar[type[Config]] = NoOptions
+    options_type: ClassVar[type[Config]] = Config
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})

@@ -10,7 +10,7 @@ from fedmjp.config import Config
 from fedmjp.defences import clipping
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
 from fedmjp.defences.base import Spent, require_finite
-from fedmjp.defences.privacy import Calibrated
+from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
 
@@ -18,7 +18,7 @@ from fedmjp.randomness import Randomness
 class DpSgdOptions(Config):
     """Which guarantee, for which training."""
 
-    epsilon: float = Field(8.0, gt=0, allow_inf_nan=False, description="that all steps together cost a picture")
+    epsilon: float = Field(8.0, gt=0, le=HIGHEST_EPSILON, description="that all steps together cost a picture")
     delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
     clipping_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of a picture's gradient")
     steps: int = Field(1, ge=1, description="steps of a client that the epsilon is for")

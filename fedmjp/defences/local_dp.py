@@ -10,14 +10,14 @@ from fedmjp.config import Config
 from fedmjp.defences import clipping
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
 from fedmjp.defences.base import Client, Spent, require_finite
-from fedmjp.defences.privacy import Calibrated
+from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated
 from fedmjp.randomness import Randomness
 
 
 class LocalDpOptions(Config):
     """Which guarantee, at which clipping norm."""
 
-    epsilon: float = Field(8.0, gt=0, allow_inf_nan=False, description="that all rounds together cost a client")
+    epsilon: float = Field(8.0, gt=0, le=HIGHEST_EPSILON, description="that all rounds together cost a client")
     delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
     clipping_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of the whole update")
     rounds: int = Field(1, ge=1, description="uploads of a client that the epsilon is for")

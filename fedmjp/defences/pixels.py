@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fedmjp.defences.base import Arranged, NoOptions
+from fedmjp.config import Config
+from fedmjp.defences.base import Arranged
 from fedmjp.defences.jigsaw import Jigsaw
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.randomness import Randomness
@@ -25,7 +26,7 @@ class Pixels(Jigsaw):
     summary = "shuffles all patches of a picture, and the pixels in them alike"
     told = "that patches and pixels are shuffled; neither order"
     marks: ClassVar = frozenset({"shuffled", "reshaped"})
-    options_type = NoOptions
+    options_type = Config
     mask_ratio = 1.0
     shuffles = True
 

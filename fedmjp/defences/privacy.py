@@ -8,6 +8,8 @@ from typing_extensions import override
 
 from fedmjp.defences.base import Defence
 
+HIGHEST_EPSILON = 1e12  # up to which the accountant's figures are right, far beyond any guarantee
+
 
 class Calibrated(Defence):
     """Clips, and adds Gaussian noise of one standard deviation to every entry."""

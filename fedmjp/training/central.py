@@ -8,6 +8,7 @@ import torch
 
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_batches
+from fedmjp.defences.base import Spent
 from fedmjp.errors import CheckpointError
 from fedmjp.models.build import build
 from fedmjp.training.accuracy import Accuracy, validate
@@ -70,7 +71,8 @@ def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, ev
     folder.keep_classes(pictures.train.class_names)
     model = build(config.network, drop_path=config.recipe.drop_path).to(torch.device(config.device))
     schedule = Schedule(config.recipe.epochs, steps_per_epoch(len(pictures.train), config.recipe))
-    trainer = Trainer(model, config, config.pipeline, schedule=schedule, seed=config.seed)
+    pipeline = config.planned(schedule.steps)
+    trainer = Trainer(model, config, pipeline, schedule=schedule, seed=config.seed)
     history, done = History(folder.history, folder.tensorboard), 0
     if state is not None:
         model.load_state_dict(state["model"])
@@ -90,7 +92,7 @@ def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, ev
         )
         report = trainer.epoch(epoch, batches, on_step=events.on_step)
         accuracy = validate(model, pictures.validation, config.recipe, events.on_skipped)
-        history.append(_row(epoch + 1, report, accuracy))
+        history.append(_row(epoch + 1, report, accuracy, pipeline.spent(epoch + 1)))
         if (epoch + 1) % config.checkpoint_every == 0 or epoch + 1 == config.recipe.epochs:
             about = {"config": config.digest(), "pictures": pictures.train.digest(), "epoch": epoch + 1}
             weights, optimizer = model.state_dict(), trainer.optimizer.state_dict()
@@ -100,7 +102,7 @@ def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, ev
         draw(folder.history, folder.figure, title=f"{config.label}, {pictures.train.name}")
 
 
-def _row(epoch: int, report: EpochReport, accuracy: Accuracy) -> dict[str, Value]:
+def _row(epoch: int, report: EpochReport, accuracy: Accuracy, spent: Spent | None) -> dict[str, Value]:
     return {
         "epoch": epoch,
         "loss": report.loss,
@@ -111,4 +113,5 @@ def _row(epoch: int, report: EpochReport, accuracy: Accuracy) -> dict[str, Value
         "pictures": report.pictures,
         "seconds": report.seconds,
         "images_per_second": report.images_per_second,
+        "epsilon": None if spent is None else spent.epsilon,
     }

@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedmjp.config import MAX_SEED
-from fedmjp.defences.pipeline import Defended
+from fedmjp.defences.base import Plan
+from fedmjp.defences.pipeline import Defended, Pipeline, pipeline_of
 from fedmjp.learning import Learning
 
 # With others a run may go on.
@@ -28,6 +29,12 @@ class TrainingConfig(Defended, Learning):
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
         """As of any configuration, without what only says how a run is carried out."""
         return super().digest(INCIDENTAL if exclude is None else exclude)
+
+    def planned(self, steps_per_epoch: int) -> Pipeline:
+        """The defences with what follows for them from epochs of so many steps: an epoch counts as an upload."""
+        epochs = self.recipe.epochs
+        plan = Plan(epochs, epochs * steps_per_epoch, steps_per_epoch, self.recipe.batch_size)
+        return pipeline_of(self.pipeline.planned(plan))
 
     @model_validator(mode="after")
     def _defences_act(self) -> Self:

@@ -9,6 +9,8 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 from torch.utils.tensorboard import SummaryWriter
 
+from fedmjp.files import replacing
+
 Value = float | int | None
 
 
@@ -43,9 +45,8 @@ class History:
         if not len(kept):
             self._path.unlink(missing_ok=True)
             return
-        partial = self._path.with_suffix(".partial")
-        kept.to_csv(partial, index=False)
-        partial.replace(self._path)
+        with replacing(self._path) as partial:
+            kept.to_csv(partial, index=False)
 
 
 def draw(history: Path, figure: Path, *, title: str) -> None:

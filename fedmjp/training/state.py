@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.errors import CheckpointError
+from fedmjp.files import replacing
 from fedmjp.training.run_folder import TrainingFolder
 
 
@@ -22,12 +23,10 @@ def save_checkpoint(folder: TrainingFolder, weights: Mapping[str, Tensor], state
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write tensors, numbers and text so that a kill leaves either the old or the new file, whole."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
@@ -50,6 +49,5 @@ def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a state dict as safetensors, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in weights.items()}, partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in weights.items()}, partial)

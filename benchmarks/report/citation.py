@@ -1,0 +1,54 @@
+"""Who made a board, when and with what, and how it is cited."""
+
+from dataclasses import dataclass
+from importlib.metadata import metadata
+
+from benchmarks.leaderboard.entries import Board
+from benchmarks.report.details import environments_of
+
+AUTHORS = "The fedmjp maintainers"
+NAME = "fedmjp: a federated-learning privacy benchmark"
+
+SHORT = 10  # digits of a commit
+
+
+@dataclass(frozen=True)
+class Citation:
+    """What a reader needs to cite a board; ``version`` and ``commit`` are those that trials were run with."""
+
+    title: str
+    version: str
+    commit: str
+    date: str
+    licence: str
+
+    @property
+    def sentence(self) -> str:
+        """As in a list of references."""
+        commit = f", commit {self.commit}" if self.commit else ""
+        return f"{AUTHORS} ({self.date[:4]}). {self.title}. fedmjp {self.version}{commit}, measured {self.date}."
+
+    @property
+    def bibtex(self) -> str:
+        """The project, for BibTeX."""
+        fields = {"title": NAME, "author": f"{{{AUTHORS}}}", "year": self.date[:4], "version": self.version}
+        lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value)
+        return f"@software{{fedmjp,\n{lines}\n}}"
+
+
+def citation(board: Board) -> Citation:
+    """Read off what was recorded with the trials; what is not recorded is what is installed, or left out."""
+    environments = environments_of(board)
+    versions = (one.get("versions") for one in environments)
+    revisions = (one.get("revision") for one in environments)
+    found = [each.get("fedmjp") for each in versions if isinstance(each, dict)]
+    commits = [each.get("commit") for each in revisions if isinstance(each, dict)]
+    ended = [entry.provenance.last for entry in board.entries if entry.provenance.last]
+    installed = metadata("fedmjp")
+    return Citation(
+        title=board.title,
+        version=", ".join(sorted({str(each) for each in found if each})) or installed["Version"],
+        commit=", ".join(sorted({str(each)[:SHORT] for each in commits if each})),
+        date=max(ended, default=str(board.about.get("rendered_at", "")))[:10],
+        licence=installed["License-Expression"],
+    )

@@ -1,0 +1,92 @@
+"""What the page says of an entry beyond the tables, and what it says once because it holds for all entries."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.leaderboard.entries import Board, Entry, Marginal
+from benchmarks.report import numbers
+from benchmarks.report.legend import told_of
+
+Facts = list[tuple[str, str]]
+
+
+def facts(board: Board) -> tuple[dict[str, Facts], Facts]:
+    """By id of the entry, what is true of it alone; and what is true of all."""
+    environments = environments_of(board)
+    by_id = {entry.id: [*_facts(entry), *_provenance(entry, environments)] for entry in board.entries}
+    alike = set.intersection(*map(set, by_id.values())) if len(by_id) > 1 else set()
+    shared = [fact for fact in next(iter(by_id.values()), []) if fact in alike]
+    return {name: [fact for fact in own if fact not in alike] for name, own in by_id.items()}, shared
+
+
+def environments_of(board: Board) -> list[dict[str, Any]]:
+    """What trials were run with, each once."""
+    found = (one for entry in board.entries for one in entry.provenance.environments)
+    return list({json.dumps(one, sort_keys=True): one for one in found}.values())
+
+
+def _facts(entry: Entry) -> Facts:
+    cost, utility = entry.cost, entry.utility
+    pairs = [
+        ("Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))),
+        ("Caveat", entry.caveat),
+        ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
+        ("Against no defence, dB", numbers.difference(entry.over_twin).text if entry.over_twin else None),
+        *((f"Adds, {each.defence}, dB", _added(each)) for each in entry.marginal),
+        ("Over grey, dB", numbers.difference(entry.over_floor).text if entry.over_floor else None),
+        ("Recognisable pictures", numbers.share(entry.recognisable).text if entry.recognisable else None),
+        ("Recognisable and 3 dB over the guess", f"{entry.exposed} of {entry.n} pictures" if entry.n else None),
+        ("Top-1 accuracy", f"{utility.top1:g} %, {utility.source}" if utility else None),
+        ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),
+        ("Time of the attack", f"{numbers.seconds(cost)} s per picture" if numbers.seconds(cost) else None),
+        ("Size of an upload", numbers.size(cost)),
+        ("Flat pictures, which no figure counts", str(len(entry.flat)) if entry.flat else None),
+        ("Trials", _trials(entry)),
+        ("Mask ratio, realised", None if entry.realised_ratio is None else f"{entry.realised_ratio:.3f}"),
+        ("Errors", "; ".join(entry.errors)),
+    ]
+    return [(term, text) for term, text in pairs if text]
+
+
+def _added(gain: Marginal) -> str:
+    added = numbers.difference(gain.difference).text if gain.difference else "not measured"
+    return f"{added}; entry without it: {gain.twin}"
+
+
+def _trials(entry: Entry) -> str:
+    parts = {
+        f"{entry.trials} finished over {entry.n} pictures": True,
+        f"{entry.failures} failed": True,
+        f"{entry.missing} missing": entry.missing,
+        f"{entry.left_out} pictures left out, being the attack's own prior": entry.left_out,
+    }
+    return ", ".join(part for part, applies in parts.items() if applies)
+
+
+def _provenance(entry: Entry, environments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    source = entry.provenance
+    if entry.submitter:
+        yield "Submitted by", f"{entry.submitter.name}, {entry.submitter.link}"
+    yield "Weights", ("" if entry.weights == "untrained" else "checkpoint ") + entry.weights
+    yield "Scored as", entry.protocol
+    yield "Campaign", source.campaign
+    yield "Pictures", source.data
+    yield "SHA-256 of the pictures", source.pictures_sha256
+    yield "SHA-256 of the weights", ", ".join(source.weights_sha256)
+    yield "SHA-256 of the configuration", source.config_sha256
+    yield "Seeds", ", ".join(map(str, source.seeds))
+    yield "Environment", ", ".join(str(environments.index(one) + 1) for one in source.environments)
+    yield "Run", f"{source.first} to {source.last}" if source.first else "not run"
+    yield "Entry", entry.id
+
+
+def words(content: Any) -> str:
+    """Whatever was recorded of an environment: a third party's need not look like ours."""
+    if isinstance(content, Mapping):
+        return ", ".join(f"{name}: {words(value)}" for name, value in content.items())
+    if isinstance(content, (list, tuple)):
+        return ", ".join(map(words, content)) or "none"
+    if content is None:
+        return "unknown"
+    return ("yes" if content else "no") if isinstance(content, bool) else str(content)

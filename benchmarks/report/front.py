@@ -1,0 +1,97 @@
+"""What stands first on the page: the question, the answer in one sentence, and the figures behind it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.headline import headline
+from benchmarks.report import numbers
+from benchmarks.report.legend import MEDIAN_HEADING
+from benchmarks.report.matrix import Matrix, MatrixCell, server_name
+from benchmarks.report.numbers import Value
+
+QUESTION = "How much of a private picture does a server recover from what clients upload?"
+NOTHING = "No attack has a result yet."
+KEY_FIGURES = 8  # rows
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One line behind the answer: the strongest attack of a cell, and what it is held against."""
+
+    entry: Entry
+    values: dict[str, Value]
+
+
+def question(board: Board) -> str:
+    """What the board asks."""
+    return board.question or QUESTION
+
+
+def answer(shown: Matrix) -> str:
+    """The board in one sentence: how the defence that it is about does, before the servers that see least and most."""
+    row = shown.subject
+    if row is None:
+        return NOTHING
+    first = row.measured[0]
+    entry = first.entry
+    said = f"{_amount(first, ' of pictures')} exactly from {server_name(entry.server)}"
+    most, plain = max(row.measured, key=_share), shown.undefended(first)
+    if _share(most) > _share(first):
+        said += f", and {_amount(most)} from {server_name(most.entry.server)}"
+    elif entry.defences and plain:
+        said += f"; without a defence, {_amount(plain)}"
+    ratio = f" (mask ratio {entry.mask_ratio:g})" if entry.mask_ratio else ""
+    name = f"{entry.defence if entry.defences else 'no defence'}{ratio} on {entry.model}"
+    naive = f" No attack that knows {entry.defence} was run." if all(cell.blind for cell in row.measured) else ""
+    return f"With {name}, a server recovers {said}.{naive}"
+
+
+def _share(cell: MatrixCell) -> float:
+    return headline(cell.entry)[0]
+
+
+def _amount(cell: MatrixCell, of: str = "") -> str:
+    return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), numbers.percent(_share(cell)) + of)
+
+
+def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
+    """What decided the cells behind the answer: a row of several, or else the first of each row of its model."""
+    row = shown.subject
+    if row is None:
+        return []
+    cells = row.measured
+    if len(cells) == 1:
+        firsts = [each.measured[0] for each in shown.rows if each.measured]
+        cells = [cell for cell in firsts if cell.entry.model == cells[0].entry.model]
+        cells.sort(key=lambda cell: (bool(cell.entry.defences), cell is not row.measured[0]))
+    return [KeyFigure(cell.entry, _values(board, cell.entry)) for cell in cells[:KEY_FIGURES]]
+
+
+def _values(board: Board, entry: Entry) -> dict[str, Value]:
+    return {
+        "server sees": Value(server_name(entry.server)),
+        "model": Value(entry.model),
+        "defence": Value(numbers.defence_name(entry)),
+        "strongest attack": Value(entry.attack),
+        "recovered exactly, % (95 % interval)": numbers.share(entry.exact) if entry.exact else Value(""),
+        MEDIAN_HEADING: _median(entry),
+        "grey guess, dB": _median(board.by_id.get(entry.floor)),
+        "without defence, dB": _median(board.by_id.get(entry.twin)),
+        "attack, s per picture": Value(numbers.seconds(entry.cost)),
+        "pictures": Value(str(entry.n)),
+    }
+
+
+def _median(entry: Entry | None) -> Value:
+    return Value(numbers.score(headline(entry)[1], LEAKAGE)) if entry and entry.exact else Value("")
+
+
+def key_columns(rows: Sequence[KeyFigure]) -> list[str]:
+    """Columns in which rows differ, and those of numbers that are not empty; what is shared stands in the heading."""
+    return [
+        name
+        for name in (rows[0].values if rows else ())
+        if any(row.values[name].text for row in rows)
+        and (name not in ("server sees", "model", "defence") or len({row.values[name].text for row in rows}) > 1)
+    ]

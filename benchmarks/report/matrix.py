@@ -1,0 +1,177 @@
+"""The matrix of a board: what the strongest attack recovers, by defence and by what the server sees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+from typing import Any
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.headline import headline
+from benchmarks.leaderboard.listing import grouped
+from benchmarks.report import numbers
+from benchmarks.report.advice import USUAL_RATIO
+from benchmarks.report.findings import deployed
+from benchmarks.report.rows import servers
+from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
+
+LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)  # shares above which a cell has the next colour
+PLAIN = ThreatModel()
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """The attacks on one defended model before one server, the strongest first."""
+
+    attacks: tuple[Entry, ...]
+
+    @property
+    def entry(self) -> Entry:
+        """The strongest attack."""
+        return self.attacks[0]
+
+    @property
+    def measured(self) -> bool:
+        """Whether any attack has a score."""
+        return self.entry.exact is not None
+
+    @property
+    def blind(self) -> bool:
+        """Whether no attack that was measured knows the defence, so that its failure says little."""
+        return self.measured and bool(self.entry.defences) and not any(e.adapted for e in self.attacks if e.exact)
+
+    @property
+    def level(self) -> int:
+        """The colour, from 0 to 5."""
+        return sum(headline(self.entry)[0] > bound for bound in LEVELS)
+
+    @property
+    def text(self) -> str:
+        """``30 %``, or why there is no number."""
+        if self.measured:
+            return numbers.percent(headline(self.entry)[0])
+        return "refused" if self.entry.verdict == "refused" else "no result"
+
+    @property
+    def decibels(self) -> str:
+        """The median, in dB."""
+        return numbers.score(headline(self.entry)[1], LEAKAGE) if self.measured else ""
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """One defended model, with a cell per column of the matrix; none where nothing was planned."""
+
+    defence: str
+    model: str
+    cells: tuple[MatrixCell | None, ...]
+
+    @property
+    def measured(self) -> list[MatrixCell]:
+        """The cells with a score, in the order of the columns."""
+        return [cell for cell in self.cells if cell and cell.measured]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows in the order in which they are shown; ``shared`` names what of the model all rows have in common."""
+
+    columns: tuple[ThreatModel, ...]
+    rows: tuple[MatrixRow, ...]
+    shared: str
+
+    @property
+    def repeats(self) -> bool:
+        """Whether servers differ in how often they see a picture."""
+        return len({server.uploads_per_picture for server in self.columns}) > 1
+
+    def undefended(self, cell: MatrixCell) -> MatrixCell | None:
+        """The cell of the same model before the same server where clients do nothing."""
+        wanted = (cell.entry.model, cell.entry.server)
+        plain = (each for row in self.rows for each in row.measured if not each.entry.defences)
+        return next((each for each in plain if (each.entry.model, each.entry.server) == wanted), None)
+
+    @cached_property
+    def subject(self) -> MatrixRow | None:
+        """The row that the page speaks of first: defended, seen by many servers, at a usual mask ratio, least leaking.
+
+        Before all that: attacked by somebody who knows the defence.
+        """
+        rows = [row for row in self.rows if row.measured]
+        return min(rows, key=_importance, default=None)
+
+
+def _importance(row: MatrixRow) -> tuple[Any, ...]:
+    first = row.measured[0].entry
+    known = any(cell.entry.defences and not cell.blind for cell in row.measured)
+    return (
+        not known, not first.defences, -len(row.measured), len(first.defences), abs(first.mask_ratio - USUAL_RATIO),
+        headline(first),
+    )  # fmt: skip
+
+
+def matrix(board: Board) -> Matrix:
+    """Arrange what somebody might deploy, held against the picture itself; all attacks where there is none of it."""
+    attacks = [entry for entry in board.entries if entry.role == "attack"]
+    shown = [entry for entry in attacks if _is_shown(entry)] or attacks
+    columns = tuple(server for server in sorted(servers(board), key=_seen) if any(e.server == server for e in shown))
+    models = list(dict.fromkeys(entry.model for entry in shown))
+    defences = list(dict.fromkeys(entry.defence for entry in shown))
+
+    def place(entry: Entry) -> tuple[Any, ...]:
+        kind = (len(entry.defences), defences.index(entry.defence), entry.mask_ratio)
+        return models.index(entry.model), *kind, entry.weights
+
+    systems = grouped(sorted(shown, key=place), _system)
+    named = [_named(entry) for entry in shown]
+    alike = [len(set(texts)) == 1 for texts in zip(*named, strict=True)]
+    rows = tuple(_row(entries, columns, alike) for entries in systems.values())
+    return Matrix(columns, rows, ", ".join(filter(None, compress(named[0], alike))) if named else "")
+
+
+def _named(entry: Entry) -> tuple[str, ...]:
+    """Model, weights, and how it is scored."""
+    scored = "" if entry.protocol == "float" else f"scored as {entry.protocol}"
+    return entry.model, numbers.weights(entry.weights), scored
+
+
+def _row(entries: Sequence[Entry], columns: Sequence[ThreatModel], alike: Sequence[bool]) -> MatrixRow:
+    ranked = sorted(entries, key=headline, reverse=True)
+    by_server = grouped(ranked, lambda entry: entry.server)
+    cells = tuple(MatrixCell(tuple(by_server[server])) if server in by_server else None for server in columns)
+    first = entries[0]
+    origin = f", submitted by {first.submitter.name}" if first.submitter else ""
+    model = ", ".join(text for text, same in zip(_named(first), alike, strict=True) if not same)
+    return MatrixRow(numbers.defence_name(first) + origin, model, cells)
+
+
+def _is_shown(entry: Entry) -> bool:
+    return deployed(entry) if entry.defences else entry.setting.compared_with is Picture.CLEAN
+
+
+def _system(entry: Entry) -> tuple[Any, ...]:
+    source = (entry.origin, entry.submitter and entry.submitter.name)
+    what = (entry.defence, entry.mask_ratio, entry.setting.compared_with)
+    return entry.model, entry.weights, entry.protocol, *what, *source
+
+
+def _seen(server: ThreatModel) -> tuple[Any, ...]:
+    return (
+        server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
+        server.uploads_per_picture,
+    )  # fmt: skip
+
+
+def server_name(server: ThreatModel) -> str:
+    """What a server sees of a picture, as short as a heading has to be: ``12 uploads``, ``1 upload (batch of 8)``."""
+    count = server.uploads_per_picture
+    parts = {
+        f"{server.local_steps}-step delta": server.update != PLAIN.update,
+        f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
+        f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
+        "labels told": server.labels_known,
+        server.name: server.name != PLAIN.name,
+    }
+    more = ", ".join(part for part, differs in parts.items() if differs)
+    return f"{count} {'upload' if count == 1 else 'uploads'}" + (f" ({more})" if more else "")

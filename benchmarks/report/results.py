@@ -1,0 +1,80 @@
+"""The table of all results on the page: a row per attack that was planned, those that decide a verdict marked."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
+from benchmarks.leaderboard.headline import headline
+from benchmarks.report import numbers
+from benchmarks.report.findings import strongest
+from benchmarks.report.legend import AGAINST_HEADING, MEDIAN_HEADING
+from benchmarks.report.matrix import server_name
+from benchmarks.report.numbers import Value
+
+FILTERS = {
+    "server sees": "Threat",
+    "model": "Model",
+    "defence": "Defence",
+    "setting": "Setting",
+    "attack": "Attack",
+    "verdict": "Verdict",
+}  # columns that a reader chooses values of, and what the choice is called
+EXACTLY = "recovered exactly, % (95 % interval)"
+TEXTS = (*FILTERS, "strongest attack")
+OPTIONAL = ("model", "setting", "server sees")  # where all rows say the same, a line above the table says it
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row: values by heading, the entry, and the standing that it decides."""
+
+    entry: Entry
+    values: dict[str, Value]
+    standing: Standing | None
+
+    @property
+    def refusal(self) -> str:
+        """Why there are no numbers, where there are none."""
+        return "" if self.entry.exact else self.entry.reason
+
+
+def results(board: Board) -> list[Result]:
+    """In the order of the entries."""
+    decided = {strongest(board, standing).id: standing for standing in board.standings}
+    return [_result(entry, decided.get(entry.id)) for entry in board.entries]
+
+
+def _result(entry: Entry, standing: Standing | None) -> Result:
+    return Result(entry, _values(entry, standing), standing)
+
+
+def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
+    found, median = entry.metrics.get(LEAKAGE), headline(entry)[1]
+    over = entry.over_twin
+    rank = standing.rank if standing else None
+    return {
+        "rank": Value("" if rank is None else str(rank), rank),
+        "server sees": Value(server_name(entry.server)),
+        "model": Value(entry.model),
+        "defence": Value(numbers.defence_name(entry)),
+        "setting": Value(str(entry.setting)),
+        "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
+        "verdict": Value((standing or entry).verdict),
+        EXACTLY: numbers.share(entry.exact) if entry.exact else Value(""),
+        MEDIAN_HEADING: Value(numbers.score(median, LEAKAGE), median) if entry.exact else Value(""),
+        "mean, dB (95 % interval)": numbers.mean(found, LEAKAGE) if found else Value(""),
+        AGAINST_HEADING: Value(f"{over.mean:+.1f}", over.mean) if over else Value(""),
+        "pictures": Value(str(entry.n), entry.n),
+    }
+
+
+def result_columns(rows: Sequence[Result]) -> list[str]:
+    """Headings of the columns that are not empty throughout, without names that all rows share."""
+    texts = {name: {row.values[name].text for row in rows} for name in (rows[0].values if rows else ())}
+    return [name for name, found in texts.items() if found != {""} and (name not in OPTIONAL or len(found) > 1)]
+
+
+def choices(rows: Iterable[Result], columns: Sequence[str]) -> dict[str, list[str]]:
+    """By heading, what a column can be filtered by; none where there is nothing to choose."""
+    found = {name: list(dict.fromkeys(row.values[name].text for row in rows)) for name in FILTERS if name in columns}
+    return {name: texts for name, texts in found.items() if len(texts) > 1}

@@ -1,0 +1,1 @@
+"""Several studies as static files: a landing page, a page per study, attack and defence, and a search."""

@@ -1,0 +1,213 @@
+"""All pages of a site, written beside the place where they will stand, and put there when all of them are."""
+
+import re
+import shutil
+import time
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from benchmarks.folder.study import TRIALS
+from benchmarks.leaderboard.entries import EXACT
+from benchmarks.report import numbers
+from benchmarks.report.advice import USUAL_RATIO
+from benchmarks.report.page import anchor
+from benchmarks.report.site import results
+from benchmarks.report.site.catalogue import Method, methods
+from benchmarks.report.site.files import copy_picture, copy_text
+from benchmarks.report.site.folders import MARK, file_in, find_studies
+from benchmarks.report.site.readme import README
+from benchmarks.report.site.studies import Study, read_and_publish
+from fedmjp.errors import FedmjpError, OutputError
+
+# What a damaged or foreign folder makes of the functions that read it.
+UNREADABLE = (FedmjpError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException)
+
+
+def write_site(
+    roots: Sequence[Path], site: Path, *, pictures: bool, database: str, tell: Callable[[str], object]
+) -> int:
+    """Write the site of every study in these folders; a former one is replaced when the new one is whole.
+
+    Args:
+        roots: Studies, and folders of studies.
+        site: Where it goes: a new or empty folder, or one that this function wrote.
+        pictures: Whether pages show the pictures that runs kept.
+        database: URL of the database with the trials of folders that hold none themselves.
+        tell: Gets a line for every study.
+
+    Returns:
+        How many studies could not be read, and are not on it.
+
+    Raises:
+        OutputError: If there is no study, none can be read, or the place is not ours to write.
+    """
+    site = site.resolve()
+    if site.exists() and not (site / MARK).is_file() and not (site.is_dir() and not any(site.iterdir())):
+        raise OutputError(f"{site} holds something that is no site of fedmjp's; name another --site")
+    found = find_studies(roots, database)
+    made = site.with_name(f".{site.name}.partial")
+    shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
+    try:
+        made.mkdir(parents=True)
+        (made / MARK).write_text("fedmjp writes this folder and replaces all that is in it.\n", encoding="utf-8")
+        studies = _read(found, made / "studies", pictures=pictures, database=database, tell=tell)
+        if not studies:
+            raise OutputError(f"none of {len(found)} studies can be read; {site} is as it was")
+        _write_pages(sorted(studies, key=lambda study: -study.pictures), made)
+        _replace(site, made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return len(found) - len(studies)
+
+
+def _read(
+    found: Mapping[str, Path], target: Path, *, pictures: bool, database: str, tell: Callable[[str], object]
+) -> list[Study]:
+    studies = []
+    for place, (slug, folder) in enumerate(found.items(), start=1):
+        begun = time.monotonic()
+        (target / slug).mkdir(parents=True)
+        try:
+            study = read_and_publish(slug, folder, target / slug, pictures=pictures, database=database)
+        except UNREADABLE as error:
+            shutil.rmtree(target / slug)
+            reason = str(error) if isinstance(error, FedmjpError) else f"damaged ({type(error).__name__}: {error})"
+            tell(f"[{place}/{len(found)}] {folder} is left out: {' '.join(reason.split())}")
+            continue
+        studies.append(study)
+        what = f"{len(study.board.entries)} cells" if study.board else f"{study.rows} rows"
+        tell(f"[{place}/{len(found)}] {slug}: {what}, {time.monotonic() - begun:.0f} s")
+    return studies
+
+
+def _write_pages(studies: Sequence[Study], made: Path) -> None:
+    catalogue = methods(studies)
+    pages = _Pages(studies, catalogue)
+    pages.write(made / "index.html", "landing.html.jinja", methods=catalogue)
+    for study in studies:
+        folder = made / "studies" / study.slug
+        shown = {"report": _report(study, folder, pages), "raw": (folder / TRIALS).exists()}
+        pages.write(folder / "index.html", "study.html.jinja", study=study, **shown)
+    for method in catalogue:
+        path = made / method.address
+        path.parent.mkdir(exist_ok=True)
+        pages.write(path, "method.html.jinja", method=method)
+
+
+class _Pages:
+    """The templates, and what every page has."""
+
+    def __init__(self, studies: Sequence[Study], catalogue: Sequence[Method]) -> None:
+        self.by_folder = {study.folder: f"../{study.slug}/index.html" for study in studies}
+        self.addresses = {method.name: f"../../{method.address}" for method in catalogue}
+        style, script = (
+            files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("site.css", "search.js")
+        )
+        environment = Environment(
+            loader=PackageLoader(str(__package__), "."),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.globals.update(
+            studies=studies,
+            results=results,
+            anchor=anchor,
+            numbers=numbers,
+            style=Markup(style),  # noqa: S704 (ours)
+            script=Markup(script),  # noqa: S704
+            policy=_policy(style, script),
+            index=_index(studies, catalogue),
+            addresses={(method.kind, method.name): method.address for method in catalogue},
+            exact=EXACT,
+            usual=USUAL_RATIO,
+            version=version("fedmjp"),
+            today=datetime.now(UTC).date().isoformat(),
+        )
+        self._environment = environment
+
+    def write(self, path: Path, template: str, **values: Any) -> None:
+        """Render a page into a file."""
+        depth = {"landing.html.jinja": 0, "method.html.jinja": 1, "study.html.jinja": 2}[template]
+        content = self._environment.get_template(template).render(root="../" * depth, **values)
+        path.write_text(content, encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """What the pages may load: nothing but their own style, script and pictures, also when opened as files."""
+    allowed = [f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in (style, script)]
+    return (
+        f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; img-src 'self' file: data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _index(studies: Sequence[Study], catalogue: Sequence[Method]) -> list[dict[str, str]]:
+    """What the search looks through: kind, name, address, line below the name, and further words."""
+    found = [
+        {
+            "kind": "study",
+            "name": study.title,
+            "address": f"studies/{study.slug}/index.html",
+            "line": study.question,
+            "words": " ".join([study.slug, *_words(study)]),
+        }
+        for study in studies
+    ]
+    return found + [
+        {
+            "kind": method.kind,
+            "name": method.name,
+            "address": method.address,
+            "line": method.summary,
+            "words": " ".join([method.facts["Source"], *(option.name for option in method.options)]),
+        }
+        for method in catalogue
+    ]
+
+
+def _words(study: Study) -> list[str]:
+    """Models, defences and attacks of a study, each once."""
+    entries = study.board.entries if study.board else ()
+    return list(dict.fromkeys(word for entry in entries for word in (entry.model, entry.defence, entry.attack)))
+
+
+def _report(study: Study, folder: Path, pages: _Pages) -> Markup:
+    """The study's README; its pictures and texts are copied beside the page, other studies are linked."""
+    here = study.folder.resolve()
+
+    def link(address: str) -> str | None:
+        if re.match(r"https?://", address):
+            return address
+        path = file_in(here, address)
+        if path is None:
+            return None
+        other = path.parent if path.name == README else path
+        return pages.by_folder.get(other) or copy_text(path, here, folder)
+
+    def image(address: str) -> str | None:
+        path = file_in(here, address)
+        return copy_picture(path, here, folder) if path else None
+
+    return study.readme.html(link, image, pages.addresses)
+
+
+def _replace(site: Path, made: Path) -> None:
+    """Put a whole site where the former one is, which stands until then."""
+    former = site.with_name(f".{site.name}.former")
+    shutil.rmtree(former, ignore_errors=True)
+    if site.exists():
+        site.rename(former)
+    made.rename(site)
+    shutil.rmtree(former, ignore_errors=True)
