@@ -4,10 +4,14 @@ A package of its own adds attacks through the entry-point group ``fedmjp.attacks
 ``module:class`` of a subclass of ``attacks.base.Attack``.
 """
 
-from attacks.base import Attack
+from typing import TYPE_CHECKING
+
 from fedmjp.registry import Registry
 
-ATTACKS: Registry[type[Attack]] = Registry(
+if TYPE_CHECKING:
+    from attacks.base import Attack
+
+ATTACKS: "Registry[type[Attack]]" = Registry(
     "attack",
     {
         "april": "attacks.april:April",

@@ -31,7 +31,7 @@ Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifi
 class Attack(ABC, Generic[Model]):
     """Base of all attacks.
 
-    Class attributes state what `fedmjp list attacks` prints and how the engine calls it:
+    Class attributes state what `fedmjp list attacks NAME` prints and how the engine calls it:
 
     - ``name``; ``paper``, the source; ``summary``, one line;
     - ``requires``, what must hold, in words; ``exploits``, what in an upload it makes use of;

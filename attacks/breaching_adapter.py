@@ -17,7 +17,6 @@ What breaching expects, and gets on a copy of the model:
 - torch's global random state, which is seeded for the run and put back.
 """
 
-import difflib
 import functools
 import json
 import math
@@ -38,7 +37,7 @@ from attacks.breaching_watch import CarriedError, Watch, listening
 from attacks.labels import labels_of
 from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
-from fedmjp.errors import AttackFailedError, ConfigError
+from fedmjp.errors import AttackFailedError, ConfigError, suggestion
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -125,8 +124,8 @@ class BreachingAttack(Attack):
         known = list(_keys(default))
         for key in self._overrides:
             if key not in known:
-                near = difflib.get_close_matches(key, [*self.options_type.model_fields, *known], n=1)
-                raise ConfigError(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+                hint = suggestion(key, [*self.options_type.model_fields, *known])
+                raise ConfigError(f"unknown key {key!r}, {hint}")
         values = {key: each if isinstance(each, str) else json.dumps(each) for key, each in self._overrides.items()}
         config = _compose(self.config_name, [f"{key}={value}" for key, value in values.items()])
         if self.optimises and config.attack_type not in ATTACK_TYPES:

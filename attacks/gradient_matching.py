@@ -1,6 +1,5 @@
 """Search for pictures whose update agrees with the one that was uploaded."""
 
-import difflib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from attacks.matching_loss import ALL, NOISE, GradientMatchingOptions, Job, Loss
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
-from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError, suggestion
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -108,8 +107,7 @@ class GradientMatching(Attack):
         known = dict(model.named_parameters())
         for name in self._matched(model):
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                return f"the model has no tensor {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+                return f"the model has no tensor {name!r}, {suggestion(name, known)}"
         if not self._used(model, threat):
             return "there is nothing to match: without a mask, no gradient reaches the unknown embedding"
         if alien := unmatchable(model, self._matched(model)):

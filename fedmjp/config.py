@@ -1,6 +1,5 @@
 """Configuration models: frozen, unknown keys refused with a suggestion, digest for provenance."""
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -19,12 +18,17 @@ from pydantic import (
     model_validator,
 )
 
-from fedmjp.errors import CheckpointError, ConfigError
+from fedmjp.errors import CheckpointError, ConfigError, suggestion
 from fedmjp.zoo import PREFIX, zoo_model
 
 UpdateKind = Literal["gradient", "delta"]
 Localisation = Literal["none", "pca", "linear", "nonlinear"]
 MAX_CLASSES = 1_000_000  # more than any data set has, and a head that still fits into memory
+MAX_IMAGE_SIZE = 4096  # pixels per side: more than any model here was made for, and pictures that still fit into memory
+MAX_PATCHES = 128**2  # one block's attention to more would take gigabytes
+MAX_COUNT = 1_000_000  # of clients and epochs: beyond what ends
+MAX_ROUNDS = 100_000
+QUOTED = 200  # letters of a value that a message quotes
 MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
 DIGEST = "digest"  # context of a dump that is to be hashed
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -37,6 +41,12 @@ def _split(value: object) -> object:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_split)]
+
+
+def _short(value: object) -> str:
+    """A value as messages quote it: in one line of bearable length."""
+    text = repr(value)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 class Config(BaseModel):
@@ -65,11 +75,19 @@ class Config(BaseModel):
     def _explain(cls, detail: dict[str, Any]) -> str:
         key = ".".join(str(part) for part in detail["loc"])
         if detail["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, cls.model_fields, n=1)
-            return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
-        if not key:
-            return str(detail["msg"]).removeprefix("Value error, ")
-        return f"{key.replace('_', '-')} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
+            return f"unknown key {key!r}, {suggestion(key, cls.keys())}"
+        message = str(detail["msg"]).removeprefix("Value error, ")
+        value = "" if isinstance(detail["input"], Mapping) else f" = {_short(detail['input'])}"
+        return f"{key}{value}: {message}" if key else message
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """What can be set, those of groups as ``group.key``."""
+        found = list(cls.model_fields)
+        for name, field in cls.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+                found += [f"{name}.{key}" for key in field.annotation.keys()]  # noqa: SIM118 (no mapping)
+        return found
 
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
         """SHA-256 of the resolved values, without some, as hex."""
@@ -126,8 +144,8 @@ class ModelConfig(Config):
     index_embedding: bool = False
     localisation: Localisation = "none"
     localisation_layers: Literal[2, 3] = 3
-    image_size: int = Field(224, ge=1)
-    patch_size: int = Field(16, ge=1)
+    image_size: int = Field(224, ge=1, le=MAX_IMAGE_SIZE)
+    patch_size: int = Field(16, ge=1, le=MAX_IMAGE_SIZE)
     classes: int = Field(1000, ge=2, le=MAX_CLASSES)
     seed: int = Field(0, ge=0, le=MAX_SEED)
     weights: Checkpoint | None = None
@@ -135,7 +153,12 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _whole_patches(self) -> Self:
         if self.image_size % self.patch_size:
-            raise ValueError(f"image-size {self.image_size} is not a multiple of patch-size {self.patch_size}")
+            raise ValueError(f"image size {self.image_size} is not a multiple of patch size {self.patch_size}")
+        if self.grid**2 > MAX_PATCHES:
+            raise ValueError(
+                f"image size {self.image_size} and patch size {self.patch_size} make {self.grid**2} patches, of which "
+                f"there may be {MAX_PATCHES}: take larger patches"
+            )
         return self
 
     @property

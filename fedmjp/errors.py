@@ -1,7 +1,31 @@
 """Every error that fedmjp raises on purpose: one line that says what was wrong and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+# In what Python, torch, CUDA, Ray and the system say of it.
+SIGNS_OF_MEMORY = ("memoryerror", "out of memory", "outofmemory", "allocate memory", "not enough memory")
+LOWER = "close other programs, or lower what the command has of --image-size, --batch-size, --clients and --workers"
+OUT_OF_MEMORY = f"out of memory: {LOWER}"
+KILLED = f"was killed, as the system does where memory is short: {LOWER}"
+LISTED = 40  # names that a message lists at most
+
+
+def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callable[[str], str] = repr) -> str:
+    """Which known names were probably meant: "did you mean 'seed'?"; what there is where none is near."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name), names, n=most, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(map(write, near))}?"
+    if not names:
+        return "there is none"
+    return f"known: {', '.join(names)}" if len(names) <= LISTED else f"none of {len(names)} names is near it"
+
+
+def out_of_memory(error: BaseException | str) -> bool:
+    """Whether an error, or what a log says of one, is that no memory was left."""
+    said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or any(sign in said.lower() for sign in SIGNS_OF_MEMORY)
 
 
 class FedmjpError(Exception):
@@ -20,10 +44,8 @@ class UnknownNameError(BadInputError):
     """A name that no registry knows. Remedy: use one of the names that the message lists."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
-        super().__init__(f"Unknown {kind} {name!r}. {hint}")
+        hint = suggestion(name, known, most=3, write=str)
+        super().__init__(f"Unknown {kind} {name!r}. {hint[0].upper()}{hint[1:]}")
 
 
 class ConfigError(BadInputError):

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedmjp.config import Config, Numbers, UpdateKind
+from fedmjp.config import MAX_COUNT, MAX_ROUNDS, Config, Numbers, UpdateKind
 from fedmjp.defences.pipeline import Pipeline
 
 Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"]
@@ -47,7 +47,7 @@ class Recipe(Config):
     clipping, drop path, final and first learning rate) the official code's is taken.
     """
 
-    epochs: int = Field(300, ge=1)
+    epochs: int = Field(300, ge=1, le=MAX_COUNT)
     batch_size: int = Field(1024, ge=1)
     learning_rate: float = Field(5e-4, gt=0, le=HIGHEST_RATE, description="for a batch of 512")
     warmup_learning_rate: float = Field(5e-7, ge=0, le=HIGHEST_RATE, description="first, for a batch of 512")
@@ -73,7 +73,10 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
         if self.warmup_epochs >= self.epochs:
-            raise ValueError(f"{self.warmup_epochs} warm-up epochs leave nothing of {self.epochs} epochs")
+            raise ValueError(
+                f"warmup_epochs={self.warmup_epochs} leaves nothing of epochs={self.epochs}: set a smaller "
+                "recipe.warmup_epochs"
+            )
         return self
 
 
@@ -99,7 +102,7 @@ class Learning(Config):
         if not pipeline.shuffles:
             return
         if int(grid**2 * pipeline.mask_ratio) < MOVABLE:
-            raise ValueError(f"mask-ratio {pipeline.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
+            raise ValueError(f"mask ratio {pipeline.mask_ratio:g} of {grid**2} patches moves none: take a greater one")
         if epochs is not None and self.puzzle.warmup_epochs >= epochs:
             raise ValueError(f"{self.puzzle.warmup_epochs} epochs without a puzzle leave none of {epochs} with one")
 
@@ -125,8 +128,8 @@ class Training(Learning):
 
     partition: PartitionConfig = PartitionConfig()
     strategy: Strategy = "fedavg"
-    rounds: int = Field(10, ge=1)
-    local_epochs: int = Field(1, ge=1)
+    rounds: int = Field(10, ge=1, le=MAX_ROUNDS)
+    local_epochs: int = Field(1, ge=1, le=MAX_COUNT)
     participation: float = Field(1.0, gt=0.0, le=1.0)  # share of the clients that take part in a round, at least one
     server_momentum: float = Field(0.9, ge=0.0, lt=1.0)  # of FedAvgM
     proximal_mu: float = Field(0.01, ge=0.0, allow_inf_nan=False)  # of FedProx
@@ -151,6 +154,8 @@ class Training(Learning):
         if late:
             raise ValueError(f"records of round {late[0]} were asked for, but there are rounds 1 to {self.rounds}")
         if self.epochs is not None and self.recipe.warmup_epochs >= self.epochs:
-            told = f"{self.epochs} epochs (rounds x local epochs)"
-            raise ValueError(f"{self.recipe.warmup_epochs} warm-up epochs leave nothing of {told}")
+            raise ValueError(
+                f"recipe.warmup_epochs={self.recipe.warmup_epochs} leaves nothing of {self.epochs} epochs "
+                "(rounds x local epochs): set a smaller one"
+            )
         return self

@@ -13,7 +13,7 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
 
     Args:
         values: Groups of keys in groups and lists; they stay as they are.
-        settings: Keys are dotted paths, with places in lists counted from 0; values are YAML.
+        settings: Keys are dotted paths, with places in lists counted from 0; values are YAML. The last one counts.
 
     Raises:
         ConfigError: If a setting has no "=", is no YAML, or goes through something that is no group of keys.

@@ -30,15 +30,19 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)
 
+    def require(self, name: str) -> None:
+        """Import nothing; UnknownNameError if there is no such name, with the nearest ones."""
+        if name not in self._targets:
+            raise UnknownNameError(self.kind, name, self._targets)
+
     def get(self, name: str) -> T:
         """The object behind ``name``.
 
         Raises:
-            UnknownNameError: If there is no such name; the message offers the nearest ones.
+            UnknownNameError: If there is no such name.
             PluginError: If another package's object cannot be loaded.
         """
-        if name not in self._targets:
-            raise UnknownNameError(self.kind, name, self._targets)
+        self.require(name)
         module, _, attribute = self._targets[name].partition(":")
         try:
             found: T = getattr(importlib.import_module(module), attribute)

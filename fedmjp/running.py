@@ -9,9 +9,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedmjp.errors import FedmjpError
+from fedmjp.errors import OUT_OF_MEMORY, FedmjpError, out_of_memory
 
+FAILED = 1
 BAD_INPUT = 2
+KEPT = "whatever was finished is kept, and the same command goes on with the rest"
 INTERRUPTED = 130  # how typer ends a command on Ctrl-C
 
 
@@ -27,6 +29,10 @@ def run(app: typer.Typer) -> NoReturn:
         code = error.exit_code  # the help was printed
     except click.ClickException as error:
         code = _tell(error.format_message(), error.exit_code)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        code = _tell(f"{OUT_OF_MEMORY}; {KEPT}", FAILED)
     if code == INTERRUPTED:
         _tell("interrupted; whatever was finished is kept", INTERRUPTED)
     sys.exit(code)

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedmjp.config import MAX_SEED, RunConfig, UpdateKind
+from fedmjp.config import MAX_COUNT, MAX_SEED, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
 from fedmjp.defences.pipeline import DefenceConfig, Defended, Pipeline, named, with_mask_ratio
 from fedmjp.errors import ConfigError
@@ -66,10 +66,10 @@ class Scenario(Defended):
     """
 
     data: str = Field("bundled", description="'bundled' or a folder of CLASS/picture files")
-    clients: int = Field(1, ge=1)
-    pictures_per_client: int = Field(1, ge=1)
+    clients: int = Field(1, ge=1, le=MAX_COUNT)
+    pictures_per_client: int = Field(1, ge=1, le=MAX_COUNT)
     batch_size: int = Field(1, ge=1, description="pictures behind one update")
-    uploads_per_picture: int = Field(1, ge=1, description="under masks drawn independently")
+    uploads_per_picture: int = Field(1, ge=1, le=MAX_COUNT, description="under masks drawn independently")
     update: UpdateKind = "gradient"
     local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
@@ -115,7 +115,8 @@ class Scenario(Defended):
             raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
         if self.pictures_per_client % self.batch_size:
             raise ValueError(
-                f"batch-size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client"
+                f"batch size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client: "
+                "make their number a multiple of it"
             )
         plan = Plan(self.rounds, self.rounds * self.local_steps, self.local_steps, self.batch_size)
         object.__setattr__(self, "defences", self.pipeline.planned(plan))
@@ -180,6 +181,8 @@ class Scenario(Defended):
 
     def most_uploads(self, rounds: int) -> int:
         """Uploads until after so many rounds, of the client that makes most."""
+        if len(self.participants(1)) == self.clients:
+            return rounds
         taken = Counter(client for each in range(1, rounds + 1) for client in self.participants(each))
         return max(taken.values(), default=0)
 

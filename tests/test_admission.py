@@ -167,7 +167,7 @@ def test_two_entries_of_one_cell_are_refused(folder):
         (changed("entries.0.metrics.psnr.mean", float("nan")), "finite number"),
         (changed("entries.0.verdict", "private"), "entry 1: verdict = 'private': Input should be 'leaks'"),
         (changed("entries", []), "at least 1 item"),
-        (changed("schema_version", 1), "schema-version = 1"),
+        (changed("schema_version", 1), "schema_version = 1"),
     ],
 )
 def test_a_file_of_another_form_is_refused_in_one_line(folder, content, message):

@@ -169,7 +169,7 @@ def test_labels_may_be_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             ("--defence", "secure_sum:clients=3", "--limit", "4"),
             "4 pictures make no whole uploads, which are of 3 each",
         ),
-        ("patch_embedding", ("--setting", "d"), "--setting 'd' is not one of a, b, c"),
+        ("patch_embedding", ("--setting", "d"), "'--setting': 'd' is not one of 'a', 'b', 'c'"),
         ("patch_embedding", ("--mask-ratio", "1.5"), "'--mask-ratio': 1.5 is not in the range"),
         (
             "patch_embedding",
@@ -177,7 +177,7 @@ def test_labels_may_be_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             "3 pictures make no whole uploads, which are of 2 each",
         ),
         ("patch_embedding", ("--limit", "9"), "9 pictures were asked for, but only 8 can be read"),
-        ("patch_embedding", ("--local-steps", "0"), "local-steps = 0"),
+        ("patch_embedding", ("--local-steps", "0"), "'--local-steps': 0 is not in the range"),
         ("patch_embedding", ("--image-size", "48"), ""),
         ("patch_embedding_wiener", ("--image-size", "48"), "none for image size 48"),
         ("patch_embedding", ("--model", "deit"), "Unknown model 'deit'"),
@@ -275,7 +275,7 @@ def test_a_recording_is_never_written_over(
     for output in (recorded, recorded / "out"):
         code = attack(monkeypatch, output, "patch_embedding", "--uploads", str(recorded), small=())
         assert code == BAD_INPUT
-        assert "lies in the recording" in capsys.readouterr().err
+        assert "which is read; name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["cut private record", "no private record", "no weights", "no upload", "manifest"])
@@ -378,12 +378,12 @@ def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--data", "bundled"), "--data is what was recorded"),
-        (("--mask-ratio", "0.5"), "--mask-ratio is what was recorded"),
+        (("--data", "bundled"), "--data: that was decided when"),
+        (("--mask-ratio", "0.5"), "--mask-ratio: that was decided when"),
         (("--model", "deit_small"), "model 'deit_small' was not recorded"),
         (("--attack", "oracle_patch_embedding"), "is a bound: no recorded upload holds"),
-        (("--setting", "b"), "settings b do not fit uploads of the clean picture"),
-        (("--defence", "mjp"), "--defence is what was recorded"),
+        (("--setting", "b"), "settings b do not fit uploads of the clean picture: ask for setting a"),
+        (("--defence", "mjp"), "--defence: that was decided when"),
     ],
 )
 def test_what_records_do_not_hold_is_refused(

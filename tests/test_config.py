@@ -23,9 +23,9 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"server_learning_rate": float("inf")}, "server-learning-rate = inf"),
+        ({"server_learning_rate": float("inf")}, "server_learning_rate = inf"),
         ({"seed": 2**70}, "seed = "),
-        ({"defences": ["mjp:mask_ratio=1.5"]}, "mask-ratio = '1.5'"),
+        ({"defences": ["mjp:mask_ratio=1.5"]}, "mask_ratio = '1.5'"),
         ({"local_steps": 2}, "set update to delta"),
         ({"training": SHORT, "batch_size": 2}, "batch_size is of single batches"),
         ({"training": SHORT, "server_learning_rate": 0}, "server_learning_rate 0 trains nothing"),
@@ -35,7 +35,7 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
             {"training": {**SHORT, "recipe": {**PLAIN, "repeats": 3}}, "defences": ["dp_sgd"]},
             "dp_sgd protects single pictures, and a step holds 3 versions of each: set repeats to 1",
         ),
-        ({"training": SHORT, "defences": ["mjp:mask_ratio=0.005"]}, "mask-ratio 0.005 of 196 patches moves none"),
+        ({"training": SHORT, "defences": ["mjp:mask_ratio=0.005"]}, "mask ratio 0.005 of 196 patches moves none"),
     ],
 )
 def test_values_that_cannot_be_run_are_refused(values: dict[str, object], message: str) -> None:

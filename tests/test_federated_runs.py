@@ -28,7 +28,7 @@ ROUNDS = 10  # of less than a second each: the kill must find some left
 MODEL = ["model.name=deit_micro", "model.image_size=64", "model.patch_size=8"]
 SETTINGS = [
     "--device", "cpu", *MODEL, "model.classes=4",
-    *(f"training.recipe.{key}={value or json.dumps(value)}" for key, value in PLAIN.items()),
+    *(f"recipe.{key}={value or json.dumps(value)}" for key, value in PLAIN.items()),
 ]  # fmt: skip
 
 
@@ -139,12 +139,12 @@ def test_a_folder_of_other_results_is_left_alone(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("training: 5", "training = 5 is no group of keys"),
-        ("training:", "training = None is no group of keys"),
-        ("training: {partition: [1]}", "training.partition = [1] is no group of keys"),
+        ("training: {rounds: 5}", "unknown key 'training'"),
+        ("recipe:", "recipe = None is no group of keys"),
+        ("partition: [1]", "partition = [1] is no group of keys"),
         ("model: 5", "model = 5 is no group of keys"),
         ("1: 2", "the key 1 is no text"),
-        ("training: {rounds: many}", "training.rounds = 'many'"),
+        ("rounds: many", "rounds = 'many'"),
         ("defences: [mpj]", "Unknown defence 'mpj'. Did you mean mjp"),
     ],
 )
@@ -165,26 +165,29 @@ def _in_process(scenario: Scenario, _dealt: Partition, folder: TrainingFolder, *
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--strategy", "fedavgg"], "training.strategy = 'fedavgg': Input should be 'fedavg', 'fedprox'"),
-        (["--partition", "random"], "training.partition.scheme = 'random'"),
+        (["--strategy", "fedavgg"], "'--strategy': 'fedavgg' is not one of 'fedavg', 'fedprox'"),
+        (["--partition", "random"], "'--partition': 'random' is not one of 'iid'"),
         (["--rounds", "3", "--uploads", "4"], "records of round 4 were asked for, but there are rounds 1 to 3"),
         (["--clients", "9"], "9 clients cannot share 8 pictures"),
-        (["--participation", "0"], "training.participation = 0"),
+        (["--participation", "0"], "participation = 0"),
         (["--data", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
         (["model.classes=3"], "has label 3"),
         (["model.name=deit_micr"], "Unknown model 'deit_micr'. Did you mean deit_micro"),
-        (["training.recipe.batchsize=4"], "unknown key 'training.recipe.batchsize'"),
+        (["recipe.batchsize=4"], "unknown key 'recipe.batchsize', did you mean 'recipe.batch_size'?"),
         (["model.weights=/nowhere.safetensors"], "/nowhere.safetensors cannot be read"),
-        (["training=3"], "training = 3"),
+        (["batch_size=3"], "unknown key 'batch_size', did you mean 'recipe.batch_size'?"),
         (["model=3"], "model"),
         (["nonsense"], "'nonsense' is not of the form KEY=VALUE"),
         (["--gpus-per-client", "0.5"], "--gpus-per-client 0.5 was asked for, but the run is on the CPU"),
-        (["--strategy", "fedsgd", "--uploads", "1", "training.recipe.mixup=0.8"], "training.recipe.mixup=0.8"),
+        (
+            ["--strategy", "fedsgd", "--uploads", "1", "recipe.mixup=0.8", "recipe.repeats=3", "recipe.batch_size=9"],
+            "with mixup 0.8, repeats 3, batch_size 9: set recipe.mixup=0 recipe.repeats=1 recipe.batch_size=1",
+        ),
         (["--row", "table4-Z"], "table4-Z"),
         (["--defence", "gausian"], "Unknown defence 'gausian'. Did you mean gaussian"),
         (["--defence", "local_dp:epsilon=0"], "epsilon = '0'"),
         (["--defence", "secure_sum:clients=3"], "8 clients make no groups of 3, whose updates are summed"),
-        (["--defence", "dp_sgd", "training.recipe.cutmix=1"], "mixed ones are of two: set mixup and cutmix to 0"),
+        (["--defence", "dp_sgd", "recipe.cutmix=1"], "mixed ones are of two: set mixup and cutmix to 0"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_trained(

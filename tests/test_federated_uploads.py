@@ -13,7 +13,7 @@ from benchmarks.federation.simulation import RunFolder
 from benchmarks.federation.training import deal
 from benchmarks.uploads.recorded import Recording
 from fedmjp.cli import main
-from fedmjp.errors import BadInputError, ConfigError, DataError
+from fedmjp.errors import BadInputError, ConfigError
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
@@ -100,22 +100,14 @@ def test_a_round_of_one_step_leaves_its_batch_beside_the_weight_change(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"mixup": 0.8}, ConfigError, r"training.recipe.mixup=0.8 forbids recorded uploads: set it to 0"),
-        ({"cutmix": 1.0}, ConfigError, r"training.recipe.cutmix=1 forbids recorded uploads: set it to 0"),
-        ({"repeats": 3}, ConfigError, r"training.recipe.repeats=3 forbids recorded uploads: set it to 1"),
-        (
-            {"random_erasing": 0.25},
-            ConfigError,
-            r"training.recipe.random_erasing=0.25 forbids recorded uploads: set it to 0",
-        ),
-        ({"batch_size": 5}, DataError, "client 0 has 4 pictures, fewer than a recorded batch of 5"),
+        ({"mixup": 0.8, "cutmix": 1.0}, r"with mixup 0.8, cutmix 1: set recipe.mixup=0 recipe.cutmix=0$"),
+        ({"repeats": 3, "random_erasing": 0.25}, "set recipe.random_erasing=0 recipe.repeats=1$"),
+        ({"batch_size": 5}, "with batch_size 5: set recipe.batch_size=4$"),
     ],
 )
-def test_what_no_record_describes_is_refused_beforehand(
-    tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+def test_what_no_record_describes_is_refused_beforehand(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         recorded(tmp_path, {"recipe": {**RECIPE, **changes}}, strategy="fedsgd")
     assert not (tmp_path / "records").exists()

@@ -89,7 +89,7 @@ def test_turns_and_rounds_are_inverse() -> None:
         ({"local_steps": 2}, "set update to delta"),
         ({"pictures_per_client": 3, "batch_size": 2}, "does not divide"),
         ({"clients": 3, "defences": "secure_sum:clients=2"}, "multiple of 2"),
-        ({"model": {"name": "deit_small", "image_size": 100}}, "multiple of patch-size"),
+        ({"model": {"name": "deit_small", "image_size": 100}}, "multiple of patch size"),
         ({"defense": "mjp"}, "did you mean 'defences'"),
     ],
 )

@@ -96,7 +96,7 @@ def test_an_unreadable_picture_in_an_epoch_is_told_and_passed_over(
         (["--defence", "mjp", "puzzle.probability=0"], "puzzle.probability = 0"),
         (["--defence", "mpj"], "Unknown defence 'mpj'. Did you mean mjp"),
         (["--defence", "local_dp"], "nothing leaves here"),
-        (["recipe.learning_rate=1e300"], "recipe.learning-rate = "),
+        (["recipe.learning_rate=1e300"], "recipe.learning_rate = "),
         (["model=5"], "model"),
         (["--row", "table4-Z"], "table4-Z"),
         (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),

@@ -189,7 +189,7 @@ def test_a_model_of_ours_is_described_with_its_options(
         ),
         (("--model", "deit_tiny", "--image-size", "32"), "set classes to 10"),
         (("--model", "deit_tin", *SMALL), "Did you mean deit_tiny"),
-        (("--model", "deit_tiny", "--localisation", "linar", *SMALL), "localisation = 'linar'"),
+        (("--model", "deit_tiny", "--localisation", "linar", *SMALL), "'linar' is not one of 'none', 'pca'"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(

@@ -1,6 +1,5 @@
 """Reading a campaign's YAML file: every complaint names the line, and the key that was probably meant."""
 
-import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from benchmarks.campaign.spec import Campaign
-from fedmjp.errors import BadInputError, ConfigError
+from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.overrides import overridden
 
 Location = tuple[int | str, ...]
@@ -64,9 +63,7 @@ def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: S
         where = f"{path}, line {_deepest(root, location)[1]}"
     if detail["type"] == "extra_forbidden":
         known = _fields(Campaign, detail["loc"][:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(known))}"
-        return f"{where}: unknown key {key!r}{hint}"
+        return f"{where}: unknown key {key!r}, {suggestion(str(location[-1]), known)}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{where}: {key!r} is missing"

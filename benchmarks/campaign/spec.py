@@ -1,6 +1,5 @@
 """A campaign: one question put to many cells, as one file states it."""
 
-import difflib
 import itertools
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,13 +10,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
-from fedmjp.config import MAX_SEED, Checkpoint, Config, MaskRatio
+from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
+from fedmjp.errors import suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
 from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
 
 
 class DataConfig(Config):
@@ -88,11 +89,10 @@ class Grid(Config):
         for threat in self.threats:
             for key in threat:
                 if key not in THREAT:
-                    near = difflib.get_close_matches(str(key), THREAT, n=1)
-                    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(THREAT)}"
-                    raise ValueError(f"threats: unknown key {key!r}, {hint}")
+                    raise ValueError(f"threats: unknown key {key!r}, {suggestion(str(key), THREAT)}")
         for view, defences in itertools.product(self.views, self.defences):
             with as_value_error():
+                ThreatModel.parse(view)
                 sizes = {"clients": pipeline_of(defences).clients, "pictures_per_client": view.get("batch_size", 1)}
                 Scenario.parse({"defences": defences, **sizes, **view})
         return self
@@ -132,9 +132,9 @@ class Campaign(Config):
     seeds: tuple[Annotated[int, Field(ge=0, le=MAX_SEED)], ...] = Field((0,), min_length=1)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
-    image_size: int = Field(224, ge=1)
-    patch_size: int = Field(16, ge=1)
-    classes: int = Field(1000, ge=2)
+    image_size: int = Field(224, ge=1, le=MAX_IMAGE_SIZE)
+    patch_size: int = Field(16, ge=1, le=MAX_IMAGE_SIZE)
+    classes: int = Field(1000, ge=2, le=MAX_CLASSES)
     weights: Mapping[str, str] = {}
     accuracy: Mapping[str, Utility] = {}
     recognisable_at: float = Field(RECOGNISABLE, gt=0, allow_inf_nan=False, description="dB of PSNR")
@@ -149,6 +149,8 @@ class Campaign(Config):
             return values
         values = dict(values)
         shared, grids = values.pop("shared"), values.get("grids")
+        if not isinstance(shared, Mapping):
+            raise ValueError(f"shared = {shared!r} is no group of keys; write keys of grids below it, indented")
         if isinstance(shared, Mapping) and isinstance(grids, (list, tuple)):
             values["grids"] = [{**shared, **grid} if isinstance(grid, Mapping) else grid for grid in grids]
         return values

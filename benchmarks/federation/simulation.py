@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
-from fedmjp.errors import ConfigError, FederationError, RecordError
+from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, RecordError, out_of_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, run_config_of
@@ -20,6 +20,7 @@ from server.uploads import UploadFolder
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ROUND = re.compile(r"\[ROUND \d+/\d+\] done")
 ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
+DEAD = re.compile(r"The actor (is dead|died)\b.*")  # Ray tells at length what may have been
 COMPLETED = "finished:completed"
 RECORDS = "round-*.safetensors"
 NAME = re.compile(r"round-(\d+)-node-(\d+)\.safetensors")
@@ -194,5 +195,9 @@ def run_app(jobs: Sequence[tuple[RunValues, Resources]], on_line: Callable[[str]
 
 
 def _error(lines: Sequence[str]) -> str:
+    """What a run failed of: the last error of its log, in words where Ray's or torch's are none."""
+    if any(out_of_memory(line) for line in lines):
+        return f"a client was {OUT_OF_MEMORY}"
     errors = [line.strip() for line in lines if ERROR.match(line)]
-    return (errors or [line for line in lines if line.strip()] or ["no log"])[-1]
+    error = (errors or [line for line in lines if line.strip()] or ["no log"])[-1]
+    return DEAD.sub(f"its process {KILLED}", error.removeprefix("fedmjp.errors.FederationError: "))

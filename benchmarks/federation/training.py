@@ -13,7 +13,7 @@ from benchmarks.federation.simulation import Resources, run_app
 from fedmjp import provenance
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
-from fedmjp.errors import ConfigError, DataError
+from fedmjp.errors import ConfigError
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.central import Pictures, open_pictures
@@ -24,6 +24,8 @@ from fedmjp.training.state import load_state
 # As the server logs them; what it quotes of a client stands further right.
 SKIPPED = re.compile(r"^INFO\s*:\s+\[SKIPPED\] (.*)")
 ROUND_DONE = re.compile(r"^INFO\s*:\s+\[ROUND (\d+)/\d+\] done")
+# A record holds pictures in [0, 1], each once and as it went into the network, and batches that every client can fill.
+AS_SHOWN = {"mixup": 0, "cutmix": 0, "random_erasing": 0, "repeats": 1}
 SHARE_DIGITS = 10_000  # Ray counts a GPU's shares with four decimals
 
 
@@ -105,28 +107,16 @@ def plan_for(scenario: Scenario, dealt: Partition) -> Scenario:
 
 
 def check_recordable(scenario: Scenario, dealt: Partition) -> None:
-    """Uploads of a batch that a record cannot describe are refused before anything is trained.
-
-    Raises:
-        ConfigError: With what to change.
-        DataError: If a client has too few pictures for a batch.
-    """
+    """ConfigError, with all that is to be changed, if uploads cannot be recorded: before anything is trained."""
     training = training_of(scenario)
     if not training.records or training.update != "gradient":
         return
     recipe = training.recipe
-    # A record holds pictures in [0, 1], each once and as it went into the network.
-    for name, harmless in (("mixup", 0), ("cutmix", 0), ("random_erasing", 0), ("repeats", 1)):
-        if getattr(recipe, name) != harmless:
-            raise ConfigError(
-                f"training.recipe.{name}={getattr(recipe, name):g} forbids recorded uploads: set it to {harmless}"
-            )
-    smallest = min(range(len(dealt.shares)), key=lambda client: len(dealt.shares[client]))
-    if len(dealt.shares[smallest]) < recipe.batch_size:
-        raise DataError(
-            f"client {smallest} has {len(dealt.shares[smallest])} pictures, fewer than a recorded batch of "
-            f"{recipe.batch_size}: set a smaller training.recipe.batch_size"
-        )
+    wanted = {**AS_SHOWN, "batch_size": min(recipe.batch_size, *map(len, dealt.shares))}
+    if changes := {name: value for name, value in wanted.items() if getattr(recipe, name) != value}:
+        said = ", ".join(f"{name} {getattr(recipe, name):g}" for name in changes)
+        told = " ".join(f"recipe.{name}={value}" for name, value in changes.items())
+        raise ConfigError(f"uploads cannot be recorded with {said}: set {told}")
 
 
 def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resources:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.folder.output import write_json, write_text
 from benchmarks.folder.pictures import files_of
+from benchmarks.folder.store import ANEW
 from benchmarks.plan.experiment import Plan, PlannedCell
 from fedmjp.errors import OutputError
 
@@ -69,9 +70,9 @@ class Ledger:
             cells = CELLS.validate_python(about.pop("cells"))
             trials = pd.read_csv(folder / TRIALS, dtype={"key": str, "picture": str, "picture_sha256": str})
             if set(COLUMNS) - set(trials) or set(ABOUT_KEYS) - set(about):
-                raise OutputError(f"the plan in {folder} is of another version of fedmjp; run it again with --fresh")
+                raise OutputError(f"the plan in {folder} is of another version of fedmjp; {ANEW}")
         except FileNotFoundError as error:
             raise OutputError(f"{folder} holds no results: {Path(error.filename).name} is missing") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pd.errors.ParserError) as error:
-            raise OutputError(f"the plan in {folder} is damaged ({type(error).__name__}); run it again") from None
+            raise OutputError(f"the plan in {folder} is damaged ({type(error).__name__}); {ANEW}") from None
         return cls(about, cells, trials)

@@ -49,6 +49,7 @@ REMEDY = {
     "sqlite": "see that the disk has room, the file can be written and no program locks it",
     "postgresql": "see that the server runs, has room and lets this user in",
 }
+ANEW = "restore it from a copy, or start over: the command that made it with --fresh"
 # A second process waits for the first instead of making the tables too.
 LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
 COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
@@ -158,8 +159,7 @@ class Store:
             _make_tables(self._engine, self.name)
         except SQLAlchemyError as error:
             dialect = self._engine.dialect.name
-            damaged = isinstance(error, DBAPIError) and not isinstance(error, OperationalError) and dialect == "sqlite"
-            remedy = "--fresh starts over" if damaged else REMEDY[dialect]
+            remedy = ANEW if _is_damaged(error, dialect) else REMEDY[dialect]
             raise OutputError(f"{self.name} cannot be used as a trials database: {_reason(error)}; {remedy}") from None
 
     @classmethod
@@ -264,8 +264,15 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, UnicodeError) as error:
-            remedy = f"finished trials are kept; {REMEDY[self._engine.dialect.name]}, and run again"
+            dialect = self._engine.dialect.name
+            kept = f"finished trials are kept; {REMEDY[dialect]}, and run again"
+            remedy = ANEW if _is_damaged(error, dialect) else kept
             raise StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}") from None
+
+
+def _is_damaged(error: Exception, dialect: str) -> bool:
+    """Whether a file is no database any more, which nothing but another file helps."""
+    return isinstance(error, DBAPIError) and not isinstance(error, OperationalError) and dialect == "sqlite"
 
 
 def _digest(environment: Mapping[str, Any]) -> str:
@@ -307,7 +314,7 @@ def _make_tables(engine: Engine, name: str) -> None:
         if not found:
             _TABLES.create_all(connection)
         elif found != {name: set(table.c.keys()) for name, table in _TABLES.tables.items()}:
-            remedy = "--fresh starts over" if engine.dialect.name == "sqlite" else "name another database"
+            remedy = ANEW if engine.dialect.name == "sqlite" else "name another database"
             raise OutputError(f"{name} was written by another version of fedmjp; {remedy}")
 
 

@@ -113,8 +113,11 @@ def holds_study(folder: Path) -> bool:
 
 
 def holds_plan(folder: Path) -> bool:
-    """Whether the study's trials are a campaign's, with their plan."""
-    return PLAN in (parquet.read_schema(folder / TRIALS).metadata or {})
+    """Whether the study's trials are a campaign's, with their plan; OutputError if it is damaged."""
+    try:
+        return PLAN in (parquet.read_schema(folder / TRIALS).metadata or {})
+    except (OSError, pa.ArrowException) as error:
+        raise OutputError(f"{folder / TRIALS} is damaged: {error}") from None
 
 
 def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str, Any]) -> Trial:

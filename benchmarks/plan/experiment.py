@@ -123,11 +123,14 @@ class Experiment(Config):
                 raise ValueError(f"{name} must each be named once, got {', '.join(values)}")
         size = self.scenario.model.image_size
         if size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
-            raise ValueError(f"image-size {size} is less than SSIM's window of {SMALLEST}")
+            raise ValueError(f"image size {size} is less than SSIM's window of {SMALLEST}")
         other = [str(each) for each in self.settings if each.gradient_of is not self.scenario.gradient_of]
         if other:
             shown = self.scenario.gradient_of
-            raise ValueError(f"settings {', '.join(other)} do not fit uploads of the {shown} picture")
+            fitting = " or ".join(str(each) for each in Setting if each.gradient_of is shown)
+            raise ValueError(
+                f"settings {', '.join(other)} do not fit uploads of the {shown} picture: ask for setting {fitting}"
+            )
         return self
 
     @property

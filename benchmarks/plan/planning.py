@@ -15,6 +15,7 @@ from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
 from fedmjp.models.build import blueprint, upload_bytes
 from fedmjp.settings import Setting
@@ -53,6 +54,15 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
             known |= {trial.key for trial in planned}
         parts.append(Part(experiment, tuple(trials)))
     return Plan(tuple(cells.values()), tuple(parts))
+
+
+def require_applicable(planned: Plan) -> None:
+    """AttackNotApplicableError, with the reason, if one of the planned cells cannot be attacked."""
+    for each in planned.cells:
+        if each.refusal:
+            raise AttackNotApplicableError(
+                f"{each.cell.attack} on {each.cell.model}-{each.cell.defence}: {each.refusal}"
+            )
 
 
 def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell:

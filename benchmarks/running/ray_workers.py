@@ -5,9 +5,10 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -21,6 +22,8 @@ from benchmarks.running.workers import Bench, Setup
 from fedmjp import provenance
 from fedmjp.errors import BadInputError, ConfigError, FedmjpError, OutputError
 
+# Workers import first from where Ray was joined: there a user's own folder could have the name of one of our packages.
+HOME = Path(__file__).resolve().parents[2]
 PATIENCE = 10  # seconds that a cluster has to answer
 OBJECTS = 100_000_000  # bytes that jobs and the setup may take while they travel on one machine
 ENVIRONMENT = {
@@ -83,7 +86,7 @@ class RayTeam:
                 raise WorkerError(
                     f"a worker process died before it got to work ({reason}); try fewer workers"
                 ) from None
-            return slot, reason
+            return slot, f"{reason} Mostly for want of memory: lower --workers"
         return slot, None
 
 
@@ -155,7 +158,8 @@ def _connected(address: str, **options: Any) -> Iterator[None]:
     """Ray, connected; at the end disconnected, which ends our workers and leaves a cluster running."""
     os.environ.update(ENVIRONMENT)
     try:
-        ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
+        with chdir(HOME):
+            ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise BadInputError(f"the Ray cluster at {address} cannot be joined: {reason}") from None

@@ -1,13 +1,18 @@
 """The command line. Each command lives in a file of its own and imports what is heavy when it runs."""
 
+from typing import Annotated
+
 import typer
 
+import fedmjp
 from fedmjp.cli.attack import attack
 from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
-from fedmjp.cli.doctor import doctor
+from fedmjp.cli.doctor import doctor, refuse_shadows
 from fedmjp.cli.evaluate import evaluate
+from fedmjp.cli.keys import SIMULATED, TRAINED
 from fedmjp.cli.leaderboard import leaderboard
+from fedmjp.cli.options import examples
 from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.record import record
 from fedmjp.cli.simulate import simulate
@@ -16,22 +21,76 @@ from fedmjp.cli.weights import weights
 from fedmjp.running import run
 
 app = typer.Typer(
-    help="Federated-learning privacy benchmark: MJP vision transformers under gradient inversion.",
+    epilog=examples("fedmjp quickstart", "fedmjp list attacks", "fedmjp attack --help"),
     no_args_is_help=True,
-    add_completion=False,
+    suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
 )
-app.command()(quickstart)
-app.command()(train)
-app.command()(simulate)
-app.command()(record)
-app.command()(evaluate)
-app.command()(attack)
-app.add_typer(campaign, name="campaign")
-app.add_typer(leaderboard, name="leaderboard")
-app.command("list")(catalogue)
-app.add_typer(weights, name="weights")
-app.command()(doctor)
+MEASURE, TRAIN, KNOW = "Measure what leaks", "Train", "Know what there is"
+app.command(rich_help_panel=MEASURE, epilog=examples("fedmjp quickstart --output results/first"))(quickstart)
+app.command(
+    rich_help_panel=MEASURE,
+    epilog=examples(
+        "fedmjp attack --attack patch_embedding --limit 4",
+        "fedmjp attack --attack mjp_prior --defence mjp:mask_ratio=0.27",
+        "fedmjp attack --attack mjp_intersection --defence mjp --uploads-per-picture 4",
+        "fedmjp attack --attack mjp_prior --uploads results/record",
+    ),
+)(attack)
+app.command(
+    rich_help_panel=MEASURE,
+    epilog=examples("fedmjp record --clients 4", "fedmjp record --data FOLDER --defence mjp --defence round"),
+)(record)
+app.add_typer(campaign, name="campaign", rich_help_panel=MEASURE)
+app.add_typer(leaderboard, name="leaderboard", rich_help_panel=MEASURE)
+app.command(
+    rich_help_panel=TRAIN,
+    epilog=examples(
+        "fedmjp train --data FOLDER --defence mjp recipe.epochs=20 recipe.batch_size=64",
+        "fedmjp train --row table4-J --data FOLDER model.name=deit_micro",
+        keys=TRAINED,
+    ),
+)(train)
+app.command(
+    rich_help_panel=TRAIN,
+    epilog=examples(
+        "fedmjp simulate --data FOLDER --defence mjp --rounds 10 recipe.batch_size=64",
+        "fedmjp simulate --partition dirichlet --alpha 0.3 --strategy fedavgm",
+        "fedmjp simulate --strategy fedsgd --uploads 1",
+        keys=SIMULATED,
+    ),
+)(simulate)
+app.command(
+    rich_help_panel=TRAIN,
+    epilog=examples(
+        "fedmjp evaluate results/train --data FOLDER",
+        "fedmjp evaluate --data FOLDER --weights FILE --model name=deit_small",
+    ),
+)(evaluate)
+app.command(
+    "list",
+    rich_help_panel=KNOW,
+    epilog=examples("fedmjp list attacks", "fedmjp list attacks mjp_prior", "fedmjp list defences --json"),
+)(catalogue)
+app.add_typer(weights, name="weights", rich_help_panel=KNOW)
+app.command(rich_help_panel=KNOW, epilog=examples("fedmjp doctor"))(doctor)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedmjp {fedmjp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def before(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Tell the version and exit.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated-learning privacy benchmark: MJP vision transformers under gradient inversion."""
+    refuse_shadows(context.invoked_subcommand)
 
 
 def main() -> None:

@@ -2,17 +2,41 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from click.core import ParameterSource
 
 from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.options import (
+    ATTACK,
+    MODEL,
+    PICTURES,
+    THEIR_MODEL,
+    UPLOADS,
+    BatchSize,
+    Classes,
+    Data,
+    Defences,
+    Device,
+    Fresh,
+    ImageSize,
+    LocalLearningRate,
+    LocalSteps,
+    Model,
+    PatchSize,
+    Seed,
+    UploadsPerPicture,
+    known_attack,
+    share,
+)
+from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
-from fedmjp.cli.progress import TerminalProgress
-from fedmjp.cli.runs import choose, published_command, single_batches
+from fedmjp.cli.runs import choose, published_command, require_apart, single_batches
 from fedmjp.cli.their_model import OUTPUT, attack_module, refuse_options
+from fedmjp.config import MAX_COUNT
 from fedmjp.overrides import parse_pairs
+from fedmjp.settings import Picture, Setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +45,6 @@ if TYPE_CHECKING:
     from benchmarks.uploads.source import UploadSource
     from fedmjp.data.pictures import PictureEntry
     from fedmjp.scenario import Scenario
-    from fedmjp.settings import Setting
 
     # Experiments, the pictures behind each of their uploads, what gives these, and that in words.
     Asked = tuple[list[Experiment], list[list[tuple[PictureEntry, ...]]], list[UploadSource], str]
@@ -35,69 +58,104 @@ RECORDED = (
 
 def attack(
     context: typer.Context,
-    name: Annotated[str, typer.Option("--attack", help="See `fedmjp list attacks`.")],
-    model: Annotated[str, typer.Option(help="See `fedmjp list models`.")] = "deit_small",
-    defences: Annotated[
-        list[str],
+    name: Annotated[
+        str,
+        typer.Option("--attack", help="See `fedmjp list attacks`.", callback=known_attack, rich_help_panel=ATTACK),
+    ],
+    settings: Annotated[
+        list[Setting],
         typer.Option(
-            "--defence", help="NAME or NAME:KEY=VALUE,KEY=VALUE; repeat it for a pipeline. See `fedmjp list`."
+            "--setting",
+            help="a: gradient of the picture; b, c: of the shuffled one, compared with the shuffled (b) or the private "
+            "one (c). Repeat it for several. By default c where pictures are shuffled, else a.",
+            rich_help_panel=ATTACK,
         ),
     ] = [],
-    settings: Annotated[
+    labels_known: Annotated[
+        bool, typer.Option("--labels-known", help="The attacker is told the labels.", rich_help_panel=ATTACK)
+    ] = False,
+    options: Annotated[
         list[str],
-        typer.Option("--setting", help="a, b or c; may be repeated. By default c where pictures are shuffled."),
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the attack.", rich_help_panel=ATTACK),
     ] = [],
-    data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
-    limit: Annotated[int, typer.Option(help="Number of pictures.")] = 8,
-    mask_ratio: Annotated[
-        float, typer.Option(min=0, max=1, help="Wanted share of shuffled patches, where a defence names none.")
-    ] = 0.27,
-    batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
-    uploads_per_picture: Annotated[int, typer.Option(help="Under masks drawn independently.")] = 1,
-    local_steps: Annotated[int | None, typer.Option(help="Attack the weight delta after so many SGD steps.")] = None,
-    local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
-    labels_known: Annotated[bool, typer.Option("--labels-known", help="The attacker is told the labels.")] = False,
-    options: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, an option of the attack.")] = [],
-    then: Annotated[str | None, typer.Option(help="What its pictures pass afterwards: reassembly.")] = None,
-    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
-    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
-    classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of weights, choice of pictures, jigsaws and attack.")] = 0,
-    uploads: Annotated[
-        Path | None, typer.Option(help="Attack what `fedmjp record` or `fedmjp simulate --uploads` left here.")
+    then: Annotated[
+        Literal["reassembly"] | None,
+        typer.Option(help="What its pictures pass afterwards.", rich_help_panel=ATTACK),
     ] = None,
+    uploads: Annotated[
+        Path | None,
+        typer.Option(
+            help="Attack what `fedmjp record` or `fedmjp simulate --uploads` left here, instead of computing uploads.",
+            metavar="DIR",
+            rich_help_panel=UPLOADS,
+        ),
+    ] = None,
+    batch_size: BatchSize = 1,
+    uploads_per_picture: UploadsPerPicture = 1,
+    local_steps: LocalSteps = None,
+    local_learning_rate: LocalLearningRate = 0.01,
     module: Annotated[
         str | None,
         typer.Option(
             metavar="PACKAGE:FACTORY",
             help="Attack a model of your own: package:factory or FILE.py:factory, which returns a torch.nn.Module. "
             "This runs your code: name only code that you trust.",
+            rich_help_panel=THEIR_MODEL,
         ),
     ] = None,
     gradient: Annotated[
-        Path | None, typer.Option(help="What a client uploaded of it: .safetensors or .pt, by named_parameters().")
+        Path | None,
+        typer.Option(
+            help="What a client uploaded of it: .safetensors or .pt, by named_parameters().",
+            rich_help_panel=THEIR_MODEL,
+        ),
     ] = None,
     mean: Annotated[
-        str | None, typer.Option(help="What the client subtracts from pictures in [0, 1]: 0.485,0.456,0.406.")
+        str | None,
+        typer.Option(
+            help="What the client subtracts from pictures in [0, 1]: 0.485,0.456,0.406.", rich_help_panel=THEIR_MODEL
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option(help="What it divides them by then: 0.229,0.224,0.225.")] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(help="What it divides them by then: 0.229,0.224,0.225.", rich_help_panel=THEIR_MODEL),
+    ] = None,
     private: Annotated[
-        Path | None, typer.Option(help="The picture behind the gradient, to score what is recovered.")
+        Path | None,
+        typer.Option(help="The picture behind the gradient, to score what is recovered.", rich_help_panel=THEIR_MODEL),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    output: Annotated[Path, typer.Option(help="Folder for results; with --module, results/module by default.")] = Path(
+    data: Data = "bundled",
+    limit: Annotated[int, typer.Option(help="Number of pictures.", min=1, max=MAX_COUNT, rich_help_panel=PICTURES)] = 8,
+    model: Model = "deit_small",
+    defences: Defences = [],
+    mask_ratio: Annotated[
+        float,
+        typer.Option(
+            callback=share,
+            min=0,
+            max=1,
+            help="Wanted share of shuffled patches, where a defence names none.",
+            rich_help_panel=MODEL,
+        ),
+    ] = 0.27,
+    image_size: ImageSize = 224,
+    patch_size: PatchSize = 16,
+    classes: Classes = 1000,
+    seed: Seed = 0,
+    device: Device = "auto",
+    output: Annotated[Path, output_option("Folder for results; with --module, results/module by default.")] = Path(
         "results/attack"
     ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
+    fresh: Fresh = False,
 ) -> None:
     """Attack uploads of one model and report: computed here without Flower, recorded before, or of your own model."""
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.folder.output import OutputFolder
-    from benchmarks.plan.planning import plan
+    from benchmarks.plan.planning import plan, require_applicable
     from benchmarks.report.render import render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
-    from fedmjp.errors import OutputError
+    from fedmjp.cli.progress import TerminalProgress
 
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
@@ -107,13 +165,12 @@ def attack(
         attack_module(context.params | ({} if "output" in given else {"output": OUTPUT}), console)
         return
     named = set(given)
-    if uploads is not None and output.resolve().is_relative_to(uploads.resolve()):
-        raise OutputError(f"--output {output} lies in the recording {uploads}; name another folder")
+    require_apart(output, data if uploads is None else str(uploads))
     asked = _direct(context.params, named, console) if uploads is None else _recorded(uploads, context.params, named)
     experiments, batches, sources, origin = asked
-    _refuse(experiments, recorded=uploads is not None)
     recording = None if uploads is None else open_records(uploads)
     planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
+    require_applicable(planned)
     ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())
     problems = [] if recording is None else [each for one in experiments for each in recording.problems(one)]
     folder = OutputFolder(output)
@@ -170,10 +227,9 @@ def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Ask
     from benchmarks.uploads.rounds import open_records
     from fedmjp.errors import BadInputError
 
-    for key in RECORDED:
-        if key in named:
-            option = "--defence" if key == "defences" else f"--{key.replace('_', '-')}"
-            raise BadInputError(f"{option} is what was recorded in {folder}; leave it out with --uploads")
+    if given := [key for key in RECORDED if key in named]:
+        told = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in given)
+        raise BadInputError(f"{told}: that was decided when {folder} was recorded; leave it out with --uploads")
     recording = open_records(folder)
     model = options["model"] if "model" in named else None
     known = {"labels_known": options["labels_known"]}
@@ -189,28 +245,8 @@ def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Ask
 def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":
     """As asked for; else the one that compares with the clean picture."""
     from fedmjp.errors import BadInputError
-    from fedmjp.settings import Picture, Setting
 
     asked = options["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
-    unknown = [name for name in asked if name not in set(Setting)]
-    if unknown:
-        raise BadInputError(f"--setting {unknown[0]!r} is not one of {', '.join(Setting)}")
     if len(set(asked)) < len(asked):
         raise BadInputError(f"settings must each be named once, got {', '.join(asked)}")
-    return tuple(map(Setting, asked))
-
-
-def _refuse(experiments: "list[Experiment]", *, recorded: bool) -> None:
-    """Tell before anything is computed that an attack does not apply."""
-    from attacks import ATTACKS
-    from fedmjp.errors import AttackNotApplicableError
-    from fedmjp.models.build import blueprint
-
-    for experiment in experiments:
-        model = blueprint(experiment.arm)
-        for tried in experiment.attacks:
-            reason = tried.refusal(model, experiment.threat)
-            if ATTACKS.get(tried.name).role == "bound" and recorded:
-                reason = "is a bound: no recorded upload holds the gradients at all tokens"
-            if reason:
-                raise AttackNotApplicableError(f"{tried.label} on {experiment.scenario.label}: {reason}")
+    return tuple(map(Setting, asked))  # the context holds their letters

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.options import MODEL, RUN, Device, Fresh, examples
+from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
-from fedmjp.cli.progress import TerminalProgress
-from fedmjp.cli.runs import choose, located, published_command
+from fedmjp.cli.runs import choose, located, published_command, require_apart
 from fedmjp.overrides import parse_pairs
 
 if TYPE_CHECKING:
@@ -23,16 +24,26 @@ campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_ar
 
 File = Annotated[Path, typer.Argument(help="The campaign's YAML file.", show_default=False)]
 Overrides = Annotated[list[str], typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the file to replace.")]
-Weights = Annotated[list[str], typer.Option("--weights", help="MODEL=FILE or MODEL-DEFENCE=FILE, a checkpoint.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Weights = Annotated[
+    list[str],
+    typer.Option(
+        "--weights", metavar="MODEL=FILE", help="A checkpoint, of MODEL or MODEL-DEFENCE.", rich_help_panel=MODEL
+    ),
+]
 Database = Annotated[
-    str, typer.Option(envvar="FEDMJP_DATABASE", help="postgresql://... instead of a SQLite file in the folder.")
+    str,
+    typer.Option(
+        envvar="FEDMJP_DATABASE",
+        help="postgresql://... instead of a SQLite file in the folder.",
+        metavar="URL",
+        rich_help_panel=RUN,
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(help="What `fedmjp campaign run --output` wrote.", show_default=False)]
 FAILED = 1
 
 
-@campaign.command()
+@campaign.command(epilog=examples("fedmjp campaign estimate campaign.yaml"))
 def estimate(file: File, overrides: Overrides = [], weights: Weights = [], device: Device = "auto") -> None:
     """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
     from benchmarks.running.estimate import estimate as estimate_of
@@ -45,30 +56,45 @@ def estimate(file: File, overrides: Overrides = [], weights: Weights = [], devic
     print_estimate(prepared, found, console)
 
 
-@campaign.command()
+@campaign.command(
+    epilog=examples(
+        "fedmjp campaign run campaign.yaml --output results/mine",
+        "fedmjp campaign run campaign.yaml data.pictures=20 grids.0.settings=[a,c]",
+    )
+)
 def run(
     file: File,
     overrides: Overrides = [],
-    output: Annotated[Path | None, typer.Option(help="Folder for results; results/campaign-NAME if not given.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes; 0 means one per GPU, or one on CPU.", min=0)] = 0,
-    device: Device = "auto",
-    ray: Annotated[str, typer.Option(help="Address of a running Ray cluster that does the work.")] = "",
-    database: Database = "",
     weights: Weights = [],
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
+    output: Annotated[Path | None, output_option("Folder for results; results/campaign-NAME if not given.")] = None,
+    database: Database = "",
+    workers: Annotated[
+        int, typer.Option(help="Processes; 0 means one per GPU, or one on CPU.", min=0, rich_help_panel=RUN)
+    ] = 0,
+    ray: Annotated[
+        str, typer.Option(help="Address of a running Ray cluster that does the work.", rich_help_panel=RUN)
+    ] = "",
+    device: Device = "auto",
+    fresh: Fresh = False,
 ) -> None:
     """Run what is missing of a campaign, and report."""
     from benchmarks.folder.output import OutputFolder
     from benchmarks.report.render import render
     from benchmarks.running.runner import run_campaign
+    from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.errors import BadInputError
 
     console = wide_console()
     prepared = _prepared(file, overrides, weights, device)
     read = prepared.campaign
     folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
+    require_apart(folder.root, read.data.source)
+    if ray and workers:
+        raise BadInputError("--workers are of this machine, and --ray brings its own: leave one of them out")
     _refuse_contradictions(folder, read, database, fresh=fresh)
+    store = folder.store(database) if database else None  # a wrong one is told before the folder is made
     folder.prepare(fresh=fresh)
-    store = folder.store(database)
+    store = store or folder.store()
     finished = len(store.finished([trial.key for trial in prepared.plan.trials]))
     _tell_beginning(prepared, finished, folder.root, console)
     prepared.ledger.save(folder.root)
@@ -80,7 +106,7 @@ def run(
     tell_outcome(failed, folder.root, console)
 
 
-@campaign.command()
+@campaign.command(epilog=examples("fedmjp campaign status results/mine"))
 def status(folder: Folder, database: Database = "") -> None:
     """Say how far a campaign is, while it runs or after."""
     from benchmarks.folder.output import OutputFolder
@@ -93,7 +119,11 @@ def status(folder: Folder, database: Database = "") -> None:
     print_status(ledger, status_of(ledger, store), output.in_use(), wide_console())
 
 
-@campaign.command()
+@campaign.command(
+    epilog=examples(
+        "fedmjp campaign verify results/mine", "fedmjp campaign verify results/mine --rerun 3 --file campaign.yaml"
+    )
+)
 def verify(
     folder: Folder,
     rerun: Annotated[int, typer.Option(help="Run so many trials again and compare every score.", min=0)] = 0,
@@ -127,7 +157,7 @@ def verify(
     _tell_verification(found)
 
 
-@campaign.command()
+@campaign.command(epilog=examples("fedmjp campaign publish results/mine studies/mine"))
 def publish(
     folder: Folder,
     study: Annotated[Path, typer.Argument(help="Folder that the study goes to.", show_default=False)],

@@ -6,37 +6,78 @@ import typer
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from rich.console import Console
 
+# What a table has room for; the rest is told of one by its name.
+COLUMNS = {
+    "attacks": ("name", "role", "summary"),
+    "defences": ("name", "stage", "summary"),
+    "models": ("name", "parameters", "summary"),
+    "metrics": ("name", "range", "definition"),
+}
 MORE = {
+    "attacks": """Which one to take:
+  one picture, no MJP           patch_embedding
+  with noise or rounding        patch_embedding_wiener
+  MJP, one upload               mjp_prior (seconds), then mjp_span (a search)
+  MJP, the picture comes again  mjp_intersection
+  several pictures per upload   gradient_matching""",
+    "defences": "Several act in the order in which they are named: --defence mjp --defence round.",
     "models": "Parameters are those of 224 pixels and 1000 classes, undefended. Besides, timm:NAME is any vision "
-    "transformer of timm's with one class token and learned positions, such as timm:vit_base_patch16_224."
+    "transformer of timm's with one class token and learned positions, such as timm:vit_base_patch16_224.",
+    "metrics": "A value belongs to one picture; means and intervals are the leaderboard's.",
 }
 
 
 def catalogue(
     kind: Annotated[str, typer.Argument(help="attacks, defences, models or metrics.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="One of them: what it needs, its options, its paper.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All that is known, machine-readable.")] = False,
 ) -> None:
-    """List attacks, defences, models or metrics with what each is and needs."""
-    from rich.console import Console
-    from rich.padding import Padding
-
+    """List attacks, defences, models or metrics, and which one to take; or tell all of one."""
     from fedmjp.errors import UnknownNameError
 
     kinds = {"attacks": _attacks, "defences": _defences, "models": _models, "metrics": _metrics}
     if kind not in kinds:
         raise UnknownNameError("list", kind, kinds)
     entries = kinds[kind]()
+    if name is not None:
+        names = [entry["name"] for entry in entries]
+        if name not in names:
+            raise UnknownNameError(kind.removesuffix("s"), name, names)
+        entries = [entry for entry in entries if entry["name"] == name]
+    _show(kind, entries, as_json=as_json, whole=name is not None)
+
+
+def _show(kind: str, entries: list[dict[str, str]], *, as_json: bool, whole: bool) -> None:
+    from rich.console import Console
+
+    from fedmjp.cli.console import tell
+
     console = Console()
     if as_json:
         console.print_json(data=entries)
-        return
-    for entry in entries:
-        console.print(f"[bold]{entry.pop('name')}[/]", highlight=False)
-        for key, value in entry.items():
-            console.print(Padding(f"[dim]{key}:[/] {value}", (0, 0, 0, 2)), highlight=False)
-    if kind in MORE:
+    elif whole:
+        tell(console, *(f"{key}: {value}" for entry in entries for key, value in entry.items()))
+    else:
+        _print_table(entries, COLUMNS[kind], console)
         console.print(MORE[kind], highlight=False, markup=False)
+        tell(console, f"\n`fedmjp list {kind} NAME` tells all of one, --json all of all.")
+
+
+def _print_table(entries: list[dict[str, str]], columns: tuple[str, ...], console: "Console") -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=column == "name", overflow="fold")
+    for entry in entries:
+        table.add_row(*(escape(entry[column]) for column in columns))
+    console.print(table)
 
 
 def _attacks() -> list[dict[str, str]]:

@@ -38,6 +38,18 @@ def doctor() -> None:
     tell(console, "\npackages      attacks, benchmarks, clients, fedmjp and server are ours")
 
 
+def refuse_shadows(command: str | None) -> None:
+    """BadInputError if other packages hide ours, which no command but this one can work with."""
+    from fedmjp.errors import BadInputError
+
+    others = ", ".join(str(other) for _, other in shadowed().values())
+    if others and command != "doctor":
+        raise BadInputError(
+            f"{others}: has the name of a package of fedmjp, and is found first; rename it, run elsewhere, or "
+            "take its folder out of PYTHONPATH"
+        )
+
+
 def shadowed() -> dict[str, tuple[Path, Path]]:
     """Packages of ours that an import would not reach: name to (our path, the path that wins)."""
     root = Path(__file__).resolve().parents[2]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.progress import LiveBars
-from fedmjp.cli.runs import choose, write_manifest
+from fedmjp.cli.options import MODEL, PICTURES, RUN, Device, Seed, share
+from fedmjp.cli.options import output as output_option
+from fedmjp.cli.runs import choose, require_apart, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,28 +21,64 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    data: Annotated[str, typer.Option(help="bundled, a folder of pictures or parquet files, or hub:OWNER/NAME.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="bundled, a folder of pictures or parquet files, or hub:OWNER/NAME.",
+            metavar="DIR",
+            rich_help_panel=PICTURES,
+        ),
+    ],
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders of training runs.", metavar="[RUN]...")] = None,
-    mask_ratios: Annotated[list[float], typer.Option("--mask-ratio", help="Of x~, 0 to 1; may be repeated.")] = [0.27],
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Evaluate a file of weights instead of runs.", metavar="FILE", rich_help_panel=MODEL),
+    ] = None,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="What the weights are of, such as name=deit_small; may be repeated.",
+            metavar="KEY=VALUE",
+            rich_help_panel=MODEL,
+        ),
+    ] = [],
+    limit: Annotated[
+        int | None, typer.Option(help="Only so many pictures, at random.", min=1, rich_help_panel=PICTURES)
+    ] = None,
+    mask_ratios: Annotated[
+        list[float],
+        typer.Option(
+            "--mask-ratio",
+            callback=share,
+            help="Of shuffled pictures; may be repeated.",
+            min=0,
+            max=1,
+            rich_help_panel=PICTURES,
+        ),
+    ] = [0.27],
     without_mask: Annotated[
-        bool, typer.Option("--without-mask", help="Do not tell defended models which patches were shuffled.")
+        bool,
+        typer.Option(
+            "--without-mask",
+            help="Do not tell defended models which patches were shuffled.",
+            rich_help_panel=PICTURES,
+        ),
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Only so many pictures, at random.", min=1)] = None,
-    weights: Annotated[Path | None, typer.Option(help="Evaluate a file of weights instead of runs.")] = None,
-    model: Annotated[list[str], typer.Option(help="KEY=VALUE, such as name=deit_small: what the weights are of.")] = [],
-    seed: Annotated[int, typer.Option(help="Of puzzles, and of the pictures that --limit leaves.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    workers: Annotated[int, typer.Option(help="Processes that read pictures.", min=0)] = 0,
-    output: Annotated[Path, typer.Option(help="Folder for tables and figure.")] = Path("results/evaluation"),
+    seed: Seed = 0,
+    device: Device = "auto",
+    workers: Annotated[int, typer.Option(help="Processes that read pictures.", min=0, rich_help_panel=RUN)] = 0,
+    output: Annotated[Path, output_option("Folder for tables and figure.")] = Path("results/evaluation"),
 ) -> None:
     """Measure what trained models know, and how far shuffled patches move them (MJP's Tables 1, 3 and 4, Fig. 3)."""
     from benchmarks.folder.output import claim_folder
+    from fedmjp.cli.progress import LiveBars
     from fedmjp.errors import OutputError
     from fedmjp.evaluation.consistency import Puzzles, measure, sample
     from fedmjp.evaluation.figures import figures
     from fedmjp.evaluation.runs import refuse_twins
     from fedmjp.training.run_folder import TrainingFolder
 
+    require_apart(output, data)
     puzzles = Puzzles(tuple(mask_ratios), seed, tell_mask=not without_mask)
     chosen = choose(device)
     runs = _runs(folders or [], weights, model)

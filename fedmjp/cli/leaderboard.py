@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.options import examples
 
 SHOW = "show"
 SITE_HELP = "Write a site of all studies here: a new folder, or a former site."
@@ -36,7 +37,7 @@ leaderboard = typer.Typer(
 )
 
 
-@leaderboard.command(SHOW)
+@leaderboard.command(SHOW, epilog=examples("fedmjp leaderboard results/mine --format html --format csv"))
 def show(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR...", help="What a run wrote; one, or several for a site.")
@@ -103,7 +104,7 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     tell(console, f"Written: {', '.join(map(str, written))}")
 
 
-@leaderboard.command()
+@leaderboard.command(epilog=examples("fedmjp leaderboard add entry.json --to results/mine"))
 def add(
     entry: Annotated[Path, typer.Argument(help="A submission: JSON as `fedmjp leaderboard` writes it.")],
     to: Annotated[Path, typer.Option("--to", help="The folder of results whose board it joins.")],

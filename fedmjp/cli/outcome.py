@@ -35,6 +35,8 @@ def tell_outcome(
     tell(console, f"\nWritten to {output}: {'reconstructions.png, ' if figure else ''}{FILES}.")
     for error, count in Counter(failed["error"]).most_common():
         tell(console, f"{count} {'trial' if count == 1 else 'trials'} failed: {error}", style="bold red")
+    if len(failed):
+        tell(console, "The same command tries them again, and nothing else.")
     tell(console, *(f"Unusable upload {problem}" for problem in unusable), style="bold red")
     if unusable:
         raise typer.Exit(BAD_INPUT)

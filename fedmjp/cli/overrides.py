@@ -10,7 +10,8 @@ import yaml
 from fedmjp.config import Checkpoint
 from fedmjp.errors import ConfigError
 
-DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; several act in the order given."
+# Options would silently take the place of a group that is none.
+GROUPS = ("model", "recipe", "puzzle", "partition")
 
 
 def read_values(path: Path | None) -> dict[str, Any]:
@@ -32,6 +33,10 @@ def read_values(path: Path | None) -> dict[str, Any]:
     for key in _keys(values):
         if not isinstance(key, str):
             raise ConfigError(f"{path}: the key {key!r} is no text; keys are names such as model, puzzle and recipe")
+    for name in GROUPS:
+        if not isinstance(values.get(name, {}), dict):
+            value = values[name]
+            raise ConfigError(f"{path}: {name} = {value!r} is no group of keys; write its keys below it, indented")
     return values
 
 

@@ -3,18 +3,17 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fedmjp.cli.console import wide_console
+from fedmjp.cli.options import Device, Fresh
+from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
-from fedmjp.cli.progress import TerminalProgress
 from fedmjp.cli.runs import choose
 
 
 def quickstart(
-    output: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results/quickstart"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget former trials and start over.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    output: Annotated[Path, output_option("Folder for results.")] = Path("results/quickstart"),
+    fresh: Fresh = False,
+    device: Device = "auto",
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
     from benchmarks.campaign.prepare import ledger_of
@@ -24,6 +23,7 @@ def quickstart(
     from benchmarks.report.render import render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.source import FederatedRun, RecordedUploads
+    from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
 
     console = wide_console()

@@ -6,41 +6,62 @@ from typing import Annotated
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.overrides import DEFENCE_HELP
-from fedmjp.cli.progress import TerminalProgress
-from fedmjp.cli.runs import single_batches
+from fedmjp.cli.options import (
+    UPLOADS,
+    BatchSize,
+    Classes,
+    Data,
+    Defences,
+    Device,
+    Fresh,
+    ImageSize,
+    LocalLearningRate,
+    LocalSteps,
+    Model,
+    PatchSize,
+    Seed,
+    UploadsPerPicture,
+)
+from fedmjp.cli.options import output as output_option
+from fedmjp.cli.runs import require_apart, single_batches
 
 
 def record(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="See `fedmjp list models`.")] = "deit_small",
-    defences: Annotated[list[str], typer.Option("--defence", help=DEFENCE_HELP)] = ["mjp"],
-    data: Annotated[str, typer.Option(help="'bundled' or a folder of CLASS/picture files.")] = "bundled",
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 2,
-    pictures_per_client: Annotated[int, typer.Option(help="One round each, or per batch.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Pictures behind one upload.")] = 1,
-    uploads_per_picture: Annotated[int, typer.Option(help="Under masks drawn independently.")] = 1,
-    local_steps: Annotated[int | None, typer.Option(help="Upload the weight delta after so many SGD steps.")] = None,
-    local_learning_rate: Annotated[float, typer.Option(help="Of these steps.")] = 0.01,
-    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
-    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
-    classes: Annotated[int, typer.Option(help="Classes of the model.")] = 1000,
-    server_learning_rate: Annotated[float, typer.Option(help="0 keeps the weights.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of weights, choice of pictures and jigsaws.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    output: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("results/record"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove former records first.")] = False,
+    clients: Annotated[int, typer.Option(help="Number of clients.", min=1, rich_help_panel=UPLOADS)] = 2,
+    pictures_per_client: Annotated[
+        int, typer.Option(help="One round each, or per batch.", min=1, rich_help_panel=UPLOADS)
+    ] = 1,
+    batch_size: BatchSize = 1,
+    uploads_per_picture: UploadsPerPicture = 1,
+    local_steps: LocalSteps = None,
+    local_learning_rate: LocalLearningRate = 0.01,
+    server_learning_rate: Annotated[
+        float, typer.Option(help="0 keeps the weights.", min=0, rich_help_panel=UPLOADS)
+    ] = 0.0,
+    data: Data = "bundled",
+    model: Model = "deit_small",
+    defences: Defences = ["mjp"],
+    image_size: ImageSize = 224,
+    patch_size: PatchSize = 16,
+    classes: Classes = 1000,
+    seed: Seed = 0,
+    device: Device = "auto",
+    output: Annotated[Path, output_option("Folder for the records.")] = Path("results/record"),
+    fresh: Fresh = False,
 ) -> None:
     """Run a federation on this machine and record every upload of single batches as it crosses the wire."""
     from benchmarks.federation.simulation import RunFolder, simulate
     from benchmarks.folder.output import claim_folder, write_json
     from fedmjp import provenance
+    from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
     from fedmjp.errors import OutputError
     from fedmjp.models.build import blueprint
     from fedmjp.scenario import Scenario
 
     console = wide_console()
+    require_apart(output, data)
     scenario = Scenario.parse(single_batches(context.params))
     blueprint(scenario.network)
     selection = select_for(scenario)

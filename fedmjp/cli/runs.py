@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fedmjp.training.central import Pictures
 
 
+# Warm-up of the paper's recipe: 20 of 300 epochs.
+WARMUP, EPOCHS = 20, 300
 # Where results go says nothing elsewhere, and a database's URL may hold a password.
 LEFT_OUT = ("--output", "--database")
 
@@ -54,9 +56,17 @@ def values_of(
     from fedmjp.training.rows import row as row_of
 
     values = dict(defaults)
-    for layer in (file, row_of(row).values if row else {}, options):
+    for layer in (file, row_of(row).values if row is not None else {}, options):
         values = merged(values, layer)
     return overridden(values, settings or [])
+
+
+def with_warm_up(values: Mapping[str, Any], epochs: object) -> dict[str, Any]:
+    """The paper's share of so many epochs as warm-up, at most as many as it has, unless the values say their own."""
+    if not isinstance(epochs, int):
+        return dict(values)  # told when it is read
+    share = min(WARMUP, max(0, epochs) * WARMUP // EPOCHS)
+    return merged({"recipe": {"warmup_epochs": share}}, values)
 
 
 def with_files(values: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +81,20 @@ def with_files(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def located(data: str) -> str:
-    """A source of pictures that means the same in every working directory."""
+    """A source of pictures that means the same in every working directory; BadInputError if it is none."""
+    from fedmjp.errors import BadInputError
+
+    if not data:
+        raise BadInputError("the source of pictures is empty: name 'bundled' or a folder")
     return data if data == "bundled" or data.startswith("hub:") else str(Path(data).absolute())
+
+
+def require_apart(output: Path, source: str) -> None:
+    """OutputError if results would lie among the pictures or uploads that they are made of, which they would change."""
+    from fedmjp.errors import OutputError
+
+    if Path(located(source)).is_absolute() and output.resolve().is_relative_to(Path(source).resolve()):
+        raise OutputError(f"--output {output} lies in {source}, which is read; name another folder")
 
 
 def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,27 @@
 """`fedmjp simulate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.overrides import DEFENCE_HELP, merged, read_values
-from fedmjp.cli.progress import FederatedProgress
-from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, write_manifest
+from fedmjp.cli.options import (
+    PICTURES,
+    RUN,
+    TRAINING,
+    UPLOADS,
+    ConfigFile,
+    DefencesIfAny,
+    DeviceIfAny,
+    Fresh,
+    Pictures,
+    SeedIfAny,
+    Settings,
+)
+from fedmjp.cli.options import output as output_option
+from fedmjp.cli.overrides import merged, read_values
+from fedmjp.cli.runs import given, require_apart, tell_held_out, values_of, with_files, with_warm_up, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,40 +30,56 @@ if TYPE_CHECKING:
     from fedmjp.training.run_folder import TrainingFolder
 
 TOLD = 10  # refusals that are listed on the terminal
-# Warm-up of the paper's recipe: 20 of 300 epochs.
-WARMUP, EPOCHS = 20, 300
 CLIENTS = 8
 
 
 def simulate(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="KEY=VALUE, such as training.recipe.batch_size=64 or clients=4."),
+    settings: Settings = None,
+    data: Pictures = None,
+    config_file: ConfigFile = None,
+    row: Annotated[
+        str | None, typer.Option(help="A row of the paper, such as table4-J.", rich_help_panel=TRAINING)
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="bundled (the default), a folder of pictures or parquet files, or hub:OWNER/NAME."),
+    defences: DefencesIfAny = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients; 8 by default.", min=1, rich_help_panel=TRAINING)
     ] = None,
-    config_file: Annotated[Path | None, typer.Option("--config", help="A YAML file of such keys.")] = None,
-    row: Annotated[str | None, typer.Option(help="A row of the paper, such as table4-J.")] = None,
-    defences: Annotated[list[str] | None, typer.Option("--defence", help=DEFENCE_HELP)] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients; 8 by default.")] = None,
     scheme: Annotated[
-        str | None, typer.Option("--partition", help="How pictures are dealt: iid, dirichlet or pathological.")
+        Literal["iid", "dirichlet", "pathological"] | None,
+        typer.Option("--partition", help="How pictures are dealt.", rich_help_panel=PICTURES),
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Of dirichlet; the smaller, the more unequal.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="fedavg, fedprox, fedavgm, fedadam or fedsgd.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="10 by default.")] = None,
-    local_epochs: Annotated[int | None, typer.Option(help="Of a client in a round; 1 by default.")] = None,
-    participation: Annotated[float | None, typer.Option(help="Share of the clients in a round.")] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="Of dirichlet; the smaller, the more unequal.", rich_help_panel=PICTURES),
+    ] = None,
+    strategy: Annotated[
+        Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"] | None,
+        typer.Option(help="fedavg by default.", rich_help_panel=TRAINING),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="10 by default.", min=1, rich_help_panel=TRAINING)] = None,
+    local_epochs: Annotated[
+        int | None, typer.Option(help="Of a client in a round; 1 by default.", min=1, rich_help_panel=TRAINING)
+    ] = None,
+    participation: Annotated[
+        float | None, typer.Option(help="Share of the clients in a round.", max=1, rich_help_panel=TRAINING)
+    ] = None,
     uploads: Annotated[
-        list[int] | None, typer.Option(help="Record the uploads of this round for `fedmjp attack`; may be repeated.")
+        list[int] | None,
+        typer.Option(
+            help="Record the uploads of this round; repeat it for several. `fedmjp attack` reads those of "
+            "--strategy fedsgd, whose batches are then of one picture, whole and unmixed, unless you say otherwise.",
+            min=1,
+            metavar="ROUND",
+            rich_help_panel=UPLOADS,
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of initial weights and of everything else; 0 by default.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto (default), cpu or cuda.")] = None,
-    gpus_per_client: Annotated[float | None, typer.Option(help="Such as 0.25; by default what fits.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for weights, history and state.")] = Path("results/simulate"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    seed: SeedIfAny = None,
+    device: DeviceIfAny = None,
+    gpus_per_client: Annotated[
+        float | None, typer.Option(help="Such as 0.25; by default what fits.", rich_help_panel=RUN)
+    ] = None,
+    output: Annotated[Path, output_option("Folder for weights, history and state.")] = Path("results/simulate"),
+    fresh: Fresh = False,
 ) -> None:
     """Train over clients of a federation on this machine; goes on where it was stopped."""
     from benchmarks.federation.training import (
@@ -62,20 +91,21 @@ def simulate(
         train_federated,
     )
     from benchmarks.folder.output import claim_folder
+    from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.extras import require
     from fedmjp.models.build import build
-    from fedmjp.scenario import Scenario
     from fedmjp.training.run_folder import TrainingFolder, published
 
     require("training", "fedmjp simulate")
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
-    training = rounds_of | {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
     whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences}
-    named = given(whole) | {"model": given({"seed": seed}), "training": given(training)}
-    defaults = {"model": {"name": "deit_small"}, "clients": CLIENTS, "training": {}}
-    values = values_of(defaults, _file(config_file), row, named, settings)
-    asked = Scenario.parse(with_files(_with_warm_up(values)))
+    dealing = {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
+    named = given(whole | rounds_of | dealing) | {"model": given({"seed": seed})}
+    defaults = {"model": {"name": "deit_small"}, "clients": CLIENTS}
+    values = values_of(defaults, read_values(config_file), row, named, settings)
+    asked = _read(with_files(_with_defaults(values)))
+    require_apart(output, asked.data)
     build(asked.network)  # whatever is wrong with it is told now, not by the server
     resources = resources_for(asked, gpus_per_client=gpus_per_client)
     claim_folder(output)
@@ -102,6 +132,9 @@ def simulate(
         console.print(f"{len(dealt.dropped)} of {len(pictures.train)} pictures are with no client.")
     tell_held_out(pictures, "the clients train on", console)
     tell(console, f"{resources.sentence()}.")
+    if asked.training and asked.training.records and asked.training.update != "gradient":
+        told = "holds changes of weights, which no attack here reads: record with --strategy fedsgd to attack them"
+        tell(console, f"What is recorded of {asked.training.strategy} {told}.")
     if done:
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     with FederatedProgress(console, done, scenario.rounds) as progress:
@@ -109,32 +142,33 @@ def simulate(
     _tell_results(scenario, folder, console)
 
 
-def _file(path: Path | None) -> dict[str, Any]:
-    """The values of a YAML file, checked: options would silently take the place of a group that is none."""
-    from fedmjp.errors import ConfigError
-
-    values = read_values(path)
-    training = values.get("training", {})
-    groups = {"training": training, "model": values.get("model", {})}
-    if isinstance(training, dict):
-        groups |= {f"training.{name}": training.get(name, {}) for name in ("partition", "puzzle", "recipe")}
-    for name, value in groups.items():
-        if not isinstance(value, dict):
-            raise ConfigError(f"{path}: {name} = {value!r} is no group of keys; write its keys below it, indented")
-    return values
-
-
-def _with_warm_up(values: dict[str, Any]) -> dict[str, Any]:
-    """The paper's share of warm-up epochs: 20 are more than most federated runs have."""
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """What follows from values where they do not say it: the warm-up, and a recipe that can be recorded."""
+    from benchmarks.federation.training import AS_SHOWN
     from fedmjp.learning import Training
 
-    training = values["training"]
-    if not isinstance(training, dict):
-        return values  # refused when it is read
-    rounds, local = (training.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs"))
-    if not isinstance(rounds, int) or not isinstance(local, int):
-        return values
-    return merged({"training": {"recipe": {"warmup_epochs": rounds * local * WARMUP // EPOCHS}}}, values)
+    rounds, local = (values.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs"))
+    if values.get("strategy") == "fedsgd" and values.get("records"):
+        values = merged({"recipe": {**AS_SHOWN, "batch_size": 1}}, values)
+    return with_warm_up(values, rounds * local if isinstance(rounds, int) and isinstance(local, int) else None)
+
+
+def _read(values: dict[str, Any]) -> "Scenario":
+    """The scenario of values, among which those of the training stand beside the others, as in `fedmjp train`."""
+    from fedmjp.errors import ConfigError, suggestion
+    from fedmjp.learning import Training
+    from fedmjp.scenario import OF_BATCHES, Scenario
+
+    ours = {name: value for name, value in values.items() if name not in Training.model_fields}
+    known = [key for key in (*Training.keys(), *Scenario.keys()) if key not in ("training", *OF_BATCHES)]
+    recipe = values.get("recipe")
+    if isinstance(recipe, dict) and "epochs" in recipe:
+        raise ConfigError("recipe.epochs is not of a federation: set rounds and local_epochs")
+    for key in ours:
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r}, {suggestion(key, known)}")
+    training = {name: value for name, value in values.items() if name in Training.model_fields}
+    return Scenario.parse({**ours, "training": Training.parse(training)})
 
 
 def _tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:

@@ -6,34 +6,45 @@ from typing import Annotated
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.overrides import DEFENCE_HELP, read_values
-from fedmjp.cli.progress import TrainingProgress
-from fedmjp.cli.runs import given, tell_held_out, values_of, with_files, write_manifest
+from fedmjp.cli.options import (
+    TRAINING,
+    ConfigFile,
+    DefencesIfAny,
+    DeviceIfAny,
+    Fresh,
+    Pictures,
+    SeedIfAny,
+    Settings,
+)
+from fedmjp.cli.options import output as output_option
+from fedmjp.cli.overrides import read_values
+from fedmjp.cli.runs import given, require_apart, tell_held_out, values_of, with_files, with_warm_up, write_manifest
 
 # Of x~: of the paper's Table 5, and of the official consistency script; Tables 1, 3 and 4 do not say theirs.
 ROW_RATIOS = (0.27, 0.5)
 
 
 def train(
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="KEY=VALUE, such as recipe.epochs=20 or model.image_size=64.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="bundled (default), a folder of pictures or parquet files, or hub:OWNER/NAME.")
-    ] = None,
-    config_file: Annotated[Path | None, typer.Option("--config", help="A YAML file of such keys.")] = None,
+    settings: Settings = None,
+    data: Pictures = None,
+    config_file: ConfigFile = None,
     row: Annotated[
-        str | None, typer.Option(help="A row of the paper, such as table4-J; evaluated beside its figures at the end.")
+        str | None,
+        typer.Option(
+            help="A row of the paper, such as table4-J; evaluated beside its figures at the end.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    defences: Annotated[list[str] | None, typer.Option("--defence", help=DEFENCE_HELP)] = None,
-    seed: Annotated[int | None, typer.Option(help="Of initial weights and of everything else; 0 by default.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto (default), cpu or cuda.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for weights, history and state.")] = Path("results/train"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    defences: DefencesIfAny = None,
+    seed: SeedIfAny = None,
+    device: DeviceIfAny = None,
+    output: Annotated[Path, output_option("Folder for weights, history and state.")] = Path("results/train"),
+    fresh: Fresh = False,
 ) -> None:
     """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped."""
     from benchmarks.folder.output import claim_folder
     from fedmjp.cli.evaluate import evaluate
+    from fedmjp.cli.progress import TrainingProgress
     from fedmjp.extras import require
     from fedmjp.training.central import open_pictures
     from fedmjp.training.central import train as run
@@ -44,9 +55,11 @@ def train(
     require("training", "fedmjp train")
     named = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
     defaults = {"model": {"name": "deit_small"}}
-    config = TrainingConfig.parse(
-        with_files(values_of(defaults, read_values(config_file), row, given(named), settings))
-    )
+    values = values_of(defaults, read_values(config_file), row, given(named), settings)
+    recipe = values.get("recipe")
+    epochs = recipe.get("epochs") if isinstance(recipe, dict) else None
+    config = TrainingConfig.parse(with_files(with_warm_up(values, epochs)))
+    require_apart(output, config.data)
     pictures = open_pictures(config.data, config.model.classes)  # before anything is deleted
     claim_folder(output)
     folder = TrainingFolder(output)

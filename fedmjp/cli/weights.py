@@ -1,11 +1,12 @@
 """`fedmjp weights`, `fedmjp weights verify FILE` and `fedmjp weights fetch NAME`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.options import MODEL, Classes, DefencesIfAny, ImageSize, Model, examples
 
 weights = typer.Typer(
     invoke_without_command=True, help="List published checkpoints, check a file of weights, or download one."
@@ -43,7 +44,7 @@ def table(context: typer.Context) -> None:
     tell(console, "`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
 
 
-@weights.command()
+@weights.command(epilog=examples("fedmjp weights fetch deit_small"))
 def fetch(name: Annotated[str, typer.Argument(help="As `fedmjp weights` lists it, or timm:NAME.")]) -> None:
     """Find published weights on this machine, or download them."""
     from fedmjp.models.known import known
@@ -52,19 +53,24 @@ def fetch(name: Annotated[str, typer.Argument(help="As `fedmjp weights` lists it
     _tell_file(Path(name) if name.startswith(PREFIX) else known(name).fetch())
 
 
-@weights.command()
+@weights.command(epilog=examples("fedmjp weights verify FILE --model deit_small"))
 def verify(
     file: Annotated[Path, typer.Argument(help="Weights: .safetensors, .pth, .pt or .bin.", show_default=False)],
-    model: Annotated[str, typer.Option(help="The model that they are for, see `fedmjp list models`.")],
-    defences: Annotated[
-        list[str] | None, typer.Option("--defence", help="That the model is trained under; may be repeated.")
+    model: Model,
+    defences: DefencesIfAny = None,
+    image_size: ImageSize = 224,
+    patch_size: Annotated[
+        int | None,
+        typer.Option(help="Pixels per side of a patch.", show_default="the model's", min=1, rich_help_panel=MODEL),
     ] = None,
-    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
-    patch_size: Annotated[int | None, typer.Option(help="Pixels per side.", show_default="the model's")] = None,
-    classes: Annotated[int, typer.Option(help="Of the training.")] = 1000,
-    localisation: Annotated[str, typer.Option(help=f"none, pca, linear or nonlinear. {SELDOM}")] = "none",
-    localisation_layers: Annotated[int, typer.Option(help="2 or 3, of the nonlinear one.")] = 3,
-    index_embedding: Annotated[bool, typer.Option("--index-embedding", help=SELDOM)] = False,
+    classes: Classes = 1000,
+    localisation: Annotated[
+        Literal["none", "pca", "linear", "nonlinear"], typer.Option(help=SELDOM, rich_help_panel=MODEL)
+    ] = "none",
+    localisation_layers: Annotated[
+        int, typer.Option(help="Of the nonlinear one.", min=2, max=3, rich_help_panel=MODEL)
+    ] = 3,
+    index_embedding: Annotated[bool, typer.Option("--index-embedding", help=SELDOM, rich_help_panel=MODEL)] = False,
 ) -> None:
     """Load a file into a model, strictly, and tell what it is."""
     from fedmjp.config import ModelConfig

@@ -3,7 +3,6 @@
 The launcher, the clients and the evaluator each work it out for themselves and agree.
 """
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ import torch
 
 from fedmjp.data.datasets import BUNDLED, DatasetPictures, open_dataset
 from fedmjp.data.pictures import CROP_SHARE, LabelledPicture, PictureEntry, PictureSource
-from fedmjp.errors import DataError
+from fedmjp.errors import DataError, suggestion
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 
@@ -111,8 +110,7 @@ def pick(source: PictureSource, names: Sequence[str]) -> Selection:
         if name in names[:index]:
             raise DataError(f"picture {name!r} is named twice")
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            raise DataError(f"there is no picture {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+            raise DataError(f"there is no picture {name!r}, {suggestion(name, known)}")
     pictures = (source.load(name) for name in names)
     entries = tuple(PictureEntry(picture.name, picture.label, picture.digest()) for picture in pictures)
     return Selection(source, entries, ())

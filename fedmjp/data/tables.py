@@ -93,6 +93,8 @@ def open_hub(data: str, split: Split) -> LabelledDataset:
     Raises:
         DataError: If that cannot be done, or it holds no labelled pictures.
     """
+    if not data.removeprefix(HUB).strip("/"):
+        raise DataError(f"{data!r} names no data set: write hub:OWNER/NAME")
     try:
         rows = load_dataset(data.removeprefix(HUB), split=split)
     except (DatasetNotFoundError, DatasetGenerationError, OSError, ValueError, RuntimeError) as error:

@@ -3,10 +3,14 @@
 Other packages add theirs through the entry-point group ``fedmjp.defences``: the name, and ``module:class``.
 """
 
-from fedmjp.defences.base import Defence
+from typing import TYPE_CHECKING
+
 from fedmjp.registry import Registry
 
-DEFENCES: Registry[type[Defence]] = Registry(
+if TYPE_CHECKING:
+    from fedmjp.defences.base import Defence
+
+DEFENCES: "Registry[type[Defence]]" = Registry(
     "defence",
     {
         "clip": "fedmjp.defences.clip:Clip",

@@ -88,7 +88,7 @@ class Arranged:
 class Defence(ABC):
     """Base of all defences.
 
-    Class attributes state what `fedmjp list defences` prints and how a pipeline calls it:
+    Class attributes state what `fedmjp list defences NAME` prints and how a pipeline calls it:
 
     - ``name``; ``paper``, the source; ``summary``, one line; ``told``, what of it an honest-but-curious server
       is told;

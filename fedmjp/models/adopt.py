@@ -4,7 +4,6 @@ adopted = adopt(vit, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 upload = adopted.upload({name: parameter.grad for name, parameter in vit.named_parameters()})
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmjp.config import UpdateKind
-from fedmjp.errors import BadInputError
+from fedmjp.errors import BadInputError, suggestion
 from fedmjp.models import names
 from fedmjp.models.entrance import channel_values, denormalised
 from fedmjp.models.probing import FoundEntrance, find_entrance
@@ -176,11 +175,9 @@ def _parts(module: nn.Module, found: FoundEntrance) -> dict[str, str | None]:
 def _checked(role: Role, tensors: Mapping[str, Tensor]) -> Tensor:
     tensor: object = tensors.get(role.name)
     if tensor is None:
-        near = difflib.get_close_matches(role.name, tensors, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}? Give" if near else "give"
         raise BadInputError(
-            f"the upload has no tensor {role.name!r} {tuple(role.shape)}, which closed forms need; {hint} tensors the "
-            "module's own names"
+            f"the upload has no tensor {role.name!r} {tuple(role.shape)}, which closed forms need: give tensors the "
+            f"module's own names; {suggestion(role.name, tensors)}"
         )
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__

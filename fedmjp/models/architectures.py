@@ -1,23 +1,16 @@
 """What model names stand for: our own, and ``timm:NAME`` for other vision transformers of timm."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-import timm
-import torch
-from timm.layers import PatchEmbed
-from timm.models.vision_transformer import VisionTransformer
-from torch import nn
-
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.models import names
 
 TIMM = "timm:"
-EXAMPLES = ("vit_base_patch16_224", "vit_tiny_patch16_224")
+EXAMPLE = "timm:vit_base_patch16_224"
 # What attacks and defences refer to by name; a transformer without one of them is another kind of model.
 ENTRANCE = (names.CLASS_TOKEN, names.PATCH_WEIGHT, names.PATCH_BIAS, names.FIRST_QKV_WEIGHT, names.HEAD_BIAS)
 
@@ -142,17 +135,19 @@ def architecture(name: str) -> Architecture:
 
 @lru_cache
 def _of_timm(name: str) -> Architecture:
+    import timm  # noqa: PLC0415 (seconds of imports, which a mistyped name need not wait for)
+    import torch  # noqa: PLC0415
+
     known = timm.list_pretrained() if "." in name else timm.list_models()  # a dot: with the tag of certain weights
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        raise UnknownNameError("timm model", name, near or EXAMPLES)
+        raise UnknownNameError("timm model", name, known)
     with torch.device("meta"):
         model: Any = timm.create_model(name, num_classes=1)
     reason = _unlike_deit(model)
     if reason:
         raise ConfigError(
             f"{TIMM}{name} {reason}: take a VisionTransformer of timm's with one class token and learned positions, "
-            f"such as {TIMM}{EXAMPLES[0]}"
+            f"such as {EXAMPLE}"
         )
     patch_size = int(model.patch_embed.patch_size[0])
     base = f"timm's {name}, dim {model.embed_dim}, patches of {patch_size} pixels"
@@ -161,6 +156,10 @@ def _of_timm(name: str) -> Architecture:
 
 def _unlike_deit(model: Any) -> str | None:
     """Why attacks and defences, which are written for DeiT, would misread a timm model; None if they do not."""
+    from timm.layers import PatchEmbed  # noqa: PLC0415
+    from timm.models.vision_transformer import VisionTransformer  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+
     if not isinstance(model, VisionTransformer):
         return f"is a {type(model).__name__}"
     if model.num_prefix_tokens != 1:

@@ -73,7 +73,7 @@ def _drawn(config: ModelConfig, found: Architecture, drop_path: float = 0.0) -> 
     if found.patch_size not in (None, config.patch_size):
         raise ConfigError(
             f"{config.name} has patches of {found.patch_size} pixels, not {config.patch_size}: "
-            f"set patch-size to {found.patch_size}"
+            f"set patch size to {found.patch_size}"
         )
     _check_positions(config, found)
     sizes: dict[str, Any] = {} if found.family is Family.CONVOLUTIONAL else {"img_size": config.image_size}

@@ -1,6 +1,5 @@
 """Get a user's own module from the code that makes it, by name."""
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fedmjp.errors import BadInputError
+from fedmjp.errors import BadInputError, suggestion
 
 
 def load_module(target: str) -> nn.Module:
@@ -30,8 +29,8 @@ def load_module(target: str) -> nn.Module:
         raise BadInputError(f"{target!r} is not of the form package:factory or FILE.py:factory")
     owner = _guarded(target, lambda: _file(Path(place)) if place.endswith(".py") else _package(place))
     if not hasattr(owner, name):
-        near = difflib.get_close_matches(name, vars(owner), n=1)
-        raise BadInputError(f"{place} has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        own = [each for each in vars(owner) if not each.startswith("_")]
+        raise BadInputError(f"{place} has no {name!r}; {suggestion(name, own)}")
     made = getattr(owner, name)
     if not isinstance(made, nn.Module):
         if not callable(made):

@@ -1,0 +1,115 @@
+"""What several commands take, in the same words, and checked before anything heavy is imported."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+
+from fedmjp.errors import BadInputError
+
+# Groups of options in --help.
+PICTURES, MODEL, UPLOADS, ATTACK, TRAINING, RUN, THEIR_MODEL = (
+    "Pictures", "Model and defences", "Uploads", "Attack", "Training", "Run", "Your own model",
+)  # fmt: skip
+DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; repeat it for several, in their order."
+
+
+def examples(*commands: str, keys: Mapping[str, str] | None = None) -> str:
+    """The end of a command's --help: commands that do something, and the keys of KEY=VALUE by their group."""
+    named = [f"{group}.KEY: {names}" if group else names for group, names in (keys or {}).items()]
+    return "\n\n".join(map(escape, ["Examples:", *commands, *(["", "Keys:", *named] if named else [])]))
+
+
+def output(what: str) -> Any:
+    """The option of the folder that a command writes to."""
+    return typer.Option("--output", help=what, parser=_folder, metavar="DIR", rich_help_panel=RUN)
+
+
+def known_model(name: str) -> str:
+    """The same name; UnknownNameError if there is no such model."""
+    from fedmjp.models.architectures import TIMM, architecture
+
+    if not name.startswith(TIMM):  # timm itself takes seconds, and is asked when the model is built
+        architecture(name)
+    return name
+
+
+def known_attack(name: str) -> str:
+    """The same name; UnknownNameError if there is no such attack."""
+    from attacks import ATTACKS
+
+    ATTACKS.require(name)
+    return name
+
+
+def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
+    """The same texts; UnknownNameError if one begins with the name of no defence."""
+    from fedmjp.defences import DEFENCES
+
+    for text in texts or ():
+        name = text.partition(":")[0].strip()
+        if name != "none":
+            DEFENCES.require(name)
+    return texts
+
+
+def share(value: Any) -> Any:
+    """The same share, or list of them; BadParameter if one is no number, which no range excludes."""
+    if any(each != each for each in (value if isinstance(value, Sequence) else [value])):
+        raise typer.BadParameter("nan is not in the range 0<=x<=1.")
+    return value
+
+
+def _folder(text: str | Path) -> Path:
+    if not str(text):
+        raise BadInputError("--output is empty: name a folder")
+    return Path(text)
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Values of keys, which are listed below, such as recipe.batch_size=64."
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A YAML file of these keys.", metavar="FILE", rich_help_panel=RUN)
+]
+_Model: Any = typer.Option(help="See `fedmjp list models`.", callback=known_model, rich_help_panel=MODEL)
+_Defence: Any = typer.Option("--defence", help=DEFENCE_HELP, callback=known_defences, rich_help_panel=MODEL)
+_Device: Any = typer.Option(help="Where the work is done; auto takes CUDA where there is any.", rich_help_panel=RUN)
+_Fresh: Any = typer.Option("--fresh", help="Forget what a former run left, and start over.", rich_help_panel=RUN)
+
+Model = Annotated[str, _Model]
+Defences = Annotated[list[str], _Defence]
+DefencesIfAny = Annotated[list[str] | None, _Defence]
+Device = Annotated[Literal["auto", "cpu", "cuda"], _Device]
+DeviceIfAny = Annotated[Literal["auto", "cpu", "cuda"] | None, _Device]
+Fresh = Annotated[bool, _Fresh]
+Data = Annotated[
+    str, typer.Option(help="'bundled' or a folder of CLASS/picture files.", metavar="DIR", rich_help_panel=PICTURES)
+]
+Pictures = Annotated[
+    str | None,
+    typer.Option(
+        help="bundled (the default), a folder of pictures or parquet files, or hub:OWNER/NAME.",
+        metavar="DIR",
+        rich_help_panel=PICTURES,
+    ),
+]
+ImageSize = Annotated[int, typer.Option(help="Pixels per side.", min=1, rich_help_panel=MODEL)]
+PatchSize = Annotated[int, typer.Option(help="Pixels per side of a patch.", min=1, rich_help_panel=MODEL)]
+Classes = Annotated[int, typer.Option(help="Classes of the model.", min=2, rich_help_panel=MODEL)]
+BatchSize = Annotated[int, typer.Option(help="Pictures behind one upload.", min=1, rich_help_panel=UPLOADS)]
+UploadsPerPicture = Annotated[
+    int, typer.Option(help="Under masks drawn independently.", min=1, rich_help_panel=UPLOADS)
+]
+LocalSteps = Annotated[
+    int | None,
+    typer.Option(help="Upload the weight delta after so many SGD steps.", min=1, rich_help_panel=UPLOADS),
+]
+LocalLearningRate = Annotated[float, typer.Option(help="Of these steps.", rich_help_panel=UPLOADS)]
+Seed = Annotated[int, typer.Option(help="Of all that is drawn.", min=0, rich_help_panel=RUN)]
+SeedIfAny = Annotated[int | None, typer.Option(help="Of all that is drawn; 0 by default.", min=0, rich_help_panel=RUN)]
