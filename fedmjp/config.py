@@ -24,6 +24,7 @@ from fedmjp.errors import CheckpointError, ConfigError
 UpdateKind = Literal["gradient", "delta"]
 Localisation = Literal["none", "pca", "linear", "nonlinear"]
 MAX_CLASSES = 1_000_000  # more than any data set has, and a head that still fits into memory
+MAX_IMAGE_SIZE = 4096  # pixels per side: more than any model here was made for, and pictures that still fit into memory
 MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
 DIGEST = "digest"  # context of a dump that is to be hashed
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -115,7 +116,7 @@ class ModelConfig(Config):
     index_embedding: bool = False
     localisation: Localisation = "none"
     localisation_layers: Literal[2, 3] = 3
-    image_size: int = Field(224, ge=1)
+    image_size: int = Field(224, ge=1, le=MAX_IMAGE_SIZE)
     patch_size: int = Field(16, ge=1)
     classes: int = Field(1000, ge=2, le=MAX_CLASSES)
     seed: int = Field(0, ge=0, le=MAX_SEED)

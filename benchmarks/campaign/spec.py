@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
-from fedmjp.config import MAX_SEED, Checkpoint, Config, MaskRatio
+from fedmjp.config import MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
@@ -48,6 +49,7 @@ class DataConfig(Config):
 
 # What a grid may say of the server's view, in the scenario's words; a list makes several threat models.
 THREAT = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+MOST_CELLS = 100_000  # of a grid; a table of so many is read by nobody
 
 
 def _pipelines(value: object) -> object:
@@ -91,6 +93,11 @@ class Grid(Config):
                     near = difflib.get_close_matches(str(key), THREAT, n=1)
                     hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(THREAT)}"
                     raise ValueError(f"threats: unknown key {key!r}, {hint}")
+        views = sum(math.prod(_count(value) for value in threat.values()) for threat in self.threats)
+        listed = (self.models, self.defences, self.attacks, self.settings, self.mask_ratios)
+        if views * math.prod(map(len, listed)) > MOST_CELLS:
+            cells = views * math.prod(map(len, listed))
+            raise ValueError(f"makes {cells:,} cells, a grid has at most {MOST_CELLS:,}: take several campaigns")
         for view, defences in itertools.product(self.views, self.defences):
             with as_value_error():
                 sizes = {"clients": pipeline_of(defences).clients, "pictures_per_client": view.get("batch_size", 1)}
@@ -105,6 +112,10 @@ class Grid(Config):
             lists = [value if isinstance(value, list | tuple) else [value] for value in threat.values()]
             found += [dict(zip(threat, values, strict=True)) for values in itertools.product(*lists)]
         return found
+
+
+def _count(value: object) -> int:
+    return len(value) if isinstance(value, list | tuple) else 1
 
 
 class Budget(Config):
@@ -132,7 +143,7 @@ class Campaign(Config):
     seeds: tuple[Annotated[int, Field(ge=0, le=MAX_SEED)], ...] = Field((0,), min_length=1)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
-    image_size: int = Field(224, ge=1)
+    image_size: int = Field(224, ge=1, le=MAX_IMAGE_SIZE)
     patch_size: int = Field(16, ge=1)
     classes: int = Field(1000, ge=2)
     weights: Mapping[str, str] = {}
