@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from fedmjp.errors import CheckpointError, ConfigError
+from fedmjp.files import require_regular
 
 UpdateKind = Literal["gradient", "delta"]
 Localisation = Literal["none", "pca", "linear", "nonlinear"]
@@ -87,6 +88,7 @@ class Checkpoint(Config):
     def of(cls, path: str | Path) -> Self:
         """The checkpoint in a file; CheckpointError if it cannot be read."""
         try:
+            require_regular(Path(path))
             with Path(path).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:

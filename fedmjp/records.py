@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
+from fedmjp.files import require_regular
 
 
 def require(condition: bool, message: str) -> None:
@@ -62,16 +63,17 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     fields = load_fields(path)
     try:
         return load(path.read_bytes()), fields
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
 def load_fields(path: Path) -> dict[str, Any]:
     """The plain fields of what ``save_tensors`` wrote, without its tensors; errors as of ``load_tensors``."""
     try:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             return dict(json.loads(file.metadata()["fields"]))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from fedmjp.errors import ConfigError
 from fedmjp.files import read_file
@@ -72,6 +73,7 @@ class _Measure:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, int] | None] = {}
+        self._constructor = SafeConstructor()
 
     def add(self, node: yaml.Node) -> tuple[int, int]:
         """Values in a node, and how deep they stand in each other."""
@@ -81,7 +83,7 @@ class _Measure:
                 raise _RefusedError(f"{_line(node)}: an alias contains itself")
             return size
         self._known[id(node)] = None
-        _require_plain(node)
+        _require_plain(node, self._constructor)
         sizes = [self.add(child) for child in _children(node)]
         count, depth = 1 + sum(count for count, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
         if count > MOST_VALUES or depth > DEEPEST:
@@ -112,7 +114,7 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         yield value
 
 
-def _require_plain(node: yaml.Node) -> None:
+def _require_plain(node: yaml.Node, constructor: SafeConstructor) -> None:
     kind = node.tag.removeprefix(STANDARD)
     if kind not in KINDS:
         raise _RefusedError(f"{_line(node)}: {kind!r} is no text, number, list or group of keys; put text in quotes")
@@ -123,7 +125,7 @@ def _require_plain(node: yaml.Node) -> None:
     if kind == "str" and UNPRINTABLE.search(node.value):
         raise _RefusedError(f"{_line(node)}: text with characters that cannot be printed")
     try:
-        LOADER("").construct_object(node)
+        constructor.construct_object(node)
     except (ValueError, LookupError, yaml.YAMLError):
         raise _RefusedError(f"{_line(node)}: {node.value[:60]!r} is no value of the kind {kind!r}") from None
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from fedmjp.csv_cells import guard, unguard
+
 
 class Refusal(NamedTuple):
     """A client whose reply was not used in a round, and why; None for a node that is no client, or for all of them."""
@@ -35,7 +37,7 @@ class RefusalFile:
             return []
         with self.path.open(newline="", encoding="utf-8") as file:
             _, *rows = csv.reader(file)
-        return [Refusal(int(number), int(client) if client else None, reason) for number, client, reason in rows]
+        return [Refusal(int(number), int(client) if client else None, unguard(reason)) for number, client, reason in rows]
 
     def add(self, refusals: list[Refusal]) -> None:
         """Append."""
@@ -53,5 +55,5 @@ class RefusalFile:
         with partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(Refusal._fields)
-            writer.writerows(refusals)
+            writer.writerows((each.round, each.client, guard(each.reason)) for each in refusals)
         partial.replace(self.path)

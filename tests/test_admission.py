@@ -218,7 +218,7 @@ def test_an_unknown_attack_cannot_claim_to_know_the_defence(folder):
 def test_several_third_parties_may_submit_the_same_floor_and_twin(folder):
     admit(write(folder, submission()), folder)
     other = submission()
-    other["submitter"]["name"] = "B"
+    other["submitter"] |= {"name": "B", "contact": "b@example.org"}
     assert {entry.submitter.name for entry in admit(write(folder, other), folder)} == {"B"}
 
 

@@ -17,6 +17,8 @@ from fedmjp.yaml_files import read_yaml
 Location = tuple[int | str, ...]
 GRIDS = "grids"
 SHOWN = 10  # things that are wrong
+SHORT = reprlib.Repr()  # of values in messages
+SHORT.maxstring = 100
 
 
 def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
@@ -63,7 +65,7 @@ def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: S
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{where}: {key!r} is missing"
-    shown = reprlib.repr(detail["input"])
+    shown = SHORT.repr(detail["input"])
     return f"{where}: {key} = {shown}: {message}" if key else f"{where}: {message}"
 
 

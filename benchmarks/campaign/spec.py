@@ -135,7 +135,7 @@ class Campaign(Config):
         ConfigError: If values contradict each other.
     """
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)
     title: str = ""
     question: str = ""
     data: DataConfig = DataConfig()

@@ -18,6 +18,7 @@ from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.store import Store, Trial
 from fedmjp.errors import OutputError
+from fedmjp.files import require_regular
 
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
@@ -69,6 +70,7 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
     """
     path = folder / TRIALS
     try:
+        require_regular(path)
         table = parquet.read_table(path)
         metadata = table.schema.metadata or {}
         about = json.loads(metadata[PLAN])
@@ -80,8 +82,11 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
         return Ledger({**about, SHA256: _sha256(path)}, cells, rows[list(COLUMNS)]), store
     except FileNotFoundError:
         raise OutputError(f"{folder} holds neither trials.sqlite nor {TRIALS}") from None
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise OutputError(f"{path} is no study of this version of fedmjp ({type(error).__name__}: {error})") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise OutputError(
+            f"{path} is damaged, or no study of this version of fedmjp ({said}); put a whole copy in its place"
+        ) from None
 
 
 def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Store]:

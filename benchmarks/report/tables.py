@@ -20,6 +20,7 @@ from benchmarks.report.legend import ADDED_HEADING, columns, verdicts
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
+from fedmjp.csv_cells import guard
 from fedmjp.defences.pipeline import NONE
 
 # What a narrow terminal can do without, in this order.
@@ -40,7 +41,7 @@ NESTED = {
 def csv_text(board: Board) -> str:
     """One line per entry, every number at full precision, empty where there is no value."""
     lines = [_flat(entry, board.metrics) for entry in board.entries]
-    return pd.DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(lines, dtype=object).map(guard).to_csv(index=False, lineterminator="\n")
 
 
 def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
