@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.files import require_regular
 
@@ -77,6 +76,8 @@ def load_fields(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
+Sent = Literal["gradient", "delta", "weights", "unknown"]
+ATTACKED = ("gradient", "delta")
 # What an upload's file states beside its tensors; labels and others are never among it.
 UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
@@ -85,8 +86,9 @@ UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 class Upload:
     """What one client sent in one round, as it crossed the wire."""
 
-    tensors: Mapping[str, Tensor]  # parameter name to gradient ("gradient") or weight change ("delta")
-    kind: UpdateKind  # which of the two
+    tensors: Mapping[str, Tensor]  # parameter name to value
+    # What the values are: a gradient, a weight change ("delta"), whole weights, or what nobody here can tell.
+    kind: Sent
     num_examples: int  # pictures behind it, as the client reports them
     server_round: int  # round number, from 1
     node: int  # the client's node identifier in that run
@@ -100,6 +102,7 @@ class Upload:
 
     def __post_init__(self) -> None:
         require(len(self.tensors) > 0, "an upload without tensors")
+        require(self.kind in get_args(Sent), f"an upload of kind {self.kind!r}, not {' or '.join(get_args(Sent))}")
         require(not any(other.others for other in self.others), "an upload's others have others themselves")
         for name, tensor in self.tensors.items():
             require(tensor.is_floating_point(), f"upload tensor {name!r} holds {tensor.dtype}, no real numbers")

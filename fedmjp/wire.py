@@ -15,6 +15,22 @@ REPORTED = (*COUNTS, "loss", "learning-rate", "seconds", "upload-seconds")  # me
 REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps
 
 
+# Training moves weights by far less than their length in a round; a gradient is as far off as zero is.
+FARTHEST = 0.5
+
+
+def are_weights(reply: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool:
+    """Whether a reply is so near to the weights that were sent that it can be nothing but weights."""
+    names = [name for name, tensor in reply.items() if tensor.is_floating_point()]
+    if not names or any(name not in sent or reply[name].shape != sent[name].shape for name in names):
+        return False
+    length, moved = (
+        sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
+        for tensors in ((sent[name] for name in names), (reply[name].double() - sent[name].double() for name in names))
+    )
+    return length > 0 and moved <= FARTHEST * length
+
+
 def mean_of(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] = ()) -> dict[str, Tensor]:
     """The mean over clients, in their order, by their numbers of pictures where these differ; counts are rounded."""
     if len(updates) == 1:

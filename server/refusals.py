@@ -37,7 +37,9 @@ class RefusalFile:
             return []
         with self.path.open(newline="", encoding="utf-8") as file:
             _, *rows = csv.reader(file)
-        return [Refusal(int(number), int(client) if client else None, unguard(reason)) for number, client, reason in rows]
+        return [
+            Refusal(int(number), int(client) if client else None, unguard(reason)) for number, client, reason in rows
+        ]
 
     def add(self, refusals: list[Refusal]) -> None:
         """Append."""

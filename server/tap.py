@@ -1,6 +1,6 @@
 """A Flower Grid that records what crosses the wire, whatever strategy drives it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
@@ -10,26 +10,28 @@ from torch import Tensor
 from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
-from fedmjp.wire import BUFFERS, EXAMPLES
+from fedmjp.wire import BUFFERS, EXAMPLES, are_weights
 from server.screening import last_line
 from server.uploads import UploadFolder
 
 
 class _Sent(NamedTuple):
     server_round: int
-    weights: str
+    digest: str
+    weights: Mapping[str, Tensor]
     node: int
 
 
 class UploadTap:
     """Wraps a Grid: everything passes through unchanged, replies to training messages are recorded.
 
-    It counts rounds itself: a round is a set of training messages sent together.
+    It counts rounds itself: a round is a set of training messages sent together. Replies that lie near the weights
+    that were sent are weights, whatever was asked for; of others only who wrote the clients knows what they are.
 
     Args:
         grid: The Grid that does the work.
         folder: Where uploads go; None records nothing.
-        kind: What the clients were asked to send.
+        kind: What the clients were asked to send; None where that is not known, as in somebody's own app.
         done: Rounds that were played before.
         number: A name for each node that is the same in every run.
     """
@@ -38,7 +40,7 @@ class UploadTap:
         self,
         grid: Grid,
         folder: UploadFolder | None,
-        kind: UpdateKind,
+        kind: UpdateKind | None = None,
         *,
         done: int = 0,
         number: Callable[[int], int] = lambda node: node,
@@ -82,7 +84,9 @@ class UploadTap:
         if self._folder is None or not training:
             return
         self._rounds += 1
-        digests: dict[int, str] = {}  # strategies put one content into all messages of a round
+        kept: dict[
+            int, tuple[str, Mapping[str, Tensor]]
+        ] = {}  # strategies put one content into all messages of a round
         for message in training:
             try:
                 _only_arrays(message.content)
@@ -90,11 +94,11 @@ class UploadTap:
                 self.failures.append(f"server, round {self._rounds}: {error}")
                 continue
             content, node = message.content, self._number(message.metadata.dst_node_id)
-            if id(content) not in digests:
+            if id(content) not in kept:
                 records = content.array_records.values()
                 weights = {name: value for each in records for name, value in _tensors(each).items()}
-                digests[id(content)] = self._folder.keep_weights(weights)
-            self._sent[message.metadata.message_id] = _Sent(self._rounds, digests[id(content)], node)
+                kept[id(content)] = self._folder.keep_weights(weights), weights
+            self._sent[message.metadata.message_id] = _Sent(self._rounds, *kept[id(content)], node)
 
     def record_replies(self, replies: Iterable[Message]) -> None:
         """Keep the uploads among replies to the messages that were recorded."""
@@ -111,15 +115,16 @@ class UploadTap:
                 self.failures.append(f"client {reply.metadata.src_node_id}: {error}")
 
 
-def _upload(reply: Message, sent: _Sent, kind: UpdateKind) -> Upload:
+def _upload(reply: Message, sent: _Sent, asked: UpdateKind | None) -> Upload:
     metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
+    tensors = _tensors(_only_arrays(reply.content))
     return Upload(
-        tensors=_tensors(_only_arrays(reply.content)),
-        kind=kind,
+        tensors=tensors,
+        kind="weights" if are_weights(tensors, sent.weights) else asked or "unknown",
         num_examples=int(metrics.get(EXAMPLES, 0)),  # type: ignore[arg-type]
         server_round=sent.server_round,
         node=sent.node,
-        weights=sent.weights,
+        weights=sent.digest,
     )
 
 

@@ -3,11 +3,13 @@
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import timm
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg
@@ -18,7 +20,10 @@ from attacks.adversary import Adversary
 from benchmarks.federation.simulation import RunFolder
 from clients.app import train
 from fedmjp.data.selection import select_for
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.exchange import private_of_round
+from fedmjp.facade import attack
+from fedmjp.models.adopt import adopt
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.scenario import Scenario, run_config_of
@@ -129,6 +134,43 @@ def test_the_tap_counts_on_from_rounds_before_and_names_nodes(tmp_path: Path) ->
     tap = UploadTap(Clients(), folder, "gradient", done=6, number={1: 0, 2: 1}.__getitem__)  # type: ignore[arg-type]
     tap.send_and_receive([training(node) for node in (1, 2)])
     assert [(upload.server_round, upload.node) for upload in folder.uploads()] == [(7, 0), (7, 1)]
+
+
+def test_a_record_of_somebodys_own_app_says_what_was_sent(tmp_path: Path) -> None:
+    class Trained(Clients):
+        """Clients of an app as Flower's tutorials have it: they answer with the weights that they trained."""
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            return [answer(message, 1.01) for message in messages]
+
+    class Stepped(Clients):
+        """Clients that answer with something else of the same names."""
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            return [answer(message, -0.01) for message in messages]
+
+    found = {}
+    for clients, asked in ((Trained(), None), (Trained(), "delta"), (Stepped(), None), (Stepped(), "delta")):
+        folder = UploadFolder(tmp_path / f"{type(clients).__name__}-{asked}")
+        UploadTap(clients, folder, asked).send_and_receive([training(1)])  # type: ignore[arg-type]
+        found[type(clients).__name__, asked] = folder.uploads()[0].kind
+    assert found == {
+        ("Trained", None): "weights",
+        ("Trained", "delta"): "weights",
+        ("Stepped", None): "unknown",
+        ("Stepped", "delta"): "delta",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("weights", "subtract those that were sent"), ("unknown", "nobody knows")]
+)
+def test_what_is_no_update_is_not_attacked(kind: Any, reason: str) -> None:
+    module = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, depth=1)
+    model = adopt(module)
+    upload = model.upload(dict(module.named_parameters()))
+    with pytest.raises(AttackNotApplicableError, match=reason):
+        attack("patch_embedding", replace(upload, kind=kind), model)
 
 
 def stepped(update: str, rate: float | None) -> dict[str, torch.Tensor]:

@@ -125,4 +125,3 @@ def _child(node: yaml.Node, step: int | str) -> tuple[int, yaml.Node] | None:
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step].start_mark.line + 1, node.value[step]
     return None
-

@@ -32,7 +32,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from fedmjp.errors import OutputError, StoreError
 
@@ -157,7 +157,7 @@ class Store:
         self._engine = _engine(url)
         try:
             _make_tables(self._engine, self.name)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, UnicodeError) as error:
             remedy = DAMAGED if self._shows_damage(error) else REMEDY[self._engine.dialect.name]
             raise OutputError(f"{self.name} cannot be used as a trials database: {_reason(error)}; {remedy}") from None
 
@@ -270,8 +270,9 @@ class Store:
 
     def _shows_damage(self, error: Exception) -> bool:
         """Whether the file itself is at fault, which trying again does not mend."""
-        if isinstance(error, OperationalError):
-            return "decode" in str(error.orig)  # text of a column that is none
+        if isinstance(error, SQLAlchemyError):
+            # SQLite's own word for damage has no kind of its own; nor has text that is none.
+            return type(error) is DatabaseError or "Could not decode" in str(error)
         return self._engine.dialect.name == "sqlite" and not isinstance(error, UnicodeEncodeError)
 
 

@@ -144,7 +144,7 @@ def _problem(
     upload: Upload, shapes: Mapping[str, tuple[int, ...]], scenario: Scenario, batch: PrivateBatch
 ) -> str | None:
     if upload.kind != scenario.update:
-        return f"a {upload.kind}, but the run was of {scenario.update}s"
+        return f"of kind {upload.kind}, but the run was of {scenario.update}s"
     if upload.num_examples != len(batch.pictures):
         return f"reports {upload.num_examples} pictures, the client had {len(batch.pictures)}"
     for name, shape in shapes.items():

@@ -69,7 +69,7 @@ class LabelledDataset:
                 return to_rgb(opened)
         except DataError:
             raise
-        except Exception as error:  # noqa: BLE001 (Pillow answers damaged files with errors of every kind)
+        except Exception as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise DataError(f"{self.key(index)} in {self.name} cannot be read as a picture: {reason}") from error
 

@@ -38,10 +38,21 @@ METRICS = {
     ),
     "ssim_mjp": Metric(ssim_mjp, True, "-1 to 1 (exact)", -1, 1, "MJP's eval/basic.py: the same window, zero padding"),
     "fft2d": Metric(
-        fft2d, False, "from 0", 0, inf, "MJP's eval/cal_fft2d.py: |1 - sum(uv) / sqrt(sum(u^2) sum(v^2))| over complex FFT2"
+        fft2d,
+        False,
+        "from 0",
+        0,
+        inf,
+        "MJP's eval/cal_fft2d.py: |1 - sum(uv) / sqrt(sum(u^2) sum(v^2))| over complex FFT2",
     ),
     "lpips_alex": Metric(
-        lpips_alex, False, "from 0 (exact)", 0, inf, "lpips 0.1 with its AlexNet head on ImageNet weights", missing_backbone
+        lpips_alex,
+        False,
+        "from 0 (exact)",
+        0,
+        inf,
+        "lpips 0.1 with its AlexNet head on ImageNet weights",
+        missing_backbone,
     ),
 }
 
