@@ -103,6 +103,10 @@ class Upload:
     def __post_init__(self) -> None:
         require(len(self.tensors) > 0, "an upload without tensors")
         require(self.kind in get_args(Sent), f"an upload of kind {self.kind!r}, not {' or '.join(get_args(Sent))}")
+        for name in ("num_examples", "server_round", "node"):
+            value = getattr(self, name)
+            require(isinstance(value, int), f"{name} of an upload is {value!r}, not a whole number")
+        require(isinstance(self.weights, str), f"weights of an upload are {self.weights!r}, not a digest")
         require(not any(other.others for other in self.others), "an upload's others have others themselves")
         for name, tensor in self.tensors.items():
             require(tensor.is_floating_point(), f"upload tensor {name!r} holds {tensor.dtype}, no real numbers")

@@ -84,9 +84,7 @@ class UploadTap:
         if self._folder is None or not training:
             return
         self._rounds += 1
-        kept: dict[
-            int, tuple[str, Mapping[str, Tensor]]
-        ] = {}  # strategies put one content into all messages of a round
+        kept: dict[int, tuple[str, Mapping[str, Tensor]]] = {}  # strategies put one content into all messages
         for message in training:
             try:
                 _only_arrays(message.content)
@@ -117,11 +115,12 @@ class UploadTap:
 
 def _upload(reply: Message, sent: _Sent, asked: UpdateKind | None) -> Upload:
     metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
+    examples = metrics.get(EXAMPLES)
     tensors = _tensors(_only_arrays(reply.content))
     return Upload(
         tensors=tensors,
         kind="weights" if are_weights(tensors, sent.weights) else asked or "unknown",
-        num_examples=int(metrics.get(EXAMPLES, 0)),  # type: ignore[arg-type]
+        num_examples=examples if isinstance(examples, int) else 0,
         server_round=sent.server_round,
         node=sent.node,
         weights=sent.digest,

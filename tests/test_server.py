@@ -162,9 +162,7 @@ def test_a_record_of_somebodys_own_app_says_what_was_sent(tmp_path: Path) -> Non
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"), [("weights", "subtract those that were sent"), ("unknown", "nobody knows")]
-)
+@pytest.mark.parametrize(("kind", "reason"), [("weights", "subtract those"), ("unknown", "nobody knows")])
 def test_what_is_no_update_is_not_attacked(kind: Any, reason: str) -> None:
     module = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, depth=1)
     model = adopt(module)
