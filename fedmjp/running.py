@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedmjp.errors import FedmjpError
+from fedmjp.texts import printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # how typer ends a command on Ctrl-C
@@ -40,5 +41,5 @@ def run_function(function: Callable[..., Any]) -> NoReturn:
 
 
 def _tell(error: str, code: int) -> int:
-    Console(stderr=True).print(Text("Error: ", "bold red") + Text(error), soft_wrap=True)
+    Console(stderr=True).print(Text("Error: ", "bold red") + Text(printable(error)), soft_wrap=True)
     return code

@@ -1,5 +1,6 @@
 """What clients and server agree on: names in messages, means over clients, places of records."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,11 +25,9 @@ def are_weights(reply: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool
     names = [name for name, tensor in reply.items() if tensor.is_floating_point()]
     if not names or any(name not in sent or reply[name].shape != sent[name].shape for name in names):
         return False
-    length, moved = (
-        sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
-        for tensors in ((sent[name] for name in names), (reply[name].double() - sent[name].double() for name in names))
-    )
-    return length > 0 and moved <= FARTHEST * length
+    length = math.fsum(float(sent[name].double().square().sum()) for name in names)
+    moved = math.fsum(float((reply[name].double() - sent[name].double()).square().sum()) for name in names)
+    return length > 0 and moved <= FARTHEST**2 * length
 
 
 def mean_of(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] = ()) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """YAML from anybody: plain text, numbers, lists and groups of keys; whatever else it holds is refused in one line."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from yaml.constructor import SafeConstructor
 
 from fedmjp.errors import ConfigError
 from fedmjp.files import read_file
+from fedmjp.texts import UNPRINTABLE
 
 LARGEST = 1_000_000  # bytes: fifty thousand names of pictures fit
 MOST_VALUES = 100_000  # with those that aliases repeat
@@ -17,7 +17,6 @@ DEEPEST = 50
 LONGEST_NUMBER = 100  # characters
 KINDS = frozenset({"str", "int", "float", "bool", "null", "seq", "map"})
 STANDARD = "tag:yaml.org,2002:"
-UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -56,7 +55,7 @@ def _parse(text: str) -> tuple[yaml.Node | None, Any]:
     for event in yaml.parse(text, LOADER):  # one by one: a deep file is not read to its end
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise _RefusedError(f"line {event.start_mark.line + 1}: more than {DEEPEST} values stand in each other")
+            raise _RefusedError(f"{_line(event)}: more than {DEEPEST} values stand in each other")
     loader = LOADER(text)
     try:
         root = loader.get_single_node()
@@ -130,5 +129,5 @@ def _require_plain(node: yaml.Node, constructor: SafeConstructor) -> None:
         raise _RefusedError(f"{_line(node)}: {node.value[:60]!r} is no value of the kind {kind!r}") from None
 
 
-def _line(node: yaml.Node) -> str:
-    return f"line {node.start_mark.line + 1}"
+def _line(place: Any) -> str:
+    return f"line {place.start_mark.line + 1}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from fedmjp.csv_cells import guard, unguard
+from fedmjp.texts import guard, unguard
 
 
 class Refusal(NamedTuple):

@@ -15,9 +15,9 @@ from benchmarks.folder.output import write_json, write_text
 from benchmarks.folder.pictures import files_of
 from benchmarks.folder.store import START_OVER
 from benchmarks.plan.experiment import Plan, PlannedCell
-from fedmjp.csv_cells import guard, unguard
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file
+from fedmjp.texts import guard, unguard
 
 ABOUT, TRIALS = "plan.json", "plan.csv"
 COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "clean", "shuffled", "reconstruction")
@@ -62,7 +62,7 @@ class Ledger:
 
     def save(self, folder: Path) -> None:
         """Write into a folder of results."""
-        table = self.trials.map(guard).to_csv(index=False)
+        table = self.trials.map(guard).to_csv(index=False, lineterminator="\r\n")  # either within a cell is quoted
         write_text(folder / TRIALS, table)
         cells = CELLS.dump_python(self.cells, mode="json")
         write_json(folder / ABOUT, {**self.about, "cells": cells, TABLE_SHA256: _sha256(table.encode())})

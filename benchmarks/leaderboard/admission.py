@@ -161,8 +161,9 @@ def _checked(submission: Submission) -> Submission:
         computed.append(ours)
     for cell, entry in claimed.items():
         pairs = figures.pairs
-        for reference in {pairs.floor(cell), pairs.twin(cell), *pairs.without_each(cell).values()} - {None, cell}:
-            _refuse(entry, contradictions_with(entry, claimed[reference]))
+        for reference in (pairs.floor(cell), pairs.twin(cell), *pairs.without_each(cell).values()):
+            if reference is not None:
+                _refuse(entry, contradictions_with(entry, claimed[reference]))
     entries = judged(computed)
     for theirs, ours in zip(submission.entries, entries, strict=True):
         if theirs.verdict != ours.verdict:

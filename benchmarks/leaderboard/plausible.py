@@ -10,11 +10,11 @@ import numpy as np
 from benchmarks.leaderboard.entries import LEAKAGE, Entry, Provenance, Statistics
 from fedmjp.config import MAX_SEED, ModelConfig
 from fedmjp.metrics import metric
+from fedmjp.texts import UNPRINTABLE
 
 EXACT = 1e-6
 ERROR = "mse"
 LONGEST_TEXT = 2000  # letters
-UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 SHA256 = re.compile("[0-9a-f]{64}")
 
 

@@ -3,10 +3,12 @@
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report.advice import EXACT, advice, exactly, median
+from fedmjp.texts import printable
 
 TEXTS, NUMBERS = ("model", "defence", "attack"), ("uploads of a picture", "recovered exactly", "median PSNR, dB")
 
@@ -18,11 +20,12 @@ def print_answer(board: Board, console: Console) -> None:
     )
     for entry in answers(board):
         uploads = str(entry.threat.uploads_per_picture)
-        table.add_row(entry.model, entry.defence, entry.attack, uploads, exactly(entry), f"{median(entry):.1f}")
+        cells = (entry.model, entry.defence, entry.attack, uploads, exactly(entry), f"{median(entry):.1f}")
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
     exact = f"Exactly: {EXACT:g} dB or more against the private picture, where everything is in its place."
     for sentence in (exact, *advice(board)):
-        console.print(f"{sentence}\n", markup=False, highlight=False)
+        console.print(printable(f"{sentence}\n"), markup=False, highlight=False)
 
 
 def answers(board: Board) -> list[Entry]:

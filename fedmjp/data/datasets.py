@@ -1,6 +1,7 @@
 """Labelled photographs in any number: opened in seconds, read one at a time, memory does not grow with their pixels."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,11 +63,13 @@ class LabelledDataset:
             DataError: If it is damaged, gone, or of a mode without a fixed range of values.
         """
         try:
-            opened = self.read(index)
-            if opened is None:
-                raise DataError(f"{self.name} has no picture in row {self.key(index)}")
-            with opened:
-                return to_rgb(opened)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what is odd in a picture that can be read is nobody's business
+                opened = self.read(index)
+                if opened is None:
+                    raise DataError(f"{self.name} has no picture in row {self.key(index)}")
+                with opened:
+                    return to_rgb(opened)
         except DataError:
             raise
         except Exception as error:

@@ -1,7 +1,6 @@
 """A labelled picture, and how a photograph becomes one."""
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -83,10 +82,7 @@ def open_picture(file: Path | BytesIO) -> Image.Image:
     """
     if isinstance(file, Path):
         require_regular(file)
-    with warnings.catch_warnings():
-        # Of sizes; what is odd in a file that can be read is nobody's business.
-        warnings.simplefilter("ignore")
-        picture = Image.open(file, formats=FORMATS)
+    picture = Image.open(file, formats=FORMATS)
     shorter, longer = sorted(picture.size)
     if shorter * longer > MOST_PIXELS or longer > LONGEST * shorter:
         picture.close()
