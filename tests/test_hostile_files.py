@@ -10,15 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from rich.console import Console
 
 from benchmarks.campaign.file import read_campaign
 from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.study import read_study
+from benchmarks.folder.study import holds_plan, keep_rows, problems_of_rows, read_study
 from benchmarks.report.answer import print_answer
 from benchmarks.report.tables import csv_text, print_table
+from benchmarks.running.verify import compare_with_published
 from benchmarks.uploads.rounds import open_records
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.selection import open_source, select
@@ -261,3 +263,26 @@ def test_a_plan_that_was_cut_or_changed_is_told(tmp_path: Path, damage: Callable
     path.write_text(damage(path.read_text()))
     with pytest.raises(OutputError, match=r"plan\.csv was changed or damaged; to start over, run the command"):
         Ledger.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "3", "[" * 100_000, None], ids=["cut", "number", "deep", "pipe"])
+def test_a_published_study_with_a_damaged_manifest_is_told(tmp_path: Path, content: str | None) -> None:
+    keep_rows(tmp_path, pd.DataFrame({"x": [1.0]}), {})
+    assert problems_of_rows(tmp_path) == []
+    manifest = tmp_path / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest) if content is None else manifest.write_text(content)
+    with within(SECONDS):
+        assert "missing or damaged" in problems_of_rows(tmp_path)[0]
+        assert "missing or damaged" in compare_with_published(tmp_path, {"about": {}, "entries": []}, rendered=False)[0]
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -10])
+def test_damaged_rows_of_a_study_are_told_in_a_line(tmp_path: Path, kept: int) -> None:
+    keep_rows(tmp_path, pd.DataFrame({"x": [1.0]}), {})
+    path = tmp_path / "trials.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    for read in (read_study, holds_plan):
+        with pytest.raises(OutputError, match=r"trials\.parquet is damaged.*put a whole copy in its place") as caught:
+            read(tmp_path)
+        assert "\n" not in str(caught.value)

@@ -18,11 +18,12 @@ from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.store import Store, Trial
 from fedmjp.errors import OutputError
-from fedmjp.files import require_regular
+from fedmjp.files import read_file, require_regular
 
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
 SHA256 = "trials_sha256"
+LARGEST = 2**30  # bytes of a manifest
 # Of the store, what the plan does not say.
 ROWS = (
     "status", "error", "model", "defence", "mask_ratio", "attack", "setting", "protocol", "realised_ratio",
@@ -106,8 +107,11 @@ def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Stor
 
 def problems_of_rows(folder: Path) -> list[str]:
     """Why the rows of a study that is no campaign cannot be those that its manifest speaks of."""
-    stated = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get(SHA256)
-    found = _sha256(folder / TRIALS)
+    try:
+        stated = json.loads(read_file(folder / "manifest.json", LARGEST)).get(SHA256)
+        found = _sha256(folder / TRIALS)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        return [f"manifest.json or {TRIALS} is missing or damaged: {error}"]
     return [] if stated == found else [f"{TRIALS} has SHA-256 {found}, the manifest says {stated}"]
 
 
@@ -117,8 +121,15 @@ def holds_study(folder: Path) -> bool:
 
 
 def holds_plan(folder: Path) -> bool:
-    """Whether the study's trials are a campaign's, with their plan."""
-    return PLAN in (parquet.read_schema(folder / TRIALS).metadata or {})
+    """Whether the study's trials are a campaign's, with their plan; OutputError if they cannot be read."""
+    path = folder / TRIALS
+    try:
+        require_regular(path)
+        return PLAN in (parquet.read_schema(path).metadata or {})
+    except (OSError, pa.ArrowException) as error:
+        raise OutputError(
+            f"{path} is damaged ({' '.join(str(error).split())}); put a whole copy in its place"
+        ) from None
 
 
 def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str, Any]) -> Trial:
