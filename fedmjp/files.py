@@ -1,6 +1,7 @@
 """Files that others name: opened only where opening them cannot wait, and read only up to a size."""
 
 import errno
+import os
 import stat
 from pathlib import Path
 
@@ -11,11 +12,13 @@ def require_regular(path: Path) -> None:
     """Refuse what may never end when it is read.
 
     Raises:
-        OSError: If there is nothing, or something that is neither a file nor a folder.
+        OSError: If there is nothing, nothing that may be read, or something that is neither a file nor a folder.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, NO_FILE, str(path))
+    if not os.access(path, os.R_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def read_file(path: Path, largest: int) -> bytes:

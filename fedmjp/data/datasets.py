@@ -144,7 +144,8 @@ def _open(data: str, split: Split) -> LabelledDataset:
         if not any(files.values()):
             return _image_folder(folder, split)
     except (OSError, ValueError) as error:  # no right to look into it, or no name that a file could have
-        raise DataError(f"{folder!s} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        named, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
+        raise DataError(f"{named} cannot be read: {reason}") from None
     if not files[split]:
         raise DataError(f"{folder} has no {split}.parquet and no shards {split}-00000-of-00001.parquet")
     from fedmjp.data.tables import open_parquet  # noqa: PLC0415
