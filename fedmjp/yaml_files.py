@@ -104,7 +104,8 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
             yield value
             continue
         if not isinstance(key, yaml.ScalarNode) or key.tag != f"{STANDARD}str":
-            raise _RefusedError(f"{_line(key)}: a key that is no name; write names such as 'seeds'")
+            named = key.value[:40] if isinstance(key, yaml.ScalarNode) else "of several values"
+            raise _RefusedError(f"{_line(key)}: the key {named} is no text; keys are names such as seeds")
         # YAML readers keep the last of two equal keys without a word.
         if key.value in seen:
             raise _RefusedError(f"{_line(key)}: key {key.value!r} was given before, in line {seen[key.value]}")
