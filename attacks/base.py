@@ -18,7 +18,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance
 from fedmjp.models.roles import roles_of
 from fedmjp.patches import from_patches
-from fedmjp.records import Reconstruction, Upload, weights_digest
+from fedmjp.records import ATTACKED, Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
@@ -209,6 +209,9 @@ class Attack(ABC, Generic[Model]):
 
 
 def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
+    if upload.kind not in ATTACKED:
+        told = "whole weights: subtract those that were sent" if upload.kind == "weights" else "nobody knows what"
+        return f"the upload holds {told}; attacks read what is known to be a {' or a '.join(ATTACKED)}"
     if upload.kind != threat.update:
         return f"the upload is a {upload.kind}, the threat model speaks of a {threat.update}"
     if upload.num_examples != threat.pictures:

@@ -30,11 +30,9 @@ from fedmjp.defences.local_dp import LocalDp
 from fedmjp.errors import ConfigError, DefenceError, FedmjpError
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.randomness import Randomness, SystemRandomness
-from fedmjp.wire import REFUSED
+from fedmjp.wire import FARTHEST, REFUSED
 
 Kind = Literal["weights", "gradient"]
-# Training moves weights by far less than their length in a round; a gradient is as far off as zero is.
-FARTHEST = 0.5
 
 
 def defence_mod(

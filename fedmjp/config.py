@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from fedmjp.errors import CheckpointError, ConfigError, suggestion
+from fedmjp.files import require_regular
 from fedmjp.zoo import PREFIX, zoo_model
 
 UpdateKind = Literal["gradient", "delta"]
@@ -113,6 +114,7 @@ class Checkpoint(Config):
         zoo = zoo_model(str(path)) if str(path).startswith(PREFIX) else None
         path = zoo.file() if zoo else Path(path)
         try:
+            require_regular(path)
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:

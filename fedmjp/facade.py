@@ -12,7 +12,7 @@ from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Reconstruction, Upload, require_weights, weights_digest
+from fedmjp.records import ATTACKED, Reconstruction, Upload, require_weights, weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -70,7 +70,8 @@ def attack(
         knows = against.threat if threat is None else threat
         require_weights(upload, weights_digest(seen.state_dict()))
     else:
-        seen, knows = against, threat or ThreatModel(update=upload.kind, batch_size=upload.num_examples)
+        update: Any = upload.kind if upload.kind in ATTACKED else "gradient"  # then the attack refuses the upload
+        seen, knows = against, threat or ThreatModel(update=update, batch_size=upload.num_examples)
         require_weights(upload, against.weights)
     adversary = Adversary(seen, knows, seed)
     return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from fedmjp.errors import ConfigError
+from fedmjp.yaml_files import parse_value
 
 
 def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -22,8 +21,8 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
     for setting in settings:
         key, text = _pair(setting)
         try:
-            value = yaml.safe_load(text) if text else ""  # YAML's answer would be nothing at all
-        except yaml.YAMLError:
+            value = parse_value(text) if text else ""  # YAML's answer would be nothing at all
+        except ValueError:
             raise ConfigError(f"{setting!r} cannot be applied: {text!r} is no number, word or list") from None
         try:
             result = _replaced(result, key.split("."), value)

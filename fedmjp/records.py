@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from fedmjp.config import UpdateKind
 from fedmjp.errors import BadInputError, RecordError
-from fedmjp.files import replacing
+from fedmjp.files import replacing, require_regular
 
 
 def require(condition: bool, message: str) -> None:
@@ -61,20 +60,23 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     fields = load_fields(path)
     try:
         return load(path.read_bytes()), fields
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
 def load_fields(path: Path) -> dict[str, Any]:
     """The plain fields of what ``save_tensors`` wrote, without its tensors; errors as of ``load_tensors``."""
     try:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             return dict(json.loads(file.metadata()["fields"]))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
 SHOWN = 16  # digits of a digest in messages
+Sent = Literal["gradient", "delta", "weights", "unknown"]
+ATTACKED = ("gradient", "delta")
 # What an upload's file states beside its tensors; labels and others are never among it.
 UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
@@ -83,8 +85,9 @@ UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 class Upload:
     """What one client sent in one round, as it crossed the wire."""
 
-    tensors: Mapping[str, Tensor]  # parameter name to gradient ("gradient") or weight change ("delta")
-    kind: UpdateKind  # which of the two
+    tensors: Mapping[str, Tensor]  # parameter name to value
+    # What the values are: a gradient, a weight change ("delta"), whole weights, or what nobody here can tell.
+    kind: Sent
     num_examples: int  # pictures behind it, as the client reports them
     server_round: int  # round number, from 1
     node: int  # the client's node identifier in that run
@@ -98,6 +101,11 @@ class Upload:
 
     def __post_init__(self) -> None:
         require(len(self.tensors) > 0, "an upload without tensors")
+        require(self.kind in get_args(Sent), f"an upload of kind {self.kind!r}, not {' or '.join(get_args(Sent))}")
+        for name in ("num_examples", "server_round", "node"):
+            value = getattr(self, name)
+            require(isinstance(value, int), f"{name} of an upload is {value!r}, not a whole number")
+        require(isinstance(self.weights, str), f"weights of an upload are {self.weights!r}, not a digest")
         require(not any(other.others for other in self.others), "an upload's others have others themselves")
         for name, tensor in self.tensors.items():
             require(tensor.is_floating_point(), f"upload tensor {name!r} holds {tensor.dtype}, no real numbers")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedmjp.errors import OUT_OF_MEMORY, FedmjpError, out_of_memory
+from fedmjp.texts import printable
 
 FAILED = 1
 BAD_INPUT = 2
@@ -46,5 +47,5 @@ def run_function(function: Callable[..., Any]) -> NoReturn:
 
 
 def _tell(error: str, code: int) -> int:
-    Console(stderr=True).print(Text("Error: ", "bold red") + Text(error), soft_wrap=True)
+    Console(stderr=True).print(Text("Error: ", "bold red") + Text(printable(error)), soft_wrap=True)
     return code

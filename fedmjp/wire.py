@@ -1,5 +1,6 @@
 """What clients and server agree on: names in messages, means over clients, places of records."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,20 @@ EXAMPLES = "num-examples"  # Flower's name: what a mean over clients is weighted
 COUNTS = (EXAMPLES, "pictures", "skipped")
 REPORTED = (*COUNTS, "loss", "learning-rate", "seconds", "upload-seconds")  # metrics of every reply in training
 REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps
+
+
+# Training moves weights by far less than their length in a round; a gradient is as far off as zero is.
+FARTHEST = 0.5
+
+
+def are_weights(reply: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool:
+    """Whether a reply is so near to the weights that were sent that it can be nothing but weights."""
+    names = [name for name, tensor in reply.items() if tensor.is_floating_point()]
+    if not names or any(name not in sent or reply[name].shape != sent[name].shape for name in names):
+        return False
+    length = math.fsum(float(sent[name].double().square().sum()) for name in names)
+    moved = math.fsum(float((reply[name].double() - sent[name].double()).square().sum()) for name in names)
+    return length > 0 and moved <= FARTHEST**2 * length
 
 
 def mean_of(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] = ()) -> dict[str, Tensor]:

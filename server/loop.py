@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedmjp.config import RunConfig
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, RecordError
 from fedmjp.learning import ROUND_SECONDS
 from fedmjp.models.build import build
 from fedmjp.models.roles import roles_of
@@ -24,7 +24,7 @@ from server.refusals import Refusal, RefusalFile
 from server.roster import Roster
 from server.screening import LARGEST, refusal, screen
 from server.secure_sum import sum_groups
-from server.tap import record_round
+from server.tap import UploadTap
 from server.uploads import UploadFolder
 
 OVERFLOW = "the replies are finite, their mean is not; weights stay"
@@ -125,9 +125,11 @@ class Federation:
         number, folder = asked.__getitem__, self._folder(server_round)
         screened = screen(messages, self._grid.send_and_receive(messages, timeout=self._seconds), check)
         replies = sum_groups(messages, screened, self._scenario.pipeline.clients, number)
-        if folder is not None:
-            kind = self._scenario.threat.update
-            record_round(folder, messages, replies, server_round=server_round, kind=kind, number=number)
+        tap = UploadTap(self._grid, folder, self._scenario.threat.update, done=server_round - 1, number=number)
+        tap.record_sent(messages)
+        tap.record_replies(reply for reply in replies if not reply.has_error())
+        if tap.failures:
+            raise RecordError("; ".join(tap.failures))
         return replies
 
     def _reason(self, reply: Message | None) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fedmjp.files import replacing
+from fedmjp.texts import guard, unguard
 
 
 class Refusal(NamedTuple):
@@ -37,7 +38,9 @@ class RefusalFile:
             return []
         with self.path.open(newline="", encoding="utf-8") as file:
             _, *rows = csv.reader(file)
-        return [Refusal(int(number), int(client) if client else None, reason) for number, client, reason in rows]
+        return [
+            Refusal(int(number), int(client) if client else None, unguard(reason)) for number, client, reason in rows
+        ]
 
     def add(self, refusals: list[Refusal]) -> None:
         """Append."""
@@ -54,4 +57,4 @@ class RefusalFile:
         with replacing(self.path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(Refusal._fields)
-            writer.writerows(refusals)
+            writer.writerows((each.round, each.client, guard(each.reason)) for each in refusals)

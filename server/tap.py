@@ -1,55 +1,138 @@
-"""The tap: what crosses the wire in a round is recorded, as the server has it."""
+"""A Flower Grid that records what crosses the wire, whatever strategy drives it."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedmjp.config import UpdateKind
+from fedmjp.errors import RecordError
 from fedmjp.records import Upload
-from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
+from fedmjp.wire import BUFFERS, EXAMPLES, are_weights
+from server.screening import last_line
 from server.uploads import UploadFolder
 
 
-def record_round(
-    folder: UploadFolder,
-    messages: Sequence[Message],
-    replies: Iterable[Message],
-    *,
-    server_round: int,
-    kind: UpdateKind,
-    number: Callable[[int], int],
-) -> None:
-    """Keep the weights that messages hold, and the uploads that answer them; errors among the replies are passed over.
+class _Sent(NamedTuple):
+    server_round: int
+    digest: str
+    weights: Mapping[str, Tensor]
+    node: int
+
+
+class UploadTap:
+    """Wraps a Grid: everything passes through unchanged, replies to training messages are recorded.
+
+    It counts rounds itself: a round is a set of training messages sent together. Replies that lie near the weights
+    that were sent are weights, whatever was asked for; of others only who wrote the clients knows what they are.
 
     Args:
-        folder: Where they go.
-        messages: Of the round.
-        replies: That were screened.
-        server_round: From 1.
-        kind: What the clients were asked to send.
-        number: Of the client at each node, which is the same in every run.
-
-    Raises:
-        RecordError: If a reply is no upload.
+        grid: The Grid that does the work.
+        folder: Where uploads go; None records nothing.
+        kind: What the clients were asked to send; None where that is not known, as in somebody's own app.
+        done: Rounds that were played before.
+        number: A name for each node that is the same in every run.
     """
-    asked = {message.metadata.message_id: message for message in messages}
-    digests: dict[int, str] = {}  # strategies put one content into all messages of a round
-    for content in (message.content for message in messages):
-        if id(content) not in digests:
-            records = content.array_records.values()
-            weights = {name: value for each in records for name, value in each.to_torch_state_dict().items()}
-            digests[id(content)] = folder.keep_weights(weights)
-    for reply in replies:
-        message = asked.get(reply.metadata.reply_to_message_id)
-        if message is None or reply.has_error():
-            continue
-        upload = Upload(
-            tensors=dict(reply.content.array_records[ARRAYS].to_torch_state_dict()),
-            kind=kind,
-            num_examples=int(cast(int, reply.content.metric_records[METRICS][EXAMPLES])),
-            server_round=server_round,
-            node=number(message.metadata.dst_node_id),
-            weights=digests[id(message.content)],
-        )
-        folder.keep(upload)
+
+    def __init__(
+        self,
+        grid: Grid,
+        folder: UploadFolder | None,
+        kind: UpdateKind | None = None,
+        *,
+        done: int = 0,
+        number: Callable[[int], int] = lambda node: node,
+    ) -> None:
+        self._grid, self._kind, self._folder, self._number = grid, kind, folder, number
+        self._sent: dict[str, _Sent] = {}
+        self._rounds = done
+        self.failures: list[str] = []  # a line per reply that was an error or could not be an upload
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send, wait for the replies, record both sides."""
+        outgoing = list(messages)
+        replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
+        self.record_sent(outgoing)
+        self.record_replies(replies)
+        return replies
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send and record what was sent."""
+        outgoing = list(messages)
+        identifiers = list(self._grid.push_messages(outgoing))
+        self.record_sent(outgoing)
+        return identifiers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Fetch replies and record them."""
+        replies = list(self._grid.pull_messages(message_ids))
+        self.record_replies(replies)
+        return replies
+
+    def unanswered(self) -> list[str]:
+        """One line per training message that no client has answered."""
+        return [f"round {sent.server_round}: a client did not answer" for sent in self._sent.values()]
+
+    def record_sent(self, messages: Iterable[Message]) -> None:
+        """Keep the weights of a round's training messages."""
+        training = [message for message in messages if message.metadata.message_type == MessageType.TRAIN]
+        if self._folder is None or not training:
+            return
+        self._rounds += 1
+        kept: dict[int, tuple[str, Mapping[str, Tensor]]] = {}  # strategies put one content into all messages
+        for message in training:
+            try:
+                _only_arrays(message.content)
+            except RecordError as error:
+                self.failures.append(f"server, round {self._rounds}: {error}")
+                continue
+            content, node = message.content, self._number(message.metadata.dst_node_id)
+            if id(content) not in kept:
+                records = content.array_records.values()
+                weights = {name: value for each in records for name, value in _tensors(each).items()}
+                kept[id(content)] = self._folder.keep_weights(weights), weights
+            self._sent[message.metadata.message_id] = _Sent(self._rounds, *kept[id(content)], node)
+
+    def record_replies(self, replies: Iterable[Message]) -> None:
+        """Keep the uploads among replies to the messages that were recorded."""
+        for reply in replies:
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if reply.has_error():
+                self.failures.append(f"client {reply.metadata.src_node_id}: {last_line(reply.error.reason or '')}")
+                continue
+            if self._folder is None or sent is None:
+                continue
+            try:
+                self._folder.keep(_upload(reply, sent, self._kind))
+            except RecordError as error:
+                self.failures.append(f"client {reply.metadata.src_node_id}: {error}")
+
+
+def _upload(reply: Message, sent: _Sent, asked: UpdateKind | None) -> Upload:
+    metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
+    examples = metrics.get(EXAMPLES)
+    tensors = _tensors(_only_arrays(reply.content))
+    return Upload(
+        tensors=tensors,
+        kind="weights" if are_weights(tensors, sent.weights) else asked or "unknown",
+        num_examples=examples if isinstance(examples, int) else 0,
+        server_round=sent.server_round,
+        node=sent.node,
+        weights=sent.digest,
+    )
+
+
+def _only_arrays(content: RecordDict) -> ArrayRecord:
+    found = [record for name, record in content.array_records.items() if name != BUFFERS]
+    if len(found) != 1:
+        raise RecordError(f"a training message with {len(found)} array records instead of one")
+    return found[0]
+
+
+def _tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
+    return dict(arrays.to_torch_state_dict())

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.folder.study import read_study
 from benchmarks.leaderboard.admission import AdmissionError, admit, submitted
 from benchmarks.leaderboard.board import board_of
+from benchmarks.leaderboard.plausible import impossible_figures, impossible_origin
+from benchmarks.report.render import board_in
 from fedmjp.errors import BadInputError, ConfigError, OutputError
 from tests.boards import ENVIRONMENTS, Row, board, cell, grey, ledger_of, near
 
+RESULTS = Path(__file__).parents[1] / "results"
 KNOWN = {"model": "deit_tiny"}
 NOISED = ("mjp", "gaussian")
 ROWS = (
@@ -227,7 +231,7 @@ def test_an_unknown_attack_cannot_claim_to_know_the_defence(folder):
 def test_several_third_parties_may_submit_the_same_floor_and_twin(folder):
     admit(write(folder, submission()), folder)
     other = submission()
-    other["submitter"]["name"] = "B"
+    other["submitter"] |= {"name": "B", "contact": "b@example.org"}
     assert {entry.submitter.name for entry in admit(write(folder, other), folder)} == {"B"}
 
 
@@ -269,3 +273,76 @@ def test_nobody_can_claim_that_an_attack_knows_a_defence_on_a_model_that_is_not_
     content["entries"][0] |= {"adapted": True}
     with pytest.raises(AdmissionError, match="the model 'my_vit' is not known here"):
         admit(write(folder, content), folder)
+
+
+NOTHING_HAS = {"mean": -1.0, "low": -1.0, "high": -1.0, "median": -1.0, "p95": -1.0, "worst": -1.0}
+SEVEN = dict.fromkeys(NOTHING_HAS, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("entries.0.metrics.mse", NOTHING_HAS, r"mse mean is -1\.0; it can be 0 \(exact\) to 1"),
+        ("entries.1.metrics.mse.mean", -1.0, r"grey, setting a: mse mean is -1\.0"),
+        ("entries.0.metrics.ssim", SEVEN, r"ssim mean is 7\.0; it can be -1 to 1"),
+        ("entries.0.metrics.mse.worst", 0.5, "reveals more"),
+        ("entries.0.metrics.mse.mean", 0.9, r"mse mean is 0\.9, outside of its interval"),
+        ("entries.0.metrics.mse", {**SEVEN, **dict.fromkeys(SEVEN, 0.01)}, "its leakage per picture makes 0.00316"),
+        ("entries.0.leakage.p0", 500.0, r"psnr of 'p0' is 500\.0; it can be 0 to 200 dB|psnr worst"),
+        ("entries.0.cost.attack_seconds", -5.0, "attack-seconds = -5.0: Input should be greater than or equal to 0"),
+        ("entries.0.cost.upload_bytes", -5, "upload-bytes = -5"),
+        ("entries.0.realised_ratio", 0.9, "0.9 of the patches were masked, but its defences mask 0.27 at most"),
+        ("entries.0.weights", "=1", "'=1' is no SHA-256"),
+        ("entries.0.provenance.config_sha256", "zz", "'zz' is no SHA-256"),
+        ("entries.0.provenance.config_sha256", "ab" * 32, "config_sha256 is 'abab.* which it is held against, has"),
+        ("entries.0.provenance.pictures_sha256", "ab" * 32, "disagree whether mjp, grey"),
+        ("entries.0.provenance.campaign", "other", "campaign is 'other', but mjp, grey"),
+        ("entries.0.provenance.data", "other", "data is 'other'"),
+        ("entries.0.provenance.seeds", [5], r"seeds is \(5,\)"),
+        ("entries.0.provenance.seeds", [0, 0], "seeds are not different numbers"),
+        ("entries.0.provenance.first", "2999-01-01T00:00:00", "which cannot be"),
+        ("entries.0.provenance.last", "2020-01-01T00:00:00", "which cannot be"),
+        ("entries.0.provenance.first", "yesterday", "'yesterday' and .* are not of the form"),
+        ("entries.0.model", "a\x1b[31m", r"the text 'a\\x1b\[31m' cannot be printed"),
+        ("entries.0.reason", "a" * 3000, "longer than 2,000 letters"),
+        ("entries.0.attack", "\ud800", "cannot be printed"),
+    ],
+)
+def test_what_nothing_can_be_is_refused(folder, path, value, message):
+    with pytest.raises(BadInputError, match=message) as caught:
+        admit(write(folder, changed(path, value)), folder)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "submitted").exists()
+
+
+def test_weights_are_those_of_the_twin_where_the_model_is(folder):
+    content = changed("entries.1.provenance.weights_sha256", ["cd" * 32], submission(*SEVERAL))
+    with pytest.raises(AdmissionError, match=r"weights_sha256 is not that of .*though both are of the same model"):
+        admit(write(folder, content), folder)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda content: [entry["provenance"].update(campaign="other") for entry in content["entries"]],
+        lambda content: content["submitter"].update(name=" a ", contact="b@example.org"),
+        lambda content: content["submitter"].update(name="B"),
+        lambda content: content["entries"].reverse(),
+    ],
+    ids=["campaign", "name", "contact", "order"],
+)
+def test_the_same_under_another_name_is_there_already(folder, again):
+    admit(write(folder, submission()), folder)
+    content = submission()
+    again(content)
+    with pytest.raises(AdmissionError, match=r"is there already, as entry \w{16} of .*: to replace it"):
+        admit(write(folder, content), folder)
+    assert len(list((folder / "submitted").iterdir())) == 1
+
+
+def test_every_entry_that_was_measured_here_is_possible():
+    ledger, store = read_study(RESULTS / "smoke")
+    entries = [each for each in board_in(ledger, store, RESULTS / "smoke").entries if each.metrics]
+    assert len(entries) > 50
+    for each in entries:
+        assert [*impossible_figures(each), *impossible_origin(each)] == []

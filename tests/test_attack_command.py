@@ -350,7 +350,7 @@ def damage(upload: Path, how: str) -> None:
         ("shape", "has shape (1, 10, 192)"),
         ("nan", "holds NaN or infinite values"),
         ("integers", "holds torch.int32, no real numbers"),
-        ("kind", "a delta, but the run was of gradients"),
+        ("kind", "of kind delta, but the run was of gradients"),
         ("count", "reports 3 pictures, the client had 1"),
         ("labels", "states ["),
         ("fields", "states ["),

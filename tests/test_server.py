@@ -2,13 +2,17 @@
 
 import os
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import timm
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from attacks import ATTACKS
@@ -16,8 +20,10 @@ from attacks.adversary import Adversary
 from benchmarks.federation.simulation import RunFolder
 from clients.app import train
 from fedmjp.data.selection import select_for
-from fedmjp.errors import RecordError
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.exchange import private_of_round
+from fedmjp.facade import attack
+from fedmjp.models.adopt import adopt
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.scenario import Scenario, run_config_of
@@ -25,7 +31,7 @@ from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from fedmjp.wire import REFUSED
 from server.aggregation import Aggregator
-from server.tap import record_round
+from server.tap import UploadTap
 from server.uploads import UploadFolder
 from tests.attacks import QUICK, applies
 from tests.experiments import record_directly
@@ -54,45 +60,115 @@ def answer(message: Message, scale: float, examples: int = 1, **records: Any) ->
     return reply
 
 
-def numbered(node: int) -> int:
-    return node - 1
+class Clients:
+    """A Grid whose clients answer with the weights times their node number."""
+
+    def __init__(self, silent: tuple[int, ...] = (), failing: tuple[int, ...] = (), nan: tuple[int, ...] = ()) -> None:
+        self.silent, self.failing, self.nan = silent, failing, nan
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [1, 2, 3]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = f"message-{node}"
+            if node in self.failing:
+                reason = 'Traceback (most recent call last):\n  File "x"\nValueError: no picture\n'
+                replies.append(Message(Error(code=2, reason=reason), reply_to=message))
+            elif node not in self.silent:
+                replies.append(answer(message, float("nan") if node in self.nan else node))
+        return replies
 
 
-def test_the_tap_keeps_weights_once_and_every_upload_by_the_number_of_its_client(tmp_path: Path) -> None:
+def test_the_tap_hands_everything_through_and_records_each_reply(tmp_path: Path) -> None:
     folder = UploadFolder(tmp_path)
-    for server_round in (1, 2):
-        messages = [training(node) for node in (1, 2, 3)]
-        replies = [answer(message, message.metadata.dst_node_id) for message in reversed(messages)]
-        record_round(folder, messages, replies, server_round=server_round, kind="gradient", number=numbered)
-    uploads = folder.uploads()
-    assert [(each.server_round, each.node) for each in uploads] == [(r, n) for r in (1, 2) for n in (0, 1, 2)]
-    assert [each.tensors["w"].tolist() for each in uploads[:3]] == [[1, 2], [2, 4], [3, 6]]
-    assert {tuple(folder.weights(upload.weights)["w"].tolist()) for upload in uploads} == {(1.0, 2.0)}
+    tap = UploadTap(Clients(), folder, "gradient")  # type: ignore[arg-type]
+    for expected_round in (1, 2):
+        replies = list(tap.send_and_receive([training(node) for node in (1, 2, 3)]))
+        assert [r.content["arrays"].to_torch_state_dict()["w"].tolist() for r in replies] == [[1, 2], [2, 4], [3, 6]]
+        recorded = [upload for upload in folder.uploads() if upload.server_round == expected_round]
+        assert len(recorded) == 3
+    assert {tuple(folder.weights(upload.weights)["w"].tolist()) for upload in folder.uploads()} == {(1.0, 2.0)}
     assert len(list(tmp_path.glob("weights-*"))) == 1
-
-
-def test_an_upload_names_the_weights_that_its_client_was_sent(tmp_path: Path) -> None:
-    folder, other = UploadFolder(tmp_path), {name: -value for name, value in WEIGHTS.items()}
-    messages = [training(1), training(2, arrays=ArrayRecord(other))]
-    replies = [answer(message, 1) for message in messages]
-    record_round(folder, messages, replies, server_round=1, kind="gradient", number=numbered)
-    assert [folder.weights(each.weights)["b"].item() for each in folder.uploads()] == [0.5, -0.5]
+    assert (tap.failures, tap.unanswered()) == ([], [])
 
 
 def test_the_tap_keeps_only_the_tensors_asked_for(tmp_path: Path) -> None:
     folder = UploadFolder(tmp_path, frozenset({"b"}))
-    record_round(folder, [training(1)], [answer(training(1), 1)], server_round=1, kind="gradient", number=numbered)
+    UploadTap(Clients(), folder, "gradient").send_and_receive([training(1)])  # type: ignore[arg-type]
     assert list(folder.uploads()[0].tensors) == ["b"]
 
 
-def test_the_tap_passes_errors_over_and_hides_no_upload_that_cannot_be_kept(tmp_path: Path) -> None:
-    folder, messages = UploadFolder(tmp_path), [training(1), training(2)]
-    failed = Message(Error(code=2, reason="no picture"), reply_to=messages[0])
-    record_round(folder, messages, [failed], server_round=1, kind="gradient", number=numbered)
+def test_the_tap_names_clients_that_fail_stay_silent_or_send_nonsense(tmp_path: Path) -> None:
+    folder = UploadFolder(tmp_path)
+    tap = UploadTap(Clients(silent=(1,), failing=(2,), nan=(3,)), folder, "gradient")  # type: ignore[arg-type]
+    tap.send_and_receive([training(node) for node in (1, 2, 3)])
     assert folder.uploads() == []
-    replies = [answer(messages[1], float("nan"))]
-    with pytest.raises(RecordError, match="'w' holds NaN"):
-        record_round(folder, messages, replies, server_round=1, kind="gradient", number=numbered)
+    assert [failure.split(": ", 1)[1] for failure in tap.failures] == [
+        "ValueError: no picture",
+        "upload tensor 'w' holds NaN or infinite values",
+    ]
+    assert tap.unanswered() == ["round 1: a client did not answer"]
+
+
+def test_the_tap_survives_messages_of_other_layouts(tmp_path: Path) -> None:
+    tap = UploadTap(Clients(), UploadFolder(tmp_path), "gradient")  # type: ignore[arg-type]
+    two = training(1, more=ArrayRecord(WEIGHTS))
+    assert len(list(tap.send_and_receive([two]))) == 1
+    assert "2 array records instead of one" in tap.failures[0]
+
+
+@pytest.mark.parametrize("strategy", [FedAdam(fraction_evaluate=0.0), FedAvg(fraction_evaluate=0.0)])
+def test_the_tap_works_under_any_strategy(tmp_path: Path, strategy: Any) -> None:
+    folder = UploadFolder(tmp_path)
+    tap = UploadTap(Clients(), folder, "gradient")  # type: ignore[arg-type]
+    strategy.start(grid=tap, initial_arrays=ArrayRecord(WEIGHTS), num_rounds=2)
+    assert sorted(upload.server_round for upload in folder.uploads()) == [1, 1, 1, 2, 2, 2]
+    assert len(list(tmp_path.glob("weights-*"))) == 2, "the weights moved in between"
+
+
+def test_the_tap_counts_on_from_rounds_before_and_names_nodes(tmp_path: Path) -> None:
+    folder = UploadFolder(tmp_path)
+    tap = UploadTap(Clients(), folder, "gradient", done=6, number={1: 0, 2: 1}.__getitem__)  # type: ignore[arg-type]
+    tap.send_and_receive([training(node) for node in (1, 2)])
+    assert [(upload.server_round, upload.node) for upload in folder.uploads()] == [(7, 0), (7, 1)]
+
+
+def test_a_record_of_somebodys_own_app_says_what_was_sent(tmp_path: Path) -> None:
+    class Trained(Clients):
+        """Clients of an app as Flower's tutorials have it: they answer with the weights that they trained."""
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            return [answer(message, 1.01) for message in messages]
+
+    class Stepped(Clients):
+        """Clients that answer with something else of the same names."""
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            return [answer(message, -0.01) for message in messages]
+
+    found = {}
+    for clients, asked in ((Trained(), None), (Trained(), "delta"), (Stepped(), None), (Stepped(), "delta")):
+        folder = UploadFolder(tmp_path / f"{type(clients).__name__}-{asked}")
+        UploadTap(clients, folder, asked).send_and_receive([training(1)])  # type: ignore[arg-type]
+        found[type(clients).__name__, asked] = folder.uploads()[0].kind
+    assert found == {
+        ("Trained", None): "weights",
+        ("Trained", "delta"): "weights",
+        ("Stepped", None): "unknown",
+        ("Stepped", "delta"): "delta",
+    }
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("weights", "subtract those"), ("unknown", "nobody knows")])
+def test_what_is_no_update_is_not_attacked(kind: Any, reason: str) -> None:
+    module = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, depth=1)
+    model = adopt(module)
+    upload = model.upload(dict(module.named_parameters()))
+    with pytest.raises(AttackNotApplicableError, match=reason):
+        attack("patch_embedding", replace(upload, kind=kind), model)
 
 
 def stepped(update: str, rate: float | None) -> dict[str, torch.Tensor]:

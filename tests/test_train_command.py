@@ -139,7 +139,7 @@ def test_a_row_of_the_paper_is_evaluated_at_the_end(
         ("- 1\n", "must hold keys"),
         ("1: 2\n", "the key 1 is no text"),
         ("model: {3: 4}\n", "the key 3 is no text"),
-        ("model: [\n", "is no YAML"),
+        ("model: [\n", "is not YAML"),
         ("recipe: 5\n", "recipe = 5"),
     ],
 )

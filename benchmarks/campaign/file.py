@@ -1,6 +1,6 @@
 """Reading a campaign's YAML file: every complaint names the line, and the key that was probably meant."""
 
-import json
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,9 +11,13 @@ from pydantic import BaseModel, ValidationError
 from benchmarks.campaign.spec import Campaign
 from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.overrides import overridden
+from fedmjp.yaml_files import read_yaml
 
 Location = tuple[int | str, ...]
 GRIDS = "grids"
+SHOWN = 10  # things that are wrong
+SHORT = reprlib.Repr()  # of values in messages
+SHORT.maxstring = 100
 
 
 def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
@@ -27,20 +31,9 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
     Raises:
         ConfigError: With file and line, or the override, of the first things that are wrong.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, yaml.SafeLoader)
-        values = yaml.safe_load(text)
-        json.dumps(values, default=str)  # walks it all
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except (RecursionError, ValueError):
-        raise ConfigError(f"{path} holds an alias that contains itself") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    root, values = read_yaml(path)
     if root is None or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as 'name: my_campaign'")
-    _refuse_repeated_keys(root, path)
     values = overridden(values, overrides)
     try:
         return Campaign.model_validate(values)
@@ -48,8 +41,10 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
         details = [dict(detail) for detail in error.errors()]
         # A list is also called too short when all that it holds is wrong.
         first_hand = [detail for detail in details if detail["type"] != "too_short" or len(details) == 1]
-        complaints = [_complaint(detail, root, path, overrides) for detail in first_hand or details]
-        raise ConfigError("; ".join(dict.fromkeys(complaints))) from None
+        told = first_hand or details
+        complaints = [_complaint(detail, root, path, overrides) for detail in told[:SHOWN]]
+        more = [f"and {len(told) - SHOWN:,} more"] if len(told) > SHOWN else []
+        raise ConfigError("; ".join(dict.fromkeys([*complaints, *more]))) from None
     except BadInputError as error:  # an unknown model or attack says so itself
         raise ConfigError(f"{path}: {error}") from None
 
@@ -67,7 +62,8 @@ def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: S
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{where}: {key!r} is missing"
-    return f"{where}: {key} = {detail['input']!r}: {message}" if key else f"{where}: {message}"
+    shown = SHORT.repr(detail["input"])
+    return f"{where}: {key} = {shown}: {message}" if key else f"{where}: {message}"
 
 
 def _touches(override: str, key: str) -> bool:
@@ -126,19 +122,3 @@ def _child(node: yaml.Node, step: int | str) -> tuple[int, yaml.Node] | None:
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step].start_mark.line + 1, node.value[step]
     return None
-
-
-def _refuse_repeated_keys(node: yaml.Node | None, path: Path) -> None:
-    """YAML readers keep the last of two equal keys without a word."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_repeated_keys(item, path)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: dict[str, int] = {}
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        if key.value in seen:
-            raise ConfigError(f"{path}, line {line}: key {key.value!r} was given before, in line {seen[key.value]}")
-        seen[key.value] = line
-        _refuse_repeated_keys(value, path)

@@ -1,6 +1,7 @@
 """A campaign: one question put to many cells, as one file states it."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -49,6 +50,7 @@ class DataConfig(Config):
 
 # What a grid may say of the server's view, in the scenario's words; a list makes several threat models.
 THREAT = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+MOST_CELLS = 100_000  # of a grid; a table of so many is read by nobody
 
 
 def _pipelines(value: object) -> object:
@@ -90,6 +92,11 @@ class Grid(Config):
             for key in threat:
                 if key not in THREAT:
                     raise ValueError(f"threats: unknown key {key!r}, {suggestion(str(key), THREAT)}")
+        views = sum(math.prod(_count(value) for value in threat.values()) for threat in self.threats)
+        listed = (self.models, self.defences, self.attacks, self.settings, self.mask_ratios)
+        if views * math.prod(map(len, listed)) > MOST_CELLS:
+            cells = views * math.prod(map(len, listed))
+            raise ValueError(f"makes {cells:,} cells, a grid has at most {MOST_CELLS:,}: take several campaigns")
         for view, defences in itertools.product(self.views, self.defences):
             with as_value_error():
                 ThreatModel.parse(view)
@@ -105,6 +112,10 @@ class Grid(Config):
             lists = [value if isinstance(value, list | tuple) else [value] for value in threat.values()]
             found += [dict(zip(threat, values, strict=True)) for values in itertools.product(*lists)]
         return found
+
+
+def _count(value: object) -> int:
+    return len(value) if isinstance(value, list | tuple) else 1
 
 
 class Budget(Config):
@@ -124,7 +135,7 @@ class Campaign(Config):
         ConfigError: If values contradict each other.
     """
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)
     title: str = ""
     question: str = ""
     data: DataConfig = DataConfig()

@@ -1,5 +1,7 @@
 """What a folder of results says of itself: its cells and trials, readable with any later release, without the data."""
 
+import hashlib
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ from pydantic import TypeAdapter
 
 from benchmarks.folder.output import write_json, write_text
 from benchmarks.folder.pictures import files_of
-from benchmarks.folder.store import ANEW
+from benchmarks.folder.store import START_OVER
 from benchmarks.plan.experiment import Plan, PlannedCell
 from fedmjp.errors import OutputError
+from fedmjp.files import read_file
+from fedmjp.texts import guard, unguard
 
 ABOUT, TRIALS = "plan.json", "plan.csv"
 COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "clean", "shuffled", "reconstruction")
@@ -21,6 +25,9 @@ ABOUT_KEYS = (
     "name", "title", "question", "config", "config_sha256", "data", "metrics", "uploads", "recognisable_at", "utility",
     "keep", "reported", "skipped", "notes", "command",
 )  # fmt: skip
+TEXTS = tuple(name for name in COLUMNS if name not in ("cell", "seed"))
+TABLE_SHA256 = "plan_csv_sha256"
+LARGEST = 2**30  # bytes
 CELLS = TypeAdapter(tuple[PlannedCell, ...])
 
 
@@ -55,8 +62,10 @@ class Ledger:
 
     def save(self, folder: Path) -> None:
         """Write into a folder of results."""
-        write_text(folder / TRIALS, self.trials.to_csv(index=False))
-        write_json(folder / ABOUT, {**self.about, "cells": CELLS.dump_python(self.cells, mode="json")})
+        table = self.trials.map(guard).to_csv(index=False, lineterminator="\r\n")  # either within a cell is quoted
+        write_text(folder / TRIALS, table)
+        cells = CELLS.dump_python(self.cells, mode="json")
+        write_json(folder / ABOUT, {**self.about, "cells": cells, TABLE_SHA256: _sha256(table.encode())})
 
     @classmethod
     def load(cls, folder: Path) -> "Ledger":
@@ -66,13 +75,23 @@ class Ledger:
             OutputError: If it holds none, or a damaged one.
         """
         try:
-            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            about = json.loads(read_file(folder / ABOUT, LARGEST))
+            table = read_file(folder / TRIALS, LARGEST)
+            if {*ABOUT_KEYS, "cells", TABLE_SHA256} - about.keys():
+                raise OutputError(f"the plan in {folder} is of another version of fedmjp; {START_OVER}")
+            if about.pop(TABLE_SHA256) != _sha256(table):
+                raise OutputError(f"{folder / TRIALS} was changed or damaged; {START_OVER}")
             cells = CELLS.validate_python(about.pop("cells"))
-            trials = pd.read_csv(folder / TRIALS, dtype={"key": str, "picture": str, "picture_sha256": str})
-            if set(COLUMNS) - set(trials) or set(ABOUT_KEYS) - set(about):
-                raise OutputError(f"the plan in {folder} is of another version of fedmjp; {ANEW}")
+            trials = pd.read_csv(io.BytesIO(table), dtype=dict.fromkeys(TEXTS, str), keep_default_na=False)
+            trials[list(TEXTS)] = trials[list(TEXTS)].map(unguard)
         except FileNotFoundError as error:
             raise OutputError(f"{folder} holds no results: {Path(error.filename).name} is missing") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, pd.errors.ParserError) as error:
-            raise OutputError(f"the plan in {folder} is damaged ({type(error).__name__}); {ANEW}") from None
+        except OSError as error:
+            raise OutputError(f"{error.filename or folder} cannot be read: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, pd.errors.ParserError) as error:
+            raise OutputError(f"the plan in {folder} is damaged ({type(error).__name__}); {START_OVER}") from None
         return cls(about, cells, trials)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -32,7 +32,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from fedmjp.errors import MissingExtraError, OutputError, StoreError
 
@@ -49,7 +49,8 @@ REMEDY = {
     "sqlite": "see that the disk has room, the file can be written and no program locks it",
     "postgresql": "see that the server runs, has room and lets this user in",
 }
-ANEW = "restore it from a copy, or start over: the command that made it with --fresh"
+START_OVER = "to start over, run the command that made it again with --fresh"
+DAMAGED = f"the file is damaged: put a copy in its place; {START_OVER}"
 # A second process waits for the first instead of making the tables too.
 LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
 COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
@@ -157,9 +158,8 @@ class Store:
         self._engine = _engine(url)
         try:
             _make_tables(self._engine, self.name)
-        except SQLAlchemyError as error:
-            dialect = self._engine.dialect.name
-            remedy = ANEW if _is_damaged(error, dialect) else REMEDY[dialect]
+        except (SQLAlchemyError, UnicodeError) as error:
+            remedy = DAMAGED if self._shows_damage(error) else REMEDY[self._engine.dialect.name]
             raise OutputError(f"{self.name} cannot be used as a trials database: {_reason(error)}; {remedy}") from None
 
     @classmethod
@@ -235,7 +235,7 @@ class Store:
         environments = self.environments()
         with self._transaction() as connection:
             rows = [dict(row._mapping) for row in _rows(connection, _TRIALS.c.keys(), keys)]
-        return [Trial(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
+            return [Trial(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
 
     def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
         """The trials behind ``keys``, or all, as one row each with the columns of ``Trial``, in a fixed order.
@@ -263,16 +263,18 @@ class Store:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except (SQLAlchemyError, UnicodeError) as error:
-            dialect = self._engine.dialect.name
-            kept = f"finished trials are kept; {REMEDY[dialect]}, and run again"
-            remedy = ANEW if _is_damaged(error, dialect) else kept
+        except (SQLAlchemyError, LookupError, TypeError, ValueError) as error:  # values that no column has
+            remedy = f"finished trials are kept; {REMEDY[self._engine.dialect.name]}, and run again"
+            if self._shows_damage(error):
+                remedy = DAMAGED
             raise StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}") from None
 
-
-def _is_damaged(error: Exception, dialect: str) -> bool:
-    """Whether a file is no database any more, which nothing but another file helps."""
-    return isinstance(error, DBAPIError) and not isinstance(error, OperationalError) and dialect == "sqlite"
+    def _shows_damage(self, error: Exception) -> bool:
+        """Whether the file itself is at fault, which trying again does not mend."""
+        if isinstance(error, SQLAlchemyError):
+            # SQLite's own word for damage has no kind of its own; nor has text that is none.
+            return type(error) is DatabaseError or "Could not decode" in str(error)
+        return self._engine.dialect.name == "sqlite" and not isinstance(error, UnicodeEncodeError)
 
 
 def _digest(environment: Mapping[str, Any]) -> str:
@@ -314,7 +316,7 @@ def _make_tables(engine: Engine, name: str) -> None:
         if not found:
             _TABLES.create_all(connection)
         elif found != {name: set(table.c.keys()) for name, table in _TABLES.tables.items()}:
-            remedy = ANEW if engine.dialect.name == "sqlite" else "name another database"
+            remedy = START_OVER if engine.dialect.name == "sqlite" else "name another database"
             raise OutputError(f"{name} was written by another version of fedmjp; {remedy}")
 
 

@@ -19,11 +19,12 @@ from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.store import COLOUR, Store, Trial
 from fedmjp.errors import OutputError
-from fedmjp.files import replacing
+from fedmjp.files import read_file, replacing, require_regular
 
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
 SHA256 = "trials_sha256"
+LARGEST = 2**30  # bytes of a manifest
 # Of the store, what the plan does not say.
 ROWS = (
     "status", "error", "model", "defence", "mask_ratio", "attack", "setting", "protocol", "realised_ratio",
@@ -70,6 +71,7 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
     """
     path = folder / TRIALS
     try:
+        require_regular(path)
         table = parquet.read_table(path)
         metadata = table.schema.metadata or {}
         about = json.loads(metadata[PLAN])
@@ -81,8 +83,11 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
         return Ledger({**about, SHA256: _sha256(path)}, cells, rows[list(COLUMNS)]), store
     except FileNotFoundError:
         raise OutputError(f"{folder} holds neither trials.sqlite nor {TRIALS}") from None
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise OutputError(f"{path} is no study of this version of fedmjp ({type(error).__name__}: {error})") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise OutputError(
+            f"{path} is damaged, or no study of this version of fedmjp ({said}); put a whole copy in its place"
+        ) from None
 
 
 def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Store]:
@@ -102,8 +107,11 @@ def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Stor
 
 def problems_of_rows(folder: Path) -> list[str]:
     """Why the rows of a study that is no campaign cannot be those that its manifest speaks of."""
-    stated = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get(SHA256)
-    found = _sha256(folder / TRIALS)
+    try:
+        stated = json.loads(read_file(folder / "manifest.json", LARGEST)).get(SHA256)
+        found = _sha256(folder / TRIALS)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        return [f"manifest.json or {TRIALS} is missing or damaged: {error}"]
     return [] if stated == found else [f"{TRIALS} has SHA-256 {found}, the manifest says {stated}"]
 
 
@@ -113,11 +121,15 @@ def holds_study(folder: Path) -> bool:
 
 
 def holds_plan(folder: Path) -> bool:
-    """Whether the study's trials are a campaign's, with their plan; OutputError if it is damaged."""
+    """Whether the study's trials are a campaign's, with their plan; OutputError if they cannot be read."""
+    path = folder / TRIALS
     try:
-        return PLAN in (parquet.read_schema(folder / TRIALS).metadata or {})
+        require_regular(path)
+        return PLAN in (parquet.read_schema(path).metadata or {})
     except (OSError, pa.ArrowException) as error:
-        raise OutputError(f"{folder / TRIALS} is damaged: {error}") from None
+        raise OutputError(
+            f"{path} is damaged ({' '.join(str(error).split())}); put a whole copy in its place"
+        ) from None
 
 
 def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str, Any]) -> Trial:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,19 +10,28 @@ import pandas as pd
 
 from benchmarks.folder.ledger import ABOUT
 from benchmarks.folder.output import write_text
-from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Entry, Record, Submission, entry_id
+from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Entry, Record, Submission, Submitter, entry_id
 from benchmarks.leaderboard.figures import Figures, judged, marginal_name
+from benchmarks.leaderboard.pairing import Pairs
+from benchmarks.leaderboard.plausible import (
+    ROUNDING,
+    contradictions_with,
+    impossible_figures,
+    impossible_origin,
+    odd_texts,
+)
 from benchmarks.leaderboard.statistics import Floats
 from benchmarks.plan.experiment import AttackConfig, Cell
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError
+from fedmjp.files import read_file
 from fedmjp.metrics import metric
 from fedmjp.models.build import blueprint
 from fedmjp.settings import Picture
 
 SUBMITTED = "submitted"
-ROUNDING = 1e-6
+LARGEST = 20_000_000  # bytes of a submission
 MONTE_CARLO = 0.2  # standard errors of the mean by which two bootstrap intervals may differ
 
 
@@ -49,10 +58,7 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
     if not (board_folder / ABOUT).is_file():
         raise OutputError(f"{board_folder} holds no results to add an entry to; name the folder of a campaign")
     submission = _checked(_parsed(entry_file))
-    known = {entry.id for entry in submitted(board_folder)} | {path.stem for path in _files(board_folder)}
-    for entry in submission.entries:
-        if entry.id in known:
-            raise AdmissionError(f"entry {entry.id} ({entry.model}, {entry.defence}, {entry.attack}) is there already")
+    _refuse_duplicates(submission, board_folder)
     first = submission.entries[0]
     admitted = _Admitted(sha256=submission.digest(), submission=submission)
     try:
@@ -63,6 +69,33 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
     return submission.entries
 
 
+def _refuse_duplicates(submission: Submission, board_folder: Path) -> None:
+    """What a submitter has measured is there once, whatever it is called, and is replaced on purpose only."""
+    there = [entry for entry in submitted(board_folder) if _is_of(submission.submitter, entry.submitter)]
+    known = {_measured(entry): entry for entry in there}
+    for entry in submission.entries:
+        former = known.get(_measured(entry))
+        if former is not None:
+            raise AdmissionError(
+                f"{_named(entry)} is there already, as entry {former.id} of {submission.submitter.name}: to replace "
+                f"it, remove its file from {board_folder / SUBMITTED}; to add to it, put all entries into one file"
+            )
+    if (board_folder / SUBMITTED / f"{submission.entries[0].id}.json").exists():
+        raise AdmissionError(f"{submission.entries[0].id}.json in {board_folder / SUBMITTED} is damaged: remove it")
+
+
+def _measured(entry: Entry) -> str:
+    """The same cell on the same pictures, in whichever campaign."""
+    return entry_id(entry.cell, "", entry.provenance.pictures_sha256, "submitted")
+
+
+def _is_of(submitter: Submitter, other: Submitter | None) -> bool:
+    return other is not None and any(
+        " ".join(getattr(submitter, name).casefold().split()) == " ".join(getattr(other, name).casefold().split())
+        for name in ("name", "contact")
+    )
+
+
 def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[Entry, ...]:
     """The entries that were admitted to a board, checked again.
 
@@ -71,7 +104,7 @@ def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.wa
     found: list[Entry] = []
     for path in _files(board_folder):
         try:
-            admitted = _Admitted.read(path.read_bytes())
+            admitted = _Admitted.read(read_file(path, 2 * LARGEST))  # indented
             submission = admitted.submission
             if admitted.sha256 != submission.digest() or path.stem != submission.entries[0].id:
                 raise AdmissionError("it was changed after it had been admitted")
@@ -87,11 +120,13 @@ def _files(board_folder: Path) -> list[Path]:
 
 def _parsed(path: Path) -> Submission:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path, LARGEST))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    for fault in odd_texts(content):
+        raise ConfigError(f"{path}: {fault}; shorten or remove it")
     entries = content.get("entries") if isinstance(content, dict) else None
     for number, values in enumerate(entries if isinstance(entries, list) else [], start=1):
         try:
@@ -112,9 +147,9 @@ def _checked(submission: Submission) -> Submission:
     flat = {(entry.provenance.pictures_sha256, name) for entry in submission.entries for name in entry.flat or ()}
     for entry in submission.entries:
         _refuse(entry, _contradictions(entry))
-        for name in entry.leakage:
-            if (entry.provenance.pictures_sha256, name) in flat:
-                raise AdmissionError(f"{_named(entry)}: {name} counts, but is flat in another entry or in this one")
+        _refuse(entry, _flat_ones(entry, flat))
+        _refuse(entry, impossible_figures(entry))
+        _refuse(entry, impossible_origin(entry))
     figures = Figures(
         ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
         pictures={cell: pd.DataFrame({LEAKAGE: entry.leakage}, dtype=float) for cell, entry in claimed.items()},
@@ -127,6 +162,7 @@ def _checked(submission: Submission) -> Submission:
         ours = entry.model_copy(update=found | {"metrics": {**entry.metrics, **found["metrics"]}})
         _refuse(entry, _differences(entry, ours, figures.samples[cell]))
         computed.append(ours)
+        _refuse(entry, _against_references(cell, claimed, figures.pairs))
     entries = judged(computed)
     for theirs, ours in zip(submission.entries, entries, strict=True):
         if theirs.verdict != ours.verdict:
@@ -134,6 +170,20 @@ def _checked(submission: Submission) -> Submission:
                 f"{_named(theirs)} claims {theirs.verdict!r}, but the rules say {ours.verdict!r}: {ours.reason}"
             )
     return submission.model_copy(update={"entries": tuple(entries)})
+
+
+def _flat_ones(entry: Entry, flat: Set[tuple[str, str]]) -> Iterator[str]:
+    """Pictures that count in this entry, but are flat in another one of the same pictures, or in itself."""
+    for name in entry.leakage:
+        if (entry.provenance.pictures_sha256, name) in flat:
+            yield f"{name} counts, but is flat in another entry or in this one"
+
+
+def _against_references(cell: Cell, claimed: Mapping[Cell, Entry], pairs: Pairs) -> Iterator[str]:
+    """What an entry says against those that it is held against."""
+    for reference in (pairs.floor(cell), pairs.twin(cell), *pairs.without_each(cell).values()):
+        if reference is not None:
+            yield from contradictions_with(claimed[cell], claimed[reference])
 
 
 def _refuse(entry: Entry, reasons: Iterable[str]) -> None:

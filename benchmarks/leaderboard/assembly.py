@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.store import ANEW, COLOUR
+from benchmarks.folder.store import COLOUR, START_OVER
 from benchmarks.leaderboard.entries import FLAT, LEAKAGE, Cost, Entry, Provenance, Utility, entry_id
 from benchmarks.leaderboard.figures import Figures, judged
 from benchmarks.plan.experiment import Cell, PlannedCell
@@ -81,7 +81,7 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     bad = (ok & scores[LEAKAGE].isna()) | np.isinf(scores.to_numpy()).any(axis=1)
     if bad.any():
         key = rows.loc[bad, "key"].iloc[0]
-        raise RecordError(f"Trial {key} has finished, but a score is no finite number; {ANEW}")
+        raise RecordError(f"Trial {key} has finished, but a score is no finite number; {START_OVER}")
     return scores
 
 

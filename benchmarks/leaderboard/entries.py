@@ -126,8 +126,8 @@ class Utility(Record):
 class Cost(Record):
     """``attack_seconds`` per picture, on the hardware of the provenance; ``upload_bytes`` of a whole float32 update."""
 
-    attack_seconds: float | None
-    upload_bytes: int | None
+    attack_seconds: float | None = Field(ge=0)
+    upload_bytes: int | None = Field(ge=0)
 
 
 class Provenance(Record):

@@ -3,11 +3,13 @@
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from benchmarks.leaderboard.entries import EXACT, Board, Entry
 from benchmarks.leaderboard.headline import exactly, headline
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.report.advice import advice
+from fedmjp.texts import printable
 
 TEXTS, NUMBERS = ("model", "defence", "attack"), ("uploads of a picture", "recovered exactly", "median PSNR, dB")
 
@@ -19,11 +21,12 @@ def print_answer(board: Board, console: Console) -> None:
     )
     for entry in answers(board):
         uploads = str(entry.threat.uploads_per_picture)
-        table.add_row(entry.model, entry.defence, entry.attack, uploads, exactly(entry), f"{headline(entry)[1]:.1f}")
+        cells = (entry.model, entry.defence, entry.attack, uploads, exactly(entry), f"{headline(entry)[1]:.1f}")
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
     exact = f"Exactly: {EXACT:g} dB or more against the private picture, where everything is in its place."
     for sentence in (exact, *advice(board)):
-        console.print(f"{sentence}\n", markup=False, highlight=False)
+        console.print(printable(f"{sentence}\n"), markup=False, highlight=False)
 
 
 def answers(board: Board) -> list[Entry]:

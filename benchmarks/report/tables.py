@@ -22,6 +22,7 @@ from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import NONE
+from fedmjp.texts import guard, printable
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
@@ -42,7 +43,7 @@ NESTED = {
 def csv_text(board: Board) -> str:
     """One line per entry, every number at full precision, empty where there is no value."""
     lines = [_flat(entry, board.metrics) for entry in board.entries]
-    return pd.DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
+    return printable(pd.DataFrame(lines, dtype=object).map(guard).to_csv(index=False, lineterminator="\n"))
 
 
 def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
@@ -138,10 +139,10 @@ def print_table(board: Board, console: Console) -> None:
     whole = len(board.entries) <= PRINTED
     left_out: dict[str, None] = {}
     for sentence in advice(board):
-        console.print(f"{sentence}\n", markup=False, highlight=False)
+        console.print(printable(f"{sentence}\n"), markup=False, highlight=False)
     for section in sections(board):
         lines = [f"{section.title}.", section.sentence, *section.findings, section.summary, ""]
-        console.print("\n".join(lines), markup=False, highlight=False)
+        console.print(printable("\n".join(lines)), markup=False, highlight=False)
         for ranking in section.rankings:
             title = f"Standings, {ranking.title}, rank 1 leaks least"
             left_out |= dict.fromkeys(_print(title, ranking.rows, (), console))
@@ -155,7 +156,7 @@ def print_table(board: Board, console: Console) -> None:
         named = f"{', '.join(missed[:NAMED])}{more}"
         console.print(f"Left out for want of width: {named}. The report has every column.\n")
     for note in board.notes:
-        console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(f"- {note}"), highlight=False, markup=False, soft_wrap=True)
 
 
 def _print(title: str, rows: Sequence[Row], groups: Sequence[str], console: Console) -> list[str]:
@@ -176,6 +177,8 @@ def _print(title: str, rows: Sequence[Row], groups: Sequence[str], console: Cons
     for _, together in itertools.groupby(rows, key=lambda row: [row.values[name].text for name in groups]):
         table.add_section()
         for row in together:
-            table.add_row(*(escape(row.values[name].text) for name in widths), style="dim" if row.dim else "")
+            table.add_row(
+                *(escape(printable(row.values[name].text)) for name in widths), style="dim" if row.dim else ""
+            )
     console.print(table)
     return left_out

@@ -23,6 +23,7 @@ from benchmarks.running.progress import RunProgress
 from benchmarks.running.retention import extremes
 from benchmarks.uploads.direct import DirectUploads
 from fedmjp import provenance
+from fedmjp.files import read_file
 from fedmjp.metrics import METRICS, metric
 from fedmjp.seeds import torch_generator
 
@@ -30,6 +31,7 @@ from fedmjp.seeds import torch_generator
 ROUNDING = 1 / 255
 TOLERANCE = 1e-6
 TABLE = "leaderboard.json"
+LARGEST = 2**30  # bytes of what was published
 # Of a manifest, what its trials do not say: when it was made, and why its commit cannot be checked out any more.
 BESIDES = {"rendered_at", "commit_lost"}
 
@@ -202,9 +204,9 @@ def compare_with_published(folder: Path, board: Mapping[str, Any], *, rendered: 
 
 def _compare_manifests(path: Path, about: Mapping[str, Any]) -> list[str]:
     try:
-        published = json.loads(path.read_text(encoding="utf-8"))
+        published = json.loads(read_file(path, LARGEST))
         keys = (published.keys() | about.keys()) - BESIDES
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
     changed = sorted(key for key in keys if not _same(published.get(key), about.get(key)))
     return [f"{path.name}: {', '.join(changed)} not as the trials say"] if changed else []
@@ -212,8 +214,8 @@ def _compare_manifests(path: Path, about: Mapping[str, Any]) -> list[str]:
 
 def _compare_tables(path: Path, board: Mapping[str, Any]) -> list[str]:
     try:
-        published = {entry["id"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        published = {entry["id"]: entry for entry in json.loads(read_file(path, LARGEST))["entries"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
     made = {entry["id"]: entry for entry in board["entries"]}
     changed = [each for each, entry in made.items() if not _same(published.get(each), entry)]

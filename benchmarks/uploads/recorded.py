@@ -12,10 +12,13 @@ from benchmarks.plan.experiment import Experiment
 from benchmarks.uploads.source import Batch, RecordedUploads, UploadSource, tensors_read
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError
+from fedmjp.files import read_file
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
+
+LARGEST = 100_000_000  # bytes of a manifest
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Recording:
             BadInputError: If the folder holds no records, or holds weight changes that no attack can read.
         """
         try:
-            about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            about = json.loads(read_file(folder / "manifest.json", LARGEST))
             recording = Recording(
                 RunFolder(folder),
                 tuple(Scenario.parse(values) for values in about["scenarios"]),
@@ -48,7 +51,7 @@ class Recording:
                 about.get("kind") == ROUND_OF_TRAINING,
                 dict(about.get("localisation_weights", {})),
             )
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise BadInputError(f"{folder} holds no records of `fedmjp record`: {error}") from None
         if "recipe" in about:
             raise BadInputError(
@@ -144,7 +147,7 @@ def _problem(
     upload: Upload, shapes: Mapping[str, tuple[int, ...]], scenario: Scenario, batch: PrivateBatch
 ) -> str | None:
     if upload.kind != scenario.update:
-        return f"a {upload.kind}, but the run was of {scenario.update}s"
+        return f"of kind {upload.kind}, but the run was of {scenario.update}s"
     if upload.num_examples != len(batch.pictures):
         return f"reports {upload.num_examples} pictures, the client had {len(batch.pictures)}"
     for name, shape in shapes.items():

@@ -2,6 +2,8 @@
 
 from rich.console import Console
 
+from fedmjp.texts import printable
+
 FILE_WIDTH = 140
 
 
@@ -14,4 +16,4 @@ def wide_console() -> Console:
 def tell(console: Console, *lines: str, style: str | None = None) -> None:
     """Print lines as they are: no markup, no colours of their own, never broken."""
     for line in lines:
-        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(line), style=style, highlight=False, markup=False, soft_wrap=True)

@@ -147,11 +147,12 @@ def _report(
     from fedmjp.evaluation.figures import summarise
     from fedmjp.evaluation.sweep import sweep
     from fedmjp.evaluation.tables import frame, markdown, notes, print_sheets, sheets
+    from fedmjp.texts import guard, printable
 
     data = _named(pictures)
     lines = summarise(runs, found)
     tables, remarks = sheets(lines, data), notes(lines)
-    write_text(output / "evaluation.csv", frame(runs, found).to_csv(index=False))
+    write_text(output / "evaluation.csv", printable(frame(runs, found).map(guard).to_csv(index=False)))
     write_text(output / "table.md", markdown(tables, remarks))
     figure = output / "sweep.png"
     figure.unlink(missing_ok=True)

@@ -162,22 +162,18 @@ def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatM
 
 def _private(path: Path, adopted: "Adopted", threat: "ThreatModel") -> "Tensor":
     """The user's own picture, (3, size, size) in [0, 1], just as it is."""
-    from PIL import Image
     from torchvision.transforms.v2 import functional as transforms
 
-    from fedmjp.data.datasets import DAMAGED
-    from fedmjp.data.pictures import to_rgb
+    from fedmjp.data.pictures import open_picture, to_rgb
     from fedmjp.errors import DataError
 
     if threat.batch_size > 1:
         raise DataError(f"--private is one picture, the upload is of {threat.batch_size}")
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
     try:
-        with Image.open(path) as photograph:
+        with open_picture(path) as photograph:
             pixels = transforms.pil_to_tensor(to_rgb(photograph))
-    except DAMAGED as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path} cannot be read as a picture: {error}") from None
     if pixels.shape[1:] != (adopted.image_size, adopted.image_size):
         height, width = pixels.shape[1:]
         raise DataError(

@@ -1,6 +1,7 @@
 """Labelled photographs in any number: opened in seconds, read one at a time, memory does not grow with their pixels."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,7 @@ from timm.data.imagenet_info import ImageNetInfo
 
 from fedmjp.data.bundled import CROPS
 from fedmjp.data.layout import SPLIT_FOLDERS, SUFFIXES, Split, class_folders, parquet_files, pictures_in, split_folders
-from fedmjp.data.pictures import LabelledPicture, to_image, to_rgb
+from fedmjp.data.pictures import LabelledPicture, open_picture, to_image, to_rgb
 from fedmjp.errors import DataError
 from fedmjp.extras import require
 
@@ -20,7 +21,6 @@ BUNDLED, HUB = "bundled", "hub:"
 # Decoded pictures are kept where all of the data set would fit; 100,000 of 64 x 64 do.
 KEPT_BYTES = 2 * 2**30
 BYTES_PER_PIXEL = 4  # of Pillow's RGB
-DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +64,18 @@ class LabelledDataset:
             DataError: If it is damaged, gone, or of a mode without a fixed range of values.
         """
         try:
-            opened = self.read(index)
-            if opened is None:
-                raise DataError(f"{self.name} has no picture in row {self.key(index)}")
-            with opened:
-                return to_rgb(opened)
-        except DAMAGED as error:
-            raise DataError(f"{self.key(index)} in {self.name} cannot be read as a picture: {error}") from error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what is odd in a picture that can be read is nobody's business
+                opened = self.read(index)
+                if opened is None:
+                    raise DataError(f"{self.name} has no picture in row {self.key(index)}")
+                with opened:
+                    return to_rgb(opened)
+        except DataError:
+            raise
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise DataError(f"{self.key(index)} in {self.name} cannot be read as a picture: {reason}") from error
 
 
 class DatasetPictures:
@@ -136,9 +141,13 @@ def _open(data: str, split: Split) -> LabelledDataset:
 
         return open_hub(data, split)
     folder = Path(data)
-    files = {each: parquet_files(folder, each) for each in SPLIT_FOLDERS}
-    if not any(files.values()):
-        return _image_folder(folder, split)
+    try:
+        files = {each: parquet_files(folder, each) for each in SPLIT_FOLDERS}
+        if not any(files.values()):
+            return _image_folder(folder, split)
+    except (OSError, ValueError) as error:  # no right to look into it, or no name that a file could have
+        named, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
+        raise DataError(f"{named} cannot be read: {reason}") from None
     if not files[split]:
         raise DataError(f"{folder} has no {split}.parquet and no shards {split}-00000-of-00001.parquet")
     require("datasets", f"{folder}, of parquet files,")
@@ -187,4 +196,4 @@ def _read_file(folder: Path, keys: Sequence[str], index: int) -> Image.Image:
         keys[index].encode()  # names on disk are bytes, not always of any text
     except UnicodeEncodeError as error:
         raise DataError(f"the file name {keys[index]!a} is not valid text; rename or remove the file") from error
-    return Image.open(folder / keys[index])
+    return open_picture(folder / keys[index])

@@ -8,7 +8,9 @@ from typing import Literal
 Split = Literal["train", "validation"]
 
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("val", "validation")}
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".pgm", ".ppm", ".tif", ".tiff"}
+)
 
 
 def parquet_files(folder: Path, split: Split) -> list[str]:

@@ -3,18 +3,26 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
+from fedmjp.files import require_regular
+
 # ImageNet evaluation: the shorter side is resized to size / 0.875, then the centre is cropped.
 CROP_SHARE = 0.875
 SIXTEEN_BITS = 65_535
+# Others of Pillow's formats start programs (EPS) or are no photographs.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "AVIF", "PPM", "TIFF")
+MOST_PIXELS = 2**27  # more than any camera's; 400 MB when decoded
+LONGEST = 50  # times the shorter side: the whole picture is resized before its centre is cropped
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,30 @@ def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHA
     return image
 
 
+def open_picture(file: Path | BytesIO) -> Image.Image:
+    """Open an encoded picture of a known format, whatever its name ends in; of an animation, the first frame.
+
+    Raises:
+        OSError: If it is no file, or none of these formats.
+        ValueError: If its size would take memory or time out of all proportion.
+    """
+    if isinstance(file, Path):
+        require_regular(file)
+    picture = Image.open(file, formats=FORMATS)
+    shorter, longer = sorted(picture.size)
+    if shorter * longer > MOST_PIXELS or longer > LONGEST * shorter:
+        picture.close()
+        raise ValueError(
+            f"{picture.width} x {picture.height} pixels are too many or too narrow: at most {MOST_PIXELS:,} are read, "
+            f"and sides that differ by a factor of {LONGEST}"
+        )
+    return picture
+
+
 def to_rgb(photograph: Image.Image) -> Image.Image:
-    """Three channels of 8 bits; ValueError if the mode has no fixed range of values."""
+    """Three channels of 8 bits, turned as its EXIF data say; ValueError if the mode has no fixed range of values."""
+    if photograph.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        photograph = ImageOps.exif_transpose(photograph)
     if photograph.mode.startswith("I;16"):
         grey = np.asarray(photograph, dtype=np.float64) / SIXTEEN_BITS
         return Image.fromarray((grey * 255).round().astype(np.uint8)).convert("RGB")

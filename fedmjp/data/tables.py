@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import overload
 
 import numpy as np
@@ -25,7 +26,9 @@ from PIL import Image
 
 from fedmjp.data.datasets import HUB, LabelledDataset
 from fedmjp.data.layout import Split
+from fedmjp.data.pictures import open_picture
 from fedmjp.errors import DataError
+from fedmjp.files import require_regular
 
 COLUMNS = ["image", "label"]
 
@@ -76,6 +79,8 @@ def open_parquet(name: str, files: list[str], split: Split) -> LabelledDataset:
         DataError: If they are damaged, or hold no labelled pictures.
     """
     try:
+        for file in files:
+            require_regular(Path(file))
         filled = [file for file in files if pq.read_metadata(file).num_rows]  # the library fails on empty ones
         if not filled:
             raise DataError(f"{name} holds no picture")
@@ -133,5 +138,5 @@ def _table(name: str, rows: Dataset, split: Split) -> LabelledDataset:
 def _row(rows: Dataset, index: int) -> Image.Image | None:
     encoded = rows.data.column("image")[index].as_py() or {}  # without the costs of rows[index]
     if (content := encoded.get("bytes")) is not None:
-        return Image.open(io.BytesIO(content))
-    return Image.open(encoded["path"]) if encoded.get("path") else None
+        return open_picture(io.BytesIO(content))
+    return open_picture(Path(encoded["path"])) if encoded.get("path") else None

@@ -8,6 +8,7 @@ the leaderboard's business.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
@@ -23,22 +24,35 @@ class Metric:
     function: Callable[[Tensor, Tensor], Tensor]  # (reconstruction, target) to one value per image
     higher_leaks: bool  # whether a higher value means that more of the private picture is revealed
     bounds: str
+    lowest: float  # the same as numbers
+    highest: float
     definition: str  # the exact variant and its source
     missing: Callable[[], str | None] = lambda: None  # why it cannot be computed on this machine
 
 
 METRICS = {
-    "mse": Metric(mse, False, "0 (exact) to 1", "mean squared error over pixels and channels"),
-    "psnr": Metric(psnr, True, "0 to 200 dB", "-10 log10(MSE), peak 1, per image; capped at 200 dB"),
+    "mse": Metric(mse, False, "0 (exact) to 1", 0, 1, "mean squared error over pixels and channels"),
+    "psnr": Metric(psnr, True, "0 to 200 dB", 0, 200, "-10 log10(MSE), peak 1, per image; capped at 200 dB"),
     "ssim": Metric(
-        ssim, True, "-1 to 1 (exact)", "scikit-image: Gaussian 11x11, sigma 1.5, population covariance, range 1"
+        ssim, True, "-1 to 1 (exact)", -1, 1, "scikit-image: Gaussian 11x11, sigma 1.5, population covariance, range 1"
     ),
-    "ssim_mjp": Metric(ssim_mjp, True, "-1 to 1 (exact)", "MJP's eval/basic.py: the same window, zero padding"),
+    "ssim_mjp": Metric(ssim_mjp, True, "-1 to 1 (exact)", -1, 1, "MJP's eval/basic.py: the same window, zero padding"),
     "fft2d": Metric(
-        fft2d, False, "from 0", "MJP's eval/cal_fft2d.py: |1 - sum(uv) / sqrt(sum(u^2) sum(v^2))| over complex FFT2"
+        fft2d,
+        False,
+        "from 0",
+        0,
+        inf,
+        "MJP's eval/cal_fft2d.py: |1 - sum(uv) / sqrt(sum(u^2) sum(v^2))| over complex FFT2",
     ),
     "lpips_alex": Metric(
-        lpips_alex, False, "from 0 (exact)", "lpips 0.1 with its AlexNet head on ImageNet weights", missing_backbone
+        lpips_alex,
+        False,
+        "from 0 (exact)",
+        0,
+        inf,
+        "lpips 0.1 with its AlexNet head on ImageNet weights",
+        missing_backbone,
     ),
 }
 

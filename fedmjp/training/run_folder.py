@@ -9,8 +9,11 @@ from typing import Any
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.errors import BadInputError, ConfigError, DataError, OutputError
+from fedmjp.files import read_file
 from fedmjp.scenario import Scenario
 from fedmjp.training.config import TrainingConfig
+
+LARGEST = 100_000_000  # bytes of a manifest
 
 
 class TrainingFolder:
@@ -87,8 +90,8 @@ class TrainingFolder:
 
     def _about(self) -> dict[str, Any]:
         try:
-            about: dict[str, Any] = json.loads(self.manifest.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            about: dict[str, Any] = json.loads(read_file(self.manifest, LARGEST))
+        except (OSError, ValueError, RecursionError) as error:
             raise BadInputError(f"{self.root} holds no training run: {error}") from None
         return about
 
