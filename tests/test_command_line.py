@@ -1,6 +1,5 @@
 """What a new user types first: --help, --version, a wrong word, README's commands on defaults, too little memory."""
 
-import json
 import shlex
 import subprocess
 import sys
@@ -161,17 +160,6 @@ def test_uploads_of_a_training_are_recorded_on_defaults(monkeypatch: pytest.Monk
 def test_any_size_is_bounded(image_size: int, patch_size: int) -> None:
     with pytest.raises(ConfigError, match=r"less than or equal to 4096|of which there may be 16384"):
         ModelConfig.parse({"name": "deit_tiny", "image_size": image_size, "patch_size": patch_size})
-
-
-def test_a_damaged_database_is_not_told_to_run_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "trials.sqlite").write_bytes(b"no database at all" * 100)
-    (tmp_path / "plan.json").write_text(json.dumps({}))
-    for words in (["leaderboard", str(tmp_path)], ["campaign", "status", str(tmp_path)]):
-        assert run(monkeypatch, *words) == 2
-        told = capsys.readouterr().err
-        assert "restore it from a copy, or start over: the command that made it with --fresh" in told
 
 
 def _torch_says() -> BaseException:

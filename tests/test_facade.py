@@ -84,7 +84,7 @@ def test_defences_and_settings_are_taken_into_account() -> None:
 def test_a_model_with_other_weights_than_the_upload_was_computed_with_is_refused() -> None:
     scenario, other = fedmjp.Scenario(model=SMALL), fedmjp.Scenario(model=SMALL, seed=1)
     upload = scenario.exchange(fedmjp.bundled_pictures(1, size=64)).upload
-    with pytest.raises(BadInputError, match="computed with other weights: give the model that the server had sent"):
+    with pytest.raises(BadInputError, match="give the model with the weights that the client had"):
         fedmjp.attack("patch_embedding", upload, other)
 
 

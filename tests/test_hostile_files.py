@@ -22,7 +22,7 @@ from benchmarks.report.answer import print_answer
 from benchmarks.report.tables import csv_text, print_table
 from benchmarks.running.verify import compare_with_published
 from benchmarks.uploads.rounds import open_records
-from fedmjp.config import Checkpoint, ModelConfig
+from fedmjp.config import Checkpoint
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import ConfigError, DataError, FedmjpError, OutputError
 from fedmjp.records import Upload
@@ -209,11 +209,6 @@ def test_a_grid_that_nobody_could_run_is_refused_at_once(tmp_path: Path) -> None
     path.write_text(f"name: a\ngrids:\n  - models: [deit_tiny]\n    attacks: [grey]\n{threats}")
     with within(SECONDS), pytest.raises(ConfigError, match="6,000,000 cells, a grid has at most 100,000"):
         read_campaign(path)
-
-
-def test_no_picture_is_larger_than_memory() -> None:
-    with pytest.raises(ConfigError, match="image-size = 100000000: Input should be less than or equal to 4096"):
-        ModelConfig.parse({"name": "deit_tiny", "image_size": 100_000_000})
 
 
 def formulas(text: str) -> list[str]:

@@ -226,7 +226,7 @@ def without(name: str) -> Callable[[dict[str, Tensor]], object]:
     ("spoil", "message"),
     [
         (without("places"), "has no tensor 'places' (1, 65, 96), which closed forms need"),
-        (lambda own: own.update({"module.places": own.pop("places")}), "did you mean 'module.places'? Give tensors"),
+        (lambda own: own.update({"module.places": own.pop("places")}), "own names; did you mean 'module.places'?"),
         (
             lambda own: own.update({"cut.weight": own["cut.weight"][:, :, :4].contiguous()}),
             "has shape (96, 3, 4, 8), the module's",
@@ -275,7 +275,7 @@ def test_a_gradient_that_does_not_fit_is_refused(
         ({"--attack": "oracle_patch_embedding"}, "the upload has no tensor 'oracle.token_gradients'"),
         ({"--attack": "patch_embeding"}, "Unknown attack 'patch_embeding'. Did you mean patch_embedding"),
         ({"--set": "readin=zeros"}, "unknown key 'readin', did you mean 'reading'?"),
-        ({"--private": "nowhere.png"}, "there is no file nowhere.png"),
+        ({"--private": "nowhere.png"}, "nowhere.png cannot be read as a picture: No such file"),
         ({"--private": "small.png"}, "small.png is 12 x 9, the module's pictures are 64 x 64"),
         ({"--private": "no.png"}, "no.png cannot be read"),
         ({"--private": "small.png", "--batch-size": "2"}, "--private is one picture, the upload is of 2"),

@@ -173,7 +173,7 @@ def _private(path: Path, adopted: "Adopted", threat: "ThreatModel") -> "Tensor":
         with open_picture(path) as photograph:
             pixels = transforms.pil_to_tensor(to_rgb(photograph))
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read as a picture: {error}") from None
+        raise DataError(f"{path} cannot be read as a picture: {getattr(error, 'strerror', None) or error}") from None
     if pixels.shape[1:] != (adopted.image_size, adopted.image_size):
         height, width = pixels.shape[1:]
         raise DataError(
