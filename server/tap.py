@@ -1,5 +1,6 @@
 """A Flower Grid that records what crosses the wire, whatever strategy drives it."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -120,7 +121,7 @@ def _upload(reply: Message, sent: _Sent, asked: UpdateKind | None) -> Upload:
     return Upload(
         tensors=tensors,
         kind="weights" if are_weights(tensors, sent.weights) else asked or "unknown",
-        num_examples=examples if isinstance(examples, int) else 0,
+        num_examples=int(examples) if isinstance(examples, int | float) and math.isfinite(examples) else 0,
         server_round=sent.server_round,
         node=sent.node,
         weights=sent.digest,

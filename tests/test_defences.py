@@ -19,9 +19,9 @@ from scipy import stats
 from torch import Tensor
 from torch.func import functional_call
 
-from fedmjp.defences import DEFENCES, Defence
+from fedmjp.defences import DEFENCES
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
-from fedmjp.defences.base import Client
+from fedmjp.defences.base import Client, Defence
 from fedmjp.defences.gaussian import Gaussian
 from fedmjp.defences.pipeline import DefenceConfig, Pipeline
 from fedmjp.defences.soteria import telling_features
@@ -162,10 +162,10 @@ BAD = [
     ("local_dp:epsilon=-1", "epsilon"),
     ("local_dp:delta=0", "delta"),
     ("local_dp:delta=1", "delta"),
-    ("local_dp:clipping_norm=0", "clipping-norm"),
+    ("local_dp:clipping_norm=0", "clipping_norm"),
     ("local_dp:rounds=0", "rounds"),
     ("local_dp:epsilon=1e308", "epsilon"),
-    ("dp_sgd:sampling_rate=0", "sampling-rate"),
+    ("dp_sgd:sampling_rate=0", "sampling_rate"),
     ("dp_sgd:steps=0", "steps"),
     ("soteria:pruned=1", "pruned"),
     ("secure_sum:clients=1", "clients"),

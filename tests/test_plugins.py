@@ -31,7 +31,7 @@ MODULE = '''
 """What another package may add: an attack, which is one of ours under another name, and a defence."""
 
 from attacks.patch_embedding import PatchEmbedding
-from fedmjp.defences import Defence
+from fedmjp.defences.base import Defence
 
 
 class MeanPatch(PatchEmbedding):
