@@ -105,7 +105,7 @@ def test_a_killed_process_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     settings += ["--defence", "mjp:mask_ratio=0.3"]
     command = [sys.executable, "-c", "from fedmjp.cli import main; main()", "train", *settings, "--device", "cpu"]
     parts, whole = TrainingFolder(tmp_path / "parts"), TrainingFolder(tmp_path / "whole")
-    # One thread: the number of threads that libraries take decides the last bits, and on a busy machine they take fewer.
+    # The number of threads decides the last bits, and on a busy machine libraries take fewer than there are cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     killed = subprocess.Popen([*command, "--output", parts.root], stdout=subprocess.DEVNULL, env=environment)
     deadline = time.monotonic() + 120
