@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -254,16 +253,13 @@ def _of_attack(entry: Entry) -> Iterator[str]:
     pipeline = entry.pipeline
     try:
         knows = bool(entry.defences) and tried.adapted(
-            pipeline, _blueprint(pipeline.change_model(ModelConfig(name=entry.model))), entry.threat, entry.setting
+            pipeline, blueprint(pipeline.change_model(ModelConfig(name=entry.model))), entry.threat, entry.setting
         )
     except UnknownNameError:
         yield f"the model {entry.model!r} is not known here, {unseen.format(entry.attack)}"
     else:
         if not knows:
             yield f"{entry.attack} does not take the defence {entry.defence} into account"
-
-
-_blueprint = lru_cache(maxsize=16)(blueprint)
 
 
 def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> Iterator[str]:

@@ -81,21 +81,21 @@ def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell
 
 
 def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str | None:
-    refusal = tried.refusal(_blueprint(experiment.arm), experiment.threat)
+    refusal = tried.refusal(blueprint(experiment.arm), experiment.threat)
     if tried.made().role == "bound" and uploads != "direct":
         return refusal or "is a bound: no recorded upload holds the gradients at all tokens"
     return refusal
 
 
 def _planned(arm: ModelConfig, tried: AttackConfig, cell: Cell, refusal: str | None, left_out: int) -> PlannedCell:
-    model = _blueprint(arm)
+    model = blueprint(arm)
     return PlannedCell(
         cell=cell,
         refusal=refusal,
         left_out=left_out,
         adapted=tried.adapted(cell.pipeline, model, cell.threat, cell.setting),
         caveat=None if refusal else tried.caveat(model, cell.threat),
-        upload_bytes=_upload_bytes(arm),
+        upload_bytes=upload_bytes(arm),
     )
 
 
@@ -130,10 +130,6 @@ def _trials(
 
 def _digest(values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-_blueprint = lru_cache(maxsize=64)(blueprint)
-_upload_bytes = lru_cache(maxsize=64)(upload_bytes)
 
 
 def _cell_record(cell: Cell) -> dict[str, Any]:
