@@ -101,6 +101,14 @@ class LocalTraining:
         if planned.defences != self.scenario.defences:
             said = " and ".join(f"--defence {each.text}" for each in planned.defences)
             raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
+        steps = self.training.steps_per_upload(self._steps)
+        for each in self.scenario.pipeline.made:
+            stated = getattr(each.options, "steps_per_upload", steps)
+            if steps > stated:
+                raise DefenceError(
+                    f"{each.name}: this client takes {steps} steps for an upload, steps_per_upload says {stated}: set it "
+                    "to the largest number of any client"
+                )
         model = self._model(asked)
         buffers = _buffers(model)
         if buffers and self.scenario.threat.defences:

@@ -148,6 +148,10 @@ class Training(Learning):
         """Of a client in all rounds; in FedSGD its pictures decide how many there are."""
         return None if self.strategy == "fedsgd" else self.rounds * self.local_epochs
 
+    def steps_per_upload(self, steps_per_epoch: int) -> int:
+        """Steps behind an upload of a client that makes so many in an epoch."""
+        return 1 if self.epochs is None else self.local_epochs * steps_per_epoch
+
     @model_validator(mode="after")
     def _rounds_come(self) -> Self:
         late = [each for each in self.records if not 1 <= each <= self.rounds]

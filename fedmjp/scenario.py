@@ -190,8 +190,7 @@ class Scenario(Defended):
         """The same for a training run whose largest share makes so many steps: with what follows for its defences."""
         if self.training is None:
             return self
-        steps = 1 if self.training.epochs is None else self.training.local_epochs * steps_per_epoch
-        uploads = self.most_uploads(self.rounds)
+        steps, uploads = self.training.steps_per_upload(steps_per_epoch), self.most_uploads(self.rounds)
         plan = Plan(uploads, uploads * steps, steps, self.training.recipe.batch_size)
         return self.model_copy(update={"defences": self.pipeline.planned(plan)})
 

@@ -101,6 +101,14 @@ def test_steps_of_single_pictures_are_counted_too(tmp_path: Path) -> None:
     assert 4.9 < history(tmp_path)["epsilon"].tolist()[-1] <= 5.001
 
 
+def test_a_client_that_takes_more_steps_than_its_guarantee_is_for_sends_nothing(tmp_path: Path) -> None:
+    stated = "dp_sgd:epsilon=5,steps=6,steps_per_upload=1,batch_size=2"
+    play(scenario_of(defences=[stated]), tmp_path)
+    refused = RefusalFile.of_run(tmp_path).read()
+    assert len(refused) == 3 * 2
+    assert all("takes 2 steps for an upload, steps_per_upload says 1" in each.reason for each in refused)
+
+
 def test_without_a_guarantee_there_is_no_epsilon(tmp_path: Path) -> None:
     play(scenario_of(defences=["gaussian"], rounds=1), tmp_path)
     assert history(tmp_path)["epsilon"].isna().all()
