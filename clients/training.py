@@ -97,18 +97,7 @@ class LocalTraining:
     def answer(self, asked: RecordDict) -> RecordDict:
         """What the client sends back; see ``train_round``."""
         started = time.perf_counter()
-        planned = self.scenario.planned(self._steps)
-        if planned.defences != self.scenario.defences:
-            said = " and ".join(f"--defence {each.text}" for each in planned.defences)
-            raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
-        steps = self.training.steps_per_upload(self._steps)
-        for each in self.scenario.pipeline.made:
-            stated = getattr(each.options, "steps_per_upload", steps)
-            if steps > stated:
-                raise DefenceError(
-                    f"{each.name}: this client takes {steps} steps for an upload, steps_per_upload says {stated}: set it "
-                    "to the largest number of any client"
-                )
+        self._require_guarantees()
         model = self._model(asked)
         buffers = _buffers(model)
         if buffers and self.scenario.threat.defences:
@@ -142,6 +131,21 @@ class LocalTraining:
         measured = {"seconds": done - started, "upload-seconds": done - trained, "skipped": len(set(self.skipped))}
         content[METRICS] = MetricRecord({**metrics, **measured})
         return content
+
+    def _require_guarantees(self) -> None:
+        """Refuse to answer where a defence would state an epsilon that is of a shorter training than this one."""
+        planned = self.scenario.planned(self._steps)
+        if planned.defences != self.scenario.defences:
+            said = " and ".join(f"--defence {each.text}" for each in planned.defences)
+            raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
+        steps = self.training.steps_per_upload(self._steps)
+        for each in self.scenario.pipeline.made:
+            stated = getattr(each.options, "steps_per_upload", steps)
+            if steps > stated:
+                raise DefenceError(
+                    f"{each.name}: this client takes {steps} steps for an upload, steps_per_upload says {stated}: "
+                    "set it to the largest number of any client"
+                )
 
     def _change(
         self, model: Classifier, before: dict[str, Tensor], asked: RecordDict
