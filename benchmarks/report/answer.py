@@ -33,5 +33,11 @@ def answers(board: Board) -> list[Entry]:
     """Of each model the strongest attack without a defence, from one upload, then every attack on a defence."""
     tried = [entry for entry in board.entries if entry.role == "attack" and entry.leakage]
     undefended = [entry for entry in tried if not entry.defences and entry.threat.uploads_per_picture == 1]
-    strongest = [max(group, key=headline) for group in grouped(undefended, lambda entry: entry.model).values()]
+    strongest = [max(group, key=_as_printed) for group in grouped(undefended, lambda entry: entry.model).values()]
     return [*strongest, *(entry for entry in tried if entry.defences)]
+
+
+def _as_printed(entry: Entry) -> tuple[float, float]:
+    """Of attacks that print the same figures the first one stays."""
+    share, median = headline(entry)
+    return share, round(median, 1)
