@@ -113,6 +113,14 @@ def test_a_second_run_only_renders_and_says_the_same(
 
 
 @pytest.mark.slow
+def test_two_workers_give_the_numbers_of_one(finished: Path, file: Path, tmp_path: Path) -> None:
+    assert run("campaign", "run", file, "--output", tmp_path / "two", "--device", "cpu", "--workers", "2") == 0
+    one, two = (pd.read_csv(folder / "leaderboard.csv") for folder in (finished, tmp_path / "two"))
+    columns = [column for column in one.columns if column.startswith(("psnr", "mse"))]
+    pd.testing.assert_frame_equal(one[columns], two[columns], rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_workers_write_to_one_postgresql_what_a_file_holds(
     finished: Path, file: Path, tmp_path: Path, postgresql: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
