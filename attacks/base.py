@@ -18,17 +18,20 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance
 from fedmjp.models.roles import roles_of
 from fedmjp.patches import from_patches
-from fedmjp.records import ATTACKED, Reconstruction, Upload, weights_digest
+from fedmjp.records import ATTACKED, Disclosure, Features, Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
 Role = Literal["attack", "floor", "bound"]
+Reveals = Literal["pictures", "features", "labels"]
 Progress = Callable[[int, int, float], None]  # called with steps done, steps in total, loss
 # What an attack asks of the model: the network, or only its entrance.
 Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifier)  # noqa: PLC0105 (in every signature)
+# What it makes of an upload.
+Made = TypeVar("Made", bound=Disclosure, covariant=True, default=Reconstruction)  # noqa: PLC0105
 
 
-class Attack(ABC, Generic[Model]):
+class Attack(ABC, Generic[Model, Made]):
     """Base of all attacks.
 
     Class attributes state what `fedmjp list attacks NAME` prints and how the engine calls it:
@@ -37,6 +40,8 @@ class Attack(ABC, Generic[Model]):
     - ``requires``, what must hold, in words; ``exploits``, what in an upload it makes use of;
     - ``role``: "attack"; "floor", a reference that uses nothing of the upload; or "bound", one that
       is given more than any real server sees. Only attacks are ranked;
+    - ``reveals``: "pictures", then it gives a ``Reconstruction`` per upload; "features" (with labels) or "labels"
+      alone, then it gives ``Features``;
     - ``options_type``: the configuration model of its options; ``Config`` itself has none;
     - ``stack``: how many uploads it profits from getting at once;
     - ``optimises``: whether it iterates, rather than solves;
@@ -57,6 +62,7 @@ class Attack(ABC, Generic[Model]):
     requires: ClassVar[str]
     exploits: ClassVar[str]
     role: ClassVar[Role] = "attack"
+    reveals: ClassVar[Reveals] = "pictures"
     options_type: ClassVar[type[Config]] = Config
     stack: ClassVar[int] = 16
     optimises: ClassVar[bool] = False
@@ -71,7 +77,7 @@ class Attack(ABC, Generic[Model]):
 
     def reconstruct(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generator: torch.Generator
-    ) -> list[Reconstruction]:
+    ) -> list[Made]:
         """Reconstruct the pictures behind a stack of independent uploads.
 
         Args:
@@ -82,7 +88,8 @@ class Attack(ABC, Generic[Model]):
                 its own from that and its content, so that a result never depends on its neighbours.
 
         Returns:
-            One reconstruction per upload, in the same order, each of as many pictures as the upload.
+            One reconstruction per upload, or what else it ``reveals``, in the same order, each of as many pictures as
+            the upload.
 
         Raises:
             AttackNotApplicableError: If the model, the threat model or an upload does not meet
@@ -147,7 +154,7 @@ class Attack(ABC, Generic[Model]):
     @abstractmethod
     def _reconstruct(
         self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
-    ) -> list[Reconstruction]:
+    ) -> list[Made]:
         """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
 
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
@@ -177,21 +184,31 @@ class Attack(ABC, Generic[Model]):
         contents = [weights_digest({name: each.tensors[name] for name in read}) for each in (upload, *upload.others)]
         return torch_generator(generator.initial_seed(), "upload", *contents)
 
-    def _checked(self, made: Sequence[Reconstruction], uploads: Sequence[Upload], model: Model) -> list[Reconstruction]:
+    def _checked(self, made: Sequence[Disclosure], uploads: Sequence[Upload], model: Model) -> list[Made]:
         """What the attack gave, on the CPU, if it is what the contract asks for."""
         if len(made) != len(uploads):
             raise AttackFailedError(f"{self.name}: {len(made)} reconstructions for {len(uploads)} uploads")
-        for each, upload in zip(made, uploads, strict=True):
-            if not isinstance(each, Reconstruction):
-                raise AttackFailedError(f"{self.name}: gave a {type(each).__name__} instead of a Reconstruction")
-            expected = (upload.num_examples, 3, model.image_size, model.image_size)
-            shape = tuple(each.images.shape)
-            if shape != expected:
-                raise AttackFailedError(f"{self.name}: gave pictures of shape {shape} instead of {expected}")
-        return [
-            Reconstruction(each.images.cpu(), {name: float(value) for name, value in each.diagnostics.items()})
-            for each in made
-        ]
+        checked: list[Disclosure] = []
+        expected: tuple[int, ...]
+        for given, upload in zip(made, uploads, strict=True):
+            diagnostics = {name: float(value) for name, value in getattr(given, "diagnostics", {}).items()}
+            if isinstance(given, Reconstruction) and self.reveals == "pictures":
+                shape, expected = given.images.shape, (upload.num_examples, 3, model.image_size, model.image_size)
+                checked.append(Reconstruction(given.images.cpu(), diagnostics))
+            elif isinstance(given, Features) and self.reveals != "pictures":
+                shape, expected = given.labels.shape, (upload.num_examples,)
+                features = None if given.features is None else given.features.cpu()
+                if (features is None) is (self.reveals == "features"):
+                    raise AttackFailedError(f"{self.name}: reveals {self.reveals}, but gave features {features}")
+                checked.append(Features(given.labels.cpu(), features, diagnostics))
+            else:
+                asked = "a Reconstruction" if self.reveals == "pictures" else "Features"
+                raise AttackFailedError(f"{self.name}: gave a {type(given).__name__} instead of {asked}")
+            if tuple(shape) != expected:
+                raise AttackFailedError(
+                    f"{self.name}: gave {self.reveals} of shape {tuple(shape)} instead of {expected}"
+                )
+        return cast("list[Made]", checked)
 
     def _tensor_misfit(self, upload: Upload, model: Model) -> str | None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

@@ -149,6 +149,31 @@ class Reconstruction:
         return cls(images=tensors["images"], diagnostics=fields["diagnostics"])
 
 
+@dataclass(frozen=True)
+class Features:
+    """What an attack tells of the pictures behind one upload without showing them: a row per picture, in any order."""
+
+    labels: Tensor  # (batch,) int64
+    features: Tensor | None = None  # (batch, dim) float64, what the last layer reads; None where labels alone come out
+    # As of a reconstruction. ``certified`` is 1 where residuals alone show that every row is right.
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.labels.shape)
+        require(self.labels.dtype == torch.int64 and len(shape) == 1, f"labels must be int64 (batch,), got {shape}")
+        if self.features is None:
+            return
+        shown = f"{self.features.dtype} {tuple(self.features.shape)}"
+        fits = (
+            self.features.dtype == torch.float64 and self.features.ndim == 2 and len(self.features) == len(self.labels)
+        )
+        require(fits, f"features must be float64 (batch, dim) of {len(self.labels)} pictures, got {shown}")
+        require(bool(torch.isfinite(self.features).all()), "features hold NaN or infinite values")
+
+
+Disclosure = Reconstruction | Features
+
+
 def load_record(kind: type, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and fields of a record; RecordError if the file holds another kind."""
     tensors, fields = load_tensors(path)
