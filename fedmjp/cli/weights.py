@@ -40,7 +40,7 @@ def table(context: typer.Context) -> None:
         tell(console, f"{PREFIX + ours.name:<{NAME_WIDTH}}{where}, Top-1 {ours.top1} %", f"  {trained}")
         tell(console, f"  sha256 {ours.sha256}")
     tell(console, f"{PREFIX}NAME stands wherever a file of weights is taken; its digest is checked.")
-    tell(console, "\nNames are those of the models that weights fit. Looked in:", *(f"- {root}" for root in searched()))
+    tell(console, "\nNames are those of the models that weights fit. Looked in:", *(f"- {text}" for text in searched()))
     tell(console, "`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
 
 
