@@ -84,13 +84,13 @@ class ThreatModel(Config):
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
-        told = "the labels but no masks" if self.labels_known else "neither labels nor masks"
+        knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
         done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
         known = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
         of_each = "".join(f" Of {name} it is told {what}." for name, what in known.items())
         return (
             f"{self.name}: knows the model and its weights, sees {sees} {kind}, "
-            f"is told {told}, sends nothing malicious.{done}{of_each}"
+            f"is told {knowledge}, sends nothing malicious.{done}{of_each}"
         )
 
     @model_serializer(mode="wrap")
