@@ -86,8 +86,8 @@ def threat_title(threat: ThreatModel) -> str:
 
 def told_of(pipelines: Iterable[Pipeline]) -> str:
     """What the server is told of each defence, a sentence for each; each once."""
-    told = {defence.name: defence.told for pipeline in pipelines for defence in pipeline.made}
-    return " ".join(f"Of {name} it is told {what}." for name, what in told.items())
+    knowledge = {defence.name: defence.told for pipeline in pipelines for defence in pipeline.made}
+    return " ".join(f"Of {name} it is told {what}." for name, what in knowledge.items())
 
 
 def heading(name: str) -> str:
