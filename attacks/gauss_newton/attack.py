@@ -48,8 +48,8 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     (``residuals``). It starts at the picture of ``mjp_prior``, later from there with noise, and ends when rounding
     explains what is left, which with the Jacobian gives a certificate (``certificate``).
 
-    An upload states masked patches as a set. They are put into the places where they fit (``attacks.reassembly``), which
-    no certificate covers. Pictures of a batch come in the order of their labels.
+    An upload states masked patches as a set. They are put into the places where they fit (``attacks.reassembly``), and
+    no certificate covers that. Pictures of a batch come in the order of their labels.
 
     Without a mask, and of one picture, the linear facts are everything.
     """
@@ -76,12 +76,12 @@ class GaussNewton(ClosedFacts[VitClassifier]):
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if threat.batch_size > 1 and model.defended:
             return f"of {threat.batch_size} pictures with masks of their own, no upload tells the masks apart"
-        return _size_refusal(model, threat.batch_size) or residuals_refusal(model) or super().requirement(model, threat)
+        return super().requirement(model, threat) or residuals_refusal(model) or _size_refusal(model, threat.batch_size)
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account what MJP does; noise and rounding it takes for gradients of the picture."""
+        """Takes into account what MJP does, where no mask leaves too much open; noise and rounding mislead it."""
         del threat
-        return MJP if model.defended else frozenset()
+        return MJP if model.defended and _too_many(model.grid**4) is None else frozenset()
 
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator

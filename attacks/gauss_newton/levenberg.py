@@ -52,6 +52,8 @@ def minimise(
     """
     point, here = start, residuals(start)
     cost, damping, slow, taken = float(here @ here), FIRST_DAMPING, 0, 0
+    if not len(start):
+        return Minimum(start, cost, start[:, None], 0)
     for taken in range(1, steps + 1):
         path = _Path.at(residuals, point, here)
         if not path.promised > EXPLAINED * cost:
@@ -76,7 +78,8 @@ def jacobian(residuals: Function, point: Tensor) -> Tensor:
         return slope
 
     directions = torch.eye(len(point), device=point.device)
-    return torch.cat([vmap(along)(some) for some in directions.split(CHUNK)])
+    parts = (directions[first : first + CHUNK] for first in range(0, len(point), CHUNK))
+    return torch.cat([vmap(along)(some) for some in parts])
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,7 @@ class Residuals:
     def _gradients(self, patches: Tensor) -> dict[str, Tensor]:
         """The same of the candidates' gradients."""
         network = self._networks[patches.dtype]
-        positions = network.get_parameter(names.POSITION_EMBEDDING)
-        if network.unknown_embedding is not None:
-            positions = torch.where(self._masked, network.unknown_embedding, positions)
-        positions = positions.expand(len(self._labels), -1, -1)
+        positions = self._positions(network).expand(len(self._labels), -1, -1)
         if not self._shapes:
             self._loss(network, {}, positions, torch.zeros_like(patches))
         taps = {name: patches.new_zeros(shape) for name, shape in self._shapes.items()}
@@ -132,6 +129,13 @@ class Residuals:
         at_patches, along = at_tokens[:, network.prefix_tokens :], patches @ self._basis.mT.to(patches.dtype)
         made[names.PATCH_WEIGHT] = at_patches.flatten(0, 1).mT @ along.flatten(0, 1)
         return made
+
+    def _positions(self, network: VitClassifier) -> Tensor:
+        """(1, tokens, dim), as the clients add them."""
+        positions = network.get_parameter(names.POSITION_EMBEDDING)
+        if network.unknown_embedding is None:
+            return positions
+        return torch.where(self._masked, network.unknown_embedding, positions)
 
     def _of_layers(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         made = {}

@@ -3,7 +3,7 @@
 Patch t of a picture is known[t] + c_t^T B with unknown c_t (``attacks.mjp.affine``). Along some directions natural
 pictures vary a thousand times as much as along others, and search in the c_t would take each for as likely. With the
 precision P of the prior of pictures (``attacks.natural_pictures``) along the free directions and P = V s V^T, the
-unknowns u with c = V s^-1/2 u have variance 1 each, and start at the most natural picture, u = 0. Levels hold for all u.
+unknowns u with c = V s^-1/2 u have variance 1 each. The most natural picture is u = 0, and levels hold for all u.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,17 @@ class OpenSpace:
     @staticmethod
     def of(affine: AffinePatches, model: Entrance) -> "OpenSpace":
         """The space of the pictures that the facts allow."""
+        if not len(affine.basis):
+            return OpenSpace(affine.known, affine.basis, affine.known.new_zeros(0, 0))
         free = _free_directions(affine)
         strengths, directions = torch.linalg.eigh(free.mT @ _precision(affine, model) @ free)
-        scale = strengths.clamp(min=LEAST * float(strengths.max())) ** -0.5 if len(strengths) else strengths
+        scale = strengths.clamp(min=LEAST * float(strengths[-1])) ** -0.5
         return OpenSpace(close(affine, model), affine.basis, free @ (directions * scale))
 
     def patches(self, unknowns: Tensor) -> Tensor:
         """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
+        if not len(self.basis):
+            return self.natural[None].to(unknowns.dtype)
         root, natural, basis = (each.to(unknowns.dtype) for each in (self.root, self.natural, self.basis))
         along = unknowns.view(-1, root.shape[1]) @ root.mT
         return natural + along.view(-1, len(natural), len(basis)) @ basis
@@ -65,4 +69,9 @@ def _free_directions(affine: AffinePatches) -> Tensor:
         fixed = [affine.basis @ level.vector for level in affine.levels if level.places[place]]
         turned = torch.linalg.qr(torch.stack(fixed, dim=1), mode="complete")[0] if fixed else whole
         blocks.append(turned[:, len(fixed) :])
-    return torch.block_diag(*blocks)
+    directions = affine.basis.new_zeros(sum(map(len, blocks)), sum(len(block.T) for block in blocks))
+    row, column = 0, 0
+    for block in blocks:
+        directions[row : row + len(block), column : column + len(block.T)] = block
+        row, column = row + len(block), column + len(block.T)
+    return directions
