@@ -168,7 +168,7 @@ def _network(model: VitClassifier, dtype: torch.dtype) -> VitClassifier:
     """A frozen copy whose backbone takes patches (pictures, patches, values) in place of pictures."""
     network = twice_differentiable(model).to(dtype)
     projection: Any = network.backbone.patch_embed.proj
-    linear = nn.Linear(projection.weight[0].numel(), len(projection.weight))
+    linear = nn.Linear(projection.weight[0].numel(), len(projection.weight), device="meta")  # nothing is drawn
     linear.weight, linear.bias = nn.Parameter(projection.weight.flatten(1), requires_grad=False), projection.bias
     network.backbone.patch_embed = linear
     return network
