@@ -87,15 +87,16 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear.linear_facts(upload, model, threat)
-        if too_many := _too_many(upload.num_examples * len(facts.mask) * len(facts.basis)):
+        affine = of_one_upload(facts)
+        if too_many := _too_many(upload.num_examples * len(affine.known) * len(affine.basis)):
             raise AttackFailedError(f"{self.name}: {too_many}")
-        space = OpenSpace.of(of_one_upload(facts), model)
+        space = OpenSpace.of(affine, model)
         residuals = Residuals(
             model,
             {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)},
             torch.tensor(labels_of(upload, model, threat), device=facts.mask.device),
             facts.mask,
-            facts.basis,
+            affine.basis,
             generator=generator,
         )
         deviation = float(model.std.max())

@@ -1,9 +1,9 @@
 """What the linear facts leave open of the pictures behind one upload, as unknowns that are alike.
 
 Patch t of a picture is known[t] + c_t^T B with unknown c_t (``attacks.mjp.affine``). Along some directions natural
-pictures vary a thousand times as much as along others, and search in the c_t would take each for as likely. With the
-precision P of the prior of pictures (``attacks.natural_pictures``) along the free directions and P = V s V^T, the
-unknowns u with c = V s^-1/2 u have variance 1 each. The most natural picture is u = 0, and levels hold for all u.
+pictures vary a thousand times as much as along others, and search in the c_t would take each for as likely. The prior
+of pictures (``attacks.natural_pictures``) has a precision of all c_t, V s V^T. The unknowns u with c = V s^-1/2 u have
+variance 1 each, and the most natural picture is u = 0.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,9 @@ class OpenSpace:
         """The space of the pictures that the facts allow."""
         if not len(affine.basis):
             return OpenSpace(affine.known, affine.basis, affine.known.new_zeros(0, 0))
-        free = _free_directions(affine)
-        strengths, directions = torch.linalg.eigh(free.mT @ _precision(affine, model) @ free)
+        strengths, directions = torch.linalg.eigh(_precision(affine, model))
         scale = strengths.clamp(min=LEAST * float(strengths[-1])) ** -0.5
-        return OpenSpace(close(affine, model), affine.basis, free @ (directions * scale))
+        return OpenSpace(close(affine, model), affine.basis, directions * scale)
 
     def patches(self, unknowns: Tensor) -> Tensor:
         """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
@@ -58,20 +57,3 @@ def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
         rows.append((slope @ affine.basis.mT).flatten())
     precision = torch.stack(rows)
     return (precision + precision.mT) / 2
-
-
-def _free_directions(affine: AffinePatches) -> Tensor:
-    """Orthonormal columns (patches * rank, free) along which coefficients move without leaving a level."""
-    rank = len(affine.basis)
-    whole = torch.eye(rank, dtype=torch.float64, device=affine.basis.device)
-    blocks = []
-    for place in range(len(affine.known)):
-        fixed = [affine.basis @ level.vector for level in affine.levels if level.places[place]]
-        turned = torch.linalg.qr(torch.stack(fixed, dim=1), mode="complete")[0] if fixed else whole
-        blocks.append(turned[:, len(fixed) :])
-    directions = affine.basis.new_zeros(sum(map(len, blocks)), sum(len(block.T) for block in blocks))
-    row, column = 0, 0
-    for block in blocks:
-        directions[row : row + len(block), column : column + len(block.T)] = block
-        row, column = row + len(block), column + len(block.T)
-    return directions
