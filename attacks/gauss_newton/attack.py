@@ -26,7 +26,7 @@ from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
-MOST_UNKNOWNS = 2500  # beyond it a Jacobian takes minutes and gigabytes
+MOST_UNKNOWNS = 3200  # four pictures of 16 patches: beyond it a Jacobian takes minutes and more than a gigabyte
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 
 
