@@ -70,11 +70,11 @@ class RecordedUploads(UploadSource):
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
         """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others."""
         scenario = self.experiment.scenario
-        paths = self.folder.index(scenario)
+        paths, count = self.folder.index(scenario), scenario.uploads_per_picture
         found: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
-                first_ones = paths.get(batch, [])[: scenario.uploads_per_picture]  # a run may have gone on for others
+                first_ones = paths.get(batch, [])[:count]  # a run may have gone on for others
                 records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
                 found[batch] = f"{MISSING}: {error}"
@@ -82,6 +82,8 @@ class RecordedUploads(UploadSource):
             if not records:
                 found[batch] = MISSING
                 continue
+            if repeats_itself(scenario):
+                records += [_repeated(records[0], number, scenario) for number in range(len(records), count)]
             (private, first), *later = records
             others = tuple(told(upload, own, scenario) for own, upload in later)
             found[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
@@ -134,12 +136,28 @@ class FederatedRun:
 
 
 def played(scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """Those to play: of several that differ in the number of uploads alone, one holds what the others upload."""
+    """Those to play: of several that differ in the number of uploads alone, one holds what the others upload.
+
+    Where a client would upload the same again, it uploads once.
+    """
     longest: dict[Scenario, Scenario] = {}
     for scenario in scenarios:
         once = scenario.model_copy(update={"uploads_per_picture": 1})
-        longest[once] = max(longest.get(once, once), scenario, key=lambda each: each.uploads_per_picture)
+        needed = once if repeats_itself(scenario) else scenario
+        longest[once] = max(longest.get(once, once), needed, key=lambda each: each.uploads_per_picture)
     return list(longest.values())
+
+
+def repeats_itself(scenario: Scenario) -> bool:
+    """Whether all uploads of a picture are equal: nothing is drawn without a defence, and the weights stay."""
+    return not scenario.defences and not scenario.server_learning_rate
+
+
+def _repeated(record: tuple[PrivateBatch, Upload], number: int, scenario: Scenario) -> tuple[PrivateBatch, Upload]:
+    """The record that a client would leave that uploads the same again, after so many times."""
+    private, upload = record
+    turn = scenario.turn(upload.server_round)._replace(number=number)
+    return private, replace(upload, server_round=scenario.round_of(turn))
 
 
 def sent_model(folder: RunFolder, scenario: Scenario, weights: str) -> VitClassifier:
