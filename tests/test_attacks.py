@@ -110,7 +110,8 @@ def test_patch_embedding_refuses_an_underdetermined_model(threat: ThreatModel, g
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gradient_matching", "breaching_april", "breaching_invertinggradients"])
 def test_conformance_of_breaching_and_of_what_optimises(name: str) -> None:
-    trial = Trial(ATTACKS.get(name)(QUICK.get(name, {})), model_of(name), gain=None, tolerance=0.05)
+    model = model_of(name) if "april" in name else "deit_micro"  # iterations go through the whole model
+    trial = Trial(ATTACKS.get(name)(QUICK.get(name, {})), model, gain=None, tolerance=0.05)
     for check in CHECKS:
         check(trial)
 
