@@ -35,16 +35,22 @@ class Adversary:
     ) -> list[Reconstruction]:
         """Run an attack on uploads that were computed with the model's weights; its pictures may pass a stage ``then``.
 
+        Where the server had changed the weights, the attack is given the part of each upload that they isolate.
+
         Raises:
             BadInputError: If there is no such attack or option, or the attack refuses what it is given.
         """
         made = ATTACKS.get(attack)(options)
         made.on_progress = on_progress
         generator = torch_generator(self.seed, "attack", attack)
-        found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
+        threat = self.threat.isolated
+        if self.threat.server is not None:
+            server = self.threat.server.made()
+            uploads = [server.isolate(upload, self.model, self.threat) for upload in uploads]
+        found = made.reconstruct(uploads, self.model, threat, generator=generator)
         if then is None:
             return found
         return [  # a generator for each: a result does not depend on its neighbours
-            reassembled(each, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
+            reassembled(each, upload, self.model, threat, torch_generator(self.seed, "stage", then))
             for each, upload in zip(found, uploads, strict=True)
         ]

@@ -162,6 +162,9 @@ class Attack(ABC, Generic[Model, Made]):
         for defence in threat.pipeline.made:
             if missing := sorted(needed & defence.withheld(roles)):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
+        if threat.server and (mixed := sorted(needed & threat.server.made().mixed(model))):
+            isolates = f"which show all pictures of an upload: {threat.server.name} isolates one elsewhere"
+            return f"reads {', '.join(mixed)}, {isolates}"
         return None
 
     def _not_applicable(self, reason: str) -> AttackNotApplicableError:

@@ -23,6 +23,7 @@ from fedmjp.errors import ConfigError
 from fedmjp.learning import SERVER_RATES, Training
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture, Setting
+from fedmjp.servers.config import Server
 from fedmjp.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Scenario(Defended):
         allow_inf_nan=False,
         description="by default 0 for single batches, which keeps the weights; else the strategy's",
     )
+    server: Server = Field(None, description="how the server changes the weights that it sends; by default not at all")
     training: Training | None = Field(None, description="clients train together; without, they upload single batches")
     seed: int = Field(0, ge=0, le=MAX_SEED, description="of choice of pictures, masks and noise")
     device: Literal["cpu", "cuda"] = "cpu"
@@ -99,6 +101,7 @@ class Scenario(Defended):
     def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what is of single batches only, or of training only."""
         left_out = ("training",) if self.training is None else OF_BATCHES
+        left_out += ("server",) if self.server is None else ()
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")
@@ -145,7 +148,8 @@ class Scenario(Defended):
     def folder(self) -> str:
         """Name of the folder of its records."""
         said = "+".join(config.text for config in self.defences) or "none"
-        return f"{self.model.name}-{said}".translate(str.maketrans(":,/ ", "----"))
+        before = "" if self.server is None else f"-before-{self.server.text}"
+        return f"{self.model.name}-{said}{before}".translate(str.maketrans(":,/ ", "----"))
 
     @property
     def gradient_of(self) -> Picture:
@@ -160,7 +164,7 @@ class Scenario(Defended):
         if self.training is not None:
             shared |= {"update": self.training.update, "batch_size": self.training.recipe.batch_size}
         done = self.pipeline.of_stage("examples", "update", "aggregate")
-        return ThreatModel(defences=done.configs, **shared)
+        return ThreatModel(defences=done.configs, server=self.server, **shared)
 
     @property
     def server_rate(self) -> float:
@@ -208,7 +212,16 @@ class Scenario(Defended):
         """Of the training; without one, until every client has uploaded each of its pictures as often as asked."""
         if self.training is not None:
             return self.training.rounds
-        return self.batches_per_client * self.uploads_per_picture
+        return self.batches_per_client * (self.honest_rounds + self.uploads_per_picture)
+
+    @property
+    def honest_rounds(self) -> int:
+        """Uploads of each batch that come before those that are attacked: from them the server reads labels."""
+        return 0 if self.server is None or self.training is not None else self.server.made().honest_rounds
+
+    def wanted(self, labels: Sequence[int]) -> list[int]:
+        """Places of the pictures that the server is after, by the labels of all that are behind one upload."""
+        return list(range(len(labels))) if self.server is None else self.server.made().wanted(labels, self.threat)
 
     @property
     def uploads(self) -> int:
@@ -266,7 +279,7 @@ class Scenario(Defended):
         Args:
             pictures: As many as are behind one upload.
             model: With the weights that the server had sent; None draws the initial ones.
-            number: How many uploads of them were made before.
+            number: How many uploads of them were made before, besides those of honest rounds.
 
         Raises:
             BadInputError: If there are more or fewer pictures than one upload is of.

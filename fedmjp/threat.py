@@ -8,6 +8,8 @@ from torch import Tensor
 from fedmjp.config import DIGEST, Config, UpdateKind
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
+from fedmjp.servers import SCOPE
+from fedmjp.servers.config import Server
 
 FLOAT32 = 2.0**-24  # half a unit in the last place
 
@@ -16,7 +18,8 @@ class ThreatModel(Config):
     """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
-    training, so it knows steps and learning rate. Of ``defences`` it is told what each of them states. It never holds
+    training, so it knows steps and learning rate. With ``server`` it is malicious in one thing: it changes weights
+    before it sends them. Of ``defences`` it is told what each of them states. It never holds
     a picture of the client, the mask, the permutation, or the evaluator's records.
     """
 
@@ -28,6 +31,7 @@ class ThreatModel(Config):
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
+    server: Server = Field(None, description="how it changes the weights that it sends; by default it does not")
 
     @model_validator(mode="after")
     def _can_be_done(self) -> "ThreatModel":
@@ -68,6 +72,11 @@ class ThreatModel(Config):
         """The same server where clients do nothing to their updates."""
         return self.model_copy(update={"defences": ()})
 
+    @property
+    def isolated(self) -> "ThreatModel":
+        """What an attack is told: of a server that changes weights, about the part of an upload that it isolates."""
+        return self if self.server is None else self.server.made().view(self)
+
     def sentence(self) -> str:
         """The threat model in one sentence, to print beside results."""
         sees = "each client's own" if self.clients == 1 else f"only the sum of {self.clients} clients'"
@@ -80,14 +89,20 @@ class ThreatModel(Config):
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         told = "the labels but no masks" if self.labels_known else "neither labels nor masks"
         done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
+        sends, scope = "nothing malicious", ""
+        if self.server is not None:
+            sends = f"weights of its own making ({self.server.text}: {self.server.made().summary})"
+            scope = f" {SCOPE}"
+        name = self.name if self.server is None else "Malicious server"
         return (
-            f"{self.name}: knows the model and its weights, sees {sees} {kind}, "
-            f"is told {told}, sends nothing malicious.{done}"
+            f"{name}: knows the model and its weights, sees {sees} {kind}, is told {told}, sends {sends}.{done}{scope}"
         )
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
+        if self.server is None:
+            values.pop("server", None)
         if info.context == DIGEST:
             # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
             for name in ("uploads_per_picture", "defences"):

@@ -86,6 +86,7 @@ class AttackConfig(Config):
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Which requirement of it or its stage fails; None if both apply."""
+        threat = threat.isolated
         return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
     def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel, setting: Setting) -> bool:
@@ -93,10 +94,13 @@ class AttackConfig(Config):
         # Who finds the shuffled picture is right in setting b, and in c where its patches are put in order.
         ordered = setting.compared_with is Picture.SHUFFLED or self.then is not None
         besides: frozenset[Mark] = frozenset({"shuffled"}) if ordered else frozenset()
-        return self.made().adapted(pipeline, model, threat, besides=besides)
+        # What a server isolates is no sum, even where the upload is.
+        alone: frozenset[Mark] = threat.marks - threat.isolated.marks
+        return self.made().adapted(pipeline, model, threat.isolated, besides=besides | alone)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""
+        threat = threat.isolated
         said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]
         return "; ".join(each for each in said if each) or None
 

@@ -148,40 +148,54 @@ class Engine:
         reconstructions = adversary.reconstruct(
             attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
         )
-        seconds = (time.perf_counter() - started) / sum(len(batch) for batch in stack)
+        seconds = (time.perf_counter() - started) / sum(len(self._wanted(each).pictures) for each in stack.values())
         return {batch: _Attacked(each, seconds) for batch, each in zip(stack, reconstructions, strict=True)}
 
     def _rows(self, trials: _Trials, recorded: Exchange, made: _Attacked | str) -> list[Trial]:
         """Trials that share an upload and a reconstruction, scored in their settings."""
         if isinstance(made, str):
             return [self._failed(trial, made) for trial in trials]
+        private = self._wanted(recorded)
+        if len(made.reconstruction.images) == 1:  # of what a server isolates there is one picture, whoever is behind it
+            images = made.reconstruction.images.expand(len(private.pictures), -1, -1, -1)
+            made = replace(made, reconstruction=replace(made.reconstruction, images=images))
         rows: list[Trial] = []
         metrics, protocol = self.experiment.metrics, self.experiment.protocol
         for setting in sorted({trial.cell.setting for trial in trials}):
             own = [trial for trial in trials if trial.cell.setting is setting]
             try:
                 values = evaluator.score(
-                    made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
-                ) | {COLOUR: evaluator.score_of_colour(recorded.private)}
+                    made.reconstruction, private, setting, metrics=metrics, protocol=protocol
+                ) | {COLOUR: evaluator.score_of_colour(private)}
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 rows += [self._failed(trial, described(error)) for trial in own]
                 continue
-            rows += [self._scored(trial, recorded, made, values) for trial in own]
-        self._save_pictures(trials, recorded.private, made.reconstruction)
+            rows += [self._scored(trial, private, recorded.upload.weights, made, values) for trial in own]
+        self._save_pictures(trials, private, made.reconstruction)
         return rows
 
+    def _wanted(self, recorded: Exchange) -> PrivateBatch:
+        """What the server is after of the pictures behind an upload."""
+        places = self.experiment.scenario.wanted(recorded.private.labels.tolist())
+        return recorded.private.of_places(places)
+
     def _scored(
-        self, trial: PlannedTrial, recorded: Exchange, made: _Attacked, values: Mapping[str, Tensor | None]
+        self,
+        trial: PlannedTrial,
+        private: PrivateBatch,
+        weights: str,
+        made: _Attacked,
+        values: Mapping[str, Tensor | None],
     ) -> Trial:
-        place = trial.batch.index(trial.picture.name)
-        if recorded.private.sha256(place) != trial.picture.sha256:
+        place = private.pictures.index(trial.picture.name)
+        if private.sha256(place) != trial.picture.sha256:
             return self._failed(trial, f"the client's picture {trial.picture.name!r} is not the planned one")
         return self._row(
             trial,
             status="ok",
             # Nothing was masked or shuffled in the gradient of an undefended clean picture.
-            realised_ratio=float(recorded.private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
-            weights_sha256=recorded.upload.weights,
+            realised_ratio=float(private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
+            weights_sha256=weights,
             attack_seconds=made.seconds,
             scores={name: None if value is None else float(value[place]) for name, value in values.items()},
             diagnostics=dict(made.reconstruction.diagnostics),
@@ -195,7 +209,7 @@ class Engine:
         except RecordError:
             return  # told by the rows
         for trial in {trial.picture.name: trial for trial in trials}.values():
-            place = trial.batch.index(trial.picture.name)
+            place = private.pictures.index(trial.picture.name)
             images = {str(version): private.version(version)[place] for version in Picture}
             images["reconstruction"] = reconstruction.images[order[place]]
             for which, path in files_of(trial).items():

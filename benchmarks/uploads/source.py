@@ -74,7 +74,9 @@ class RecordedUploads(UploadSource):
         found: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
-                first_ones = paths.get(batch, [])[: scenario.uploads_per_picture]  # a run may have gone on for others
+                first = scenario.honest_rounds
+                # A run may have gone on for others.
+                first_ones = paths.get(batch, [])[first : first + scenario.uploads_per_picture]
                 records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
                 found[batch] = f"{MISSING}: {error}"
