@@ -1,5 +1,6 @@
 """What the attacker sees and knows; whatever is not stated here, it does not know."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -77,8 +78,13 @@ class ThreatModel(Config):
         """What an attack is told: of a server that changes weights, about the part of an upload that it isolates."""
         return self if self.server is None else self.server.made().view(self)
 
-    def sentence(self) -> str:
-        """The threat model in one sentence, to print beside results."""
+    def sentence(self, pipelines: Iterable[Pipeline] = ()) -> str:
+        """The threat model in words, to print beside results, with what the server is told of each defence.
+
+        Args:
+            pipelines: All defences of the scenarios that it is the view of: of those that act before an update is made,
+                the server is told something, too.
+        """
         sees = "each client's own" if self.clients == 1 else f"only the sum of {self.clients} clients'"
         kind = "FedSGD gradient"
         if self.update == "delta":
@@ -89,13 +95,15 @@ class ThreatModel(Config):
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         told = "the labels but no masks" if self.labels_known else "neither labels nor masks"
         done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
-        sends, scope = "nothing malicious", ""
+        known = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
+        of_each = "".join(f" Of {name} it is told {what}." for name, what in known.items())
+        sends, scope, name = "nothing malicious", "", self.name
         if self.server is not None:
             sends = f"weights of its own making ({self.server.text}: {self.server.made().summary})"
-            scope = f" {SCOPE}"
-        name = self.name if self.server is None else "Malicious server"
+            scope, name = f" {SCOPE}", "Malicious server"
         return (
-            f"{name}: knows the model and its weights, sees {sees} {kind}, is told {told}, sends {sends}.{done}{scope}"
+            f"{name}: knows the model and its weights, sees {sees} {kind}, is told {told}, sends {sends}."
+            f"{done}{of_each}{scope}"
         )
 
     @model_serializer(mode="wrap")

@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.leaderboard.entries import Board, Entry, Marginal
 from benchmarks.report import numbers
-from benchmarks.report.legend import told_of
 
 Facts = list[tuple[str, str]]
 
@@ -29,7 +28,7 @@ def environments_of(board: Board) -> list[dict[str, Any]]:
 def _facts(entry: Entry) -> Facts:
     cost, utility = entry.cost, entry.utility
     pairs = [
-        ("Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))),
+        ("Threat model", entry.threat.sentence([entry.pipeline])),
         ("Caveat", entry.caveat),
         ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
         ("Against no defence, dB", numbers.difference(entry.over_twin).text if entry.over_twin else None),

@@ -17,7 +17,6 @@ from benchmarks.report.legend import (
     LEAKAGE_HEADING,
     MEDIAN_HEADING,
     threat_title,
-    told_of,
 )
 from benchmarks.report.numbers import Value
 from fedmjp.threat import ThreatModel
@@ -25,7 +24,7 @@ from fedmjp.threat import ThreatModel
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
 TEXT = (*FILTERED, ADDED_HEADING, "origin", "source", "row", "differs", "nearest of ours")
 NOT_RECORDED = "these trials do not say which pictures are flat"
-CHANGED = "This is what it sees where clients leave their updates as they are; defences change it."
+CHANGED = "What it sees is said of clients that leave their updates as they are; defences change it."
 
 _COUNTED: dict[Verdict, tuple[str, str]] = {
     "leaks": ("leaks", "leak"),
@@ -87,7 +86,7 @@ def _section(board: Board, server: ThreatModel, place: int) -> Section:
     standings = [standing for standing in board.standings if standing.server == server]
     entries = [entry for entry in board.entries if entry.server == server]
     changed = CHANGED if any(entry.threat.defences for entry in entries) else ""
-    sentences = [server.sentence(), changed, told_of(entry.pipeline for entry in entries)]
+    sentences = [server.sentence(entry.pipeline for entry in entries), changed]
     several = len({standing.protocol for standing in standings}) > 1
     rankings = grouped(standings, lambda standing: _compared(standing, scored=several))
     return Section(

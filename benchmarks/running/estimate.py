@@ -76,8 +76,7 @@ class _Kind:
 
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
-        own = {trial.stem for trial in self.trials if tried is None or trial.attack == tried}
-        return len(own) // self.experiment.threat.pictures
+        return len({trial.batch for trial in self.trials if tried is None or trial.attack == tried})
 
     def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
         """Some of the pictures behind them."""

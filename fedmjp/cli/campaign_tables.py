@@ -67,13 +67,15 @@ def _hindrances(prepared: "Prepared", found: "Estimate") -> list[str]:
 
 def print_status(ledger: "Ledger", found: "CampaignStatus", running: bool, console: "Console") -> None:
     """Progress in sum and per cell."""
+    from benchmarks.leaderboard.listing import grouped
+
     share = found.ok / found.planned if found.planned else 1.0
     tell(console, f"{ledger.about['name']}: {found.ok} of {found.planned} trials finished ({share:.0%}), "
                    f"{found.failed} failed, {found.missing} not tried.")  # fmt: skip
     tell(console, _pace(found, running))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
-    servers = dict.fromkeys(planned.cell.threat.undefended for planned, _ in found.cells)
-    numbers = {server: str(number) for number, server in enumerate(servers, 1)}
+    cells = grouped((planned.cell for planned, _ in found.cells), lambda cell: cell.threat.undefended)
+    numbers = {server: str(number) for number, server in enumerate(cells, 1)}
     for planned, own in found.cells:
         cell = planned.cell
         todo = "refused" if planned.refusal else str(own.missing or "")
@@ -81,7 +83,8 @@ def print_status(ledger: "Ledger", found: "CampaignStatus", running: bool, conso
         names = (cell.model, cell.defence, f"{cell.mask_ratio:g}", escape(cell.attack), str(cell.setting))
         table.add_row(*names, numbers[cell.threat.undefended], str(own.ok), str(own.failed or ""), todo, style=style)
     console.print(table)
-    tell(console, *(f"Threat model {number}: {server.sentence()}" for server, number in numbers.items()))
+    for number, (server, shown) in enumerate(cells.items(), 1):
+        tell(console, f"Threat model {number}: {server.sentence(cell.pipeline for cell in shown)}")
 
 
 def _pace(found: "CampaignStatus", running: bool) -> str:
