@@ -31,7 +31,8 @@ class Exchange:
 
     private: PrivateBatch
     upload: Upload
-    model: VitClassifier | None = None  # with the weights that were sent, where the server had changed them
+    # Where the server had changed the weights, by client behind the upload: what it had sent in place of its own.
+    changed: tuple[Mapping[str, Tensor], ...] = ()
 
 
 def exchange(
@@ -51,8 +52,7 @@ def exchange(
             )
     model = _initial(scenario.network).to(scenario.device) if model is None else model
     changed = changed_weights(scenario, model, pictures)
-    sent_model = with_weights(model, changed[0])
-    digest = weights_digest(sent_model.state_dict())
+    digest = weights_digest({**model.state_dict(), **(changed[0] if changed else {})})
     first = number + scenario.honest_rounds
     batches, uploads = [], []
     for place in range(first, first + scenario.uploads_per_picture):
@@ -60,27 +60,26 @@ def exchange(
         sent = update_of(scenario, model, private, place, changed)
         batches.append(private)
         uploads.append(upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
-    upload = replace(uploads[0], others=tuple(uploads[1:]))
-    return Exchange(batches[0], upload, None if sent_model is model else sent_model)
+    return Exchange(batches[0], replace(uploads[0], others=tuple(uploads[1:])), changed)
 
 
 def changed_weights(
     scenario: Scenario, model: VitClassifier, pictures: Sequence[LabelledPicture]
-) -> Sequence[Mapping[str, Tensor]]:
+) -> tuple[Mapping[str, Tensor], ...]:
     """What a server that changes weights sends to each client behind the uploads of some pictures.
 
-    It takes honest rounds of them first, if it needs any. By client, the tensors that are others than the model's: none
-    of an honest server.
+    It takes honest rounds of them first, if it needs any. By client, the tensors that are others than the model's;
+    nothing of an honest server.
     """
     if scenario.server is None:
-        return [{}] * scenario.threat.clients
+        return ()
     server, labels = scenario.server.made(), tuple[int, ...]()
     for number in range(scenario.honest_rounds):
         private = private_of(scenario, pictures, number)
         sent = update_of(scenario, model, private, number)
         upload = upload_of(scenario, sent, private, server_round=number + 1, node=0, weights="")
         labels = server.labels(replace(upload, labels=None), model, scenario.threat)
-    return server.weights(model, scenario.threat, labels)
+    return tuple(server.weights(model, scenario.threat, labels))
 
 
 def with_weights(model: VitClassifier, changed: Mapping[str, Tensor]) -> VitClassifier:
@@ -179,8 +178,8 @@ def protect_trained(
         shown: Batches as they went into the network, as far as defences compute with them.
         randomness: Of what defences draw.
     """
-    images = torch.cat([each.images for each in shown]) if shown else None
-    mask = torch.cat([each.mask for each in shown]) if shown and model.defended else None
+    images = torch.cat([arranged.images for arranged in shown]) if shown else None
+    mask = torch.cat([arranged.mask for arranged in shown]) if shown and model.defended else None
     client = Client(threat.update, roles_of(model), examples, model, images, mask)
     return threat.pipeline.protect(update, client, randomness=randomness)
 

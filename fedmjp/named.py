@@ -53,7 +53,7 @@ class NamedConfig(Config, Generic[T]):
             raise ValueError(f"{self.registry.kind} {self.name}: {error}") from None
         # Options as they were understood, so that text from a command line equals numbers from a file; without those
         # that say what is the default anyway, but for those that a campaign or a run would else set.
-        given, defaults = (each.options.model_dump(mode="json") for each in (made, type(made)()))
+        given, defaults = (thing.options.model_dump(mode="json") for thing in (made, type(made)()))
         said = sorted(key for key in self.options if key in self.following or given[key] != defaults[key])
         object.__setattr__(self, "options", {key: given[key] for key in said})
         return self
@@ -78,7 +78,7 @@ class NamedConfig(Config, Generic[T]):
 
 def text_of(name: str, options: Mapping[str, Any]) -> str:
     """A name and options as the command line takes them."""
-    values = {key: "+".join(map(str, each)) if isinstance(each, list) else each for key, each in options.items()}
+    values = {key: "+".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
     pairs = ",".join(f"{key}={value}" for key, value in values.items())
     return f"{name}:{pairs}" if pairs else name
 

@@ -93,7 +93,7 @@ class ThreatModel(Config):
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
-        told = "the labels but no masks" if self.labels_known else "neither labels nor masks"
+        knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
         done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
         known = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
         of_each = "".join(f" Of {name} it is told {what}." for name, what in known.items())
@@ -102,7 +102,7 @@ class ThreatModel(Config):
             sends = f"weights of its own making ({self.server.text}: {self.server.made().summary})"
             scope, name = f" {SCOPE}", "Malicious server"
         return (
-            f"{name}: knows the model and its weights, sees {sees} {kind}, is told {told}, sends {sends}."
+            f"{name}: knows the model and its weights, sees {sees} {kind}, is told {knowledge}, sends {sends}."
             f"{done}{of_each}{scope}"
         )
 

@@ -40,15 +40,15 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
     known: set[str] = set()
     parts: list[Part] = []
     code = provenance.code_digest()  # once: files may change while a long plan is made
-    for experiment, own in zip(experiments, batches, strict=True):
+    for experiment, experiment_batches in zip(experiments, batches, strict=True):
         shared = {**_shared(experiment), "uploads": uploads, "code": code}
         trials: list[PlannedTrial] = []
         for tried, setting in itertools.product(experiment.attacks, experiment.settings):
             cell = _cell(experiment, tried, setting)
             refusal = _refusal(experiment, tried, uploads)
-            planned = [] if refusal else _trials(experiment, tried, cell, shared, own)
+            planned = [] if refusal else _trials(experiment, tried, cell, shared, experiment_batches)
             if cell not in cells:
-                left_out = 0 if refusal else sum(map(len, _wanted(experiment, own))) - len(planned)
+                left_out = 0 if refusal else sum(map(len, _wanted(experiment, experiment_batches))) - len(planned)
                 cells[cell] = _planned(experiment.arm, tried, cell, refusal, left_out)
             trials += [trial for trial in planned if trial.key not in known]
             known |= {trial.key for trial in planned}
@@ -58,10 +58,10 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
 
 def require_applicable(planned: Plan) -> None:
     """AttackNotApplicableError, with the reason, if one of the planned cells cannot be attacked."""
-    for each in planned.cells:
-        if each.refusal:
+    for cell in planned.cells:
+        if cell.refusal:
             raise AttackNotApplicableError(
-                f"{each.cell.attack} on {each.cell.model}-{each.cell.defence}: {each.refusal}"
+                f"{cell.cell.attack} on {cell.cell.model}-{cell.cell.defence}: {cell.refusal}"
             )
 
 
@@ -83,6 +83,8 @@ def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell
 def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str | None:
     model, scenario = blueprint(experiment.arm), experiment.scenario
     server = scenario.server and scenario.server.made().refusal(model, scenario)
+    if scenario.server and tried.made().role == "bound":
+        server = server or "is a bound of what honest servers see"
     refusal = server or tried.refusal(model, experiment.threat)
     if tried.made().role == "bound" and uploads != "direct":
         return refusal or "is a bound: no recorded upload holds the gradients at all tokens"
@@ -105,13 +107,13 @@ def _trials(
     experiment: Experiment, tried: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
 ) -> list[PlannedTrial]:
     """One per picture that the server is after, without the pictures that the attack's prior was made of."""
-    own = {
+    specific = {
         "cell": _cell_record(cell),
         "attack": [tried.digest(), _code(ATTACKS.get(tried.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
         "model": experiment.arm.digest(),
     }
-    determined = _digest({**shared, **own})
+    determined = _digest({**shared, **specific})
     has_prior = tried.made().uses_natural_patches
     return [
         PlannedTrial(

@@ -117,7 +117,7 @@ def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
     if entry is None:
         return None
     kept = gallery[entry.id]
-    return entry, next((each for each in kept if each.label == LABEL), kept[0])
+    return entry, next((picture for picture in kept if picture.label == LABEL), kept[0])
 
 
 @cache

@@ -166,8 +166,8 @@ def number(order: float | None, text: str, why: str) -> Value:
 
 def metric(entry: Entry, name: str) -> Value:
     """A metric's mean with its interval, or why there is none."""
-    found = entry.metrics.get(name)
-    return numbers.mean(found, name) if found else Value("", why=_no_score(entry))
+    statistics = entry.metrics.get(name)
+    return numbers.mean(statistics, name) if statistics else Value("", why=_no_score(entry))
 
 
 def _statistic(entry: Entry, name: str) -> Value:
@@ -177,15 +177,19 @@ def _statistic(entry: Entry, name: str) -> Value:
     return Value(numbers.score(value, LEAKAGE), value)
 
 
-def _difference(found: Difference | None, other: str) -> Value:
-    return numbers.difference(found) if found else Value("", why=f"nothing to compare with: no scored {other}")
+def _difference(measured: Difference | None, other: str) -> Value:
+    return numbers.difference(measured) if measured else Value("", why=f"nothing to compare with: no scored {other}")
 
 
 def _added(entry: Entry) -> Value:
     if len(entry.defences) < 2:
         return Value("", why="there are not several defences")
-    found = [f"{each.defence} {each.difference.mean:+.1f}" for each in entry.marginal if each.difference]
-    return Value("; ".join(found), why="" if found else "nothing to compare with: no scored twin without one of them")
+    additions = [
+        f"{marginal.defence} {marginal.difference.mean:+.1f}" for marginal in entry.marginal if marginal.difference
+    ]
+    return Value(
+        "; ".join(additions), why="" if additions else "nothing to compare with: no scored twin without one of them"
+    )
 
 
 def _no_score(entry: Entry) -> str:

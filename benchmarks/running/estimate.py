@@ -80,8 +80,8 @@ class _Kind:
 
     def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
         """Some of the pictures behind them."""
-        found = (trial.batch for trial in self.trials if tried is None or trial.attack == tried)
-        return list(dict.fromkeys(found))[:at_most]
+        batches = (trial.batch for trial in self.trials if tried is None or trial.attack == tried)
+        return list(dict.fromkeys(batches))[:at_most]
 
 
 def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
@@ -92,7 +92,7 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
         on_probe(f"{kinds[0].experiment.scenario.label}, uploads")
         probes.append(_upload_probe(kinds, prepared.selection))
         memory = Memory()
-        for kind, tried in ((each, tried) for each in kinds for tried in each.attacks):
+        for kind, tried in ((asking, tried) for asking in kinds for tried in asking.attacks):
             on_probe(f"{kind.experiment.scenario.label}, {tried.label}")
             source = DirectUploads(kind.experiment, prepared.selection, memory)
             probe, recorded, made = _attack_probe(kind, source, tried)
@@ -110,19 +110,19 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
 
 
 def _kinds(prepared: Prepared) -> list[_Kind]:
-    found: dict[Scenario, _Kind] = {}
+    kinds: dict[Scenario, _Kind] = {}
     for part in prepared.plan.parts:
         for trial in part.trials:
-            found.setdefault(part.experiment.scenario, _Kind(part.experiment, [])).trials.append(trial)
-    return list(found.values())
+            kinds.setdefault(part.experiment.scenario, _Kind(part.experiment, [])).trials.append(trial)
+    return list(kinds.values())
 
 
 def _sharing(kinds: Sequence[_Kind]) -> list[list[_Kind]]:
     """Those whose uploads are the same but for their number, by that number."""
-    found: defaultdict[Hashable, list[_Kind]] = defaultdict(list)
+    groups: defaultdict[Hashable, list[_Kind]] = defaultdict(list)
     for kind in sorted(kinds, key=lambda kind: kind.experiment.threat.uploads_per_picture):
-        found[one_upload(kind.experiment.scenario)].append(kind)
-    return list(found.values())
+        groups[one_upload(kind.experiment.scenario)].append(kind)
+    return list(groups.values())
 
 
 def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
@@ -133,9 +133,9 @@ def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
     # Builds the model and finds its kernels, which is done once.
     DirectUploads(fewest.experiment, selection).uploads(batches[:1])
     began = time.perf_counter()
-    found = DirectUploads(kind.experiment, selection).uploads(batches)
+    exchanges = DirectUploads(kind.experiment, selection).uploads(batches)
     seconds = (time.perf_counter() - began) / len(batches)
-    failures = [each for each in found.values() if isinstance(each, str)]
+    failures = [outcome for outcome in exchanges.values() if isinstance(outcome, str)]
     return Probe(what, seconds, kind.uploads(), failures[0] if failures else None)
 
 
@@ -143,11 +143,11 @@ def _attack_probe(
     kind: _Kind, source: DirectUploads, tried: AttackConfig
 ) -> tuple[Probe, Sequence[Exchange], Sequence[Reconstruction]]:
     what, count = f"{kind.experiment.scenario.label}: {tried.label}", kind.uploads(tried)
-    found = source.uploads(kind.batches(tried))
-    recorded = [each for each in found.values() if isinstance(each, Exchange)]
+    exchanges = source.uploads(kind.batches(tried))
+    recorded = [exchange for exchange in exchanges.values() if isinstance(exchange, Exchange)]
     if not recorded:
         return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
-    uploads = [each.upload for each in recorded]
+    uploads = [exchange.upload for exchange in recorded]
     adversary = Adversary(source.model(uploads[0].weights), kind.experiment.threat, kind.experiment.scenario.seed)
     began, made, failure = time.perf_counter(), list[Reconstruction](), None
 

@@ -172,7 +172,7 @@ def attack(
     planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
     require_applicable(planned)
     ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())
-    problems = [] if recording is None else [each for one in experiments for each in recording.problems(one)]
+    problems = [] if recording is None else [problem for one in experiments for problem in recording.problems(one)]
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
     store = folder.store()
@@ -217,8 +217,8 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
     selection = select(pictures, options["limit"], seed=scenario.seed, leave_out=measured_on)
     tell(console, *(f"Skipped: {reason}" for reason in selection.skipped))
     memory = Memory()
-    sources: list[UploadSource] = [DirectUploads(each, selection, memory) for each in experiments]
-    batches = [selection.batches(each.scenario) for each in experiments]
+    sources: list[UploadSource] = [DirectUploads(experiment, selection, memory) for experiment in experiments]
+    batches = [selection.batches(experiment.scenario) for experiment in experiments]
     return experiments, batches, sources, "computed in process (direct mode)"
 
 
@@ -228,18 +228,20 @@ def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Ask
     from fedmjp.errors import BadInputError
 
     if given := [key for key in RECORDED if key in named]:
-        told = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in given)
-        raise BadInputError(f"{told}: that was decided when {folder} was recorded; leave it out with --uploads")
+        flags = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in given)
+        raise BadInputError(f"{flags}: that was decided when {folder} was recorded; leave it out with --uploads")
     recording = open_records(folder)
     model = options["model"] if "model" in named else None
     known = {"labels_known": options["labels_known"]}
-    scenarios = [each.model_copy(update=known) for each in recording.attacked(model, device=choose(options["device"]))]
-    experiments = [
-        Experiment.parse({"scenario": each, "attacks": _attacks(options), "settings": _settings(options, each)})
-        for each in scenarios
+    scenarios = [
+        scenario.model_copy(update=known) for scenario in recording.attacked(model, device=choose(options["device"]))
     ]
-    batches = [recording.batches(each.scenario) for each in experiments]
-    return experiments, batches, [recording.source(each) for each in experiments], "recorded before"
+    experiments = [
+        Experiment.parse({"scenario": scenario, "attacks": _attacks(options), "settings": _settings(options, scenario)})
+        for scenario in scenarios
+    ]
+    batches = [recording.batches(experiment.scenario) for experiment in experiments]
+    return experiments, batches, [recording.source(experiment) for experiment in experiments], "recorded before"
 
 
 def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":

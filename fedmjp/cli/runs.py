@@ -145,5 +145,5 @@ def _without_folder(word: str) -> str:
 def tell_held_out(pictures: "Pictures", trained_on: str, console: "Console") -> None:
     """Say it where there is no validation split."""
     if not pictures.held_out:
-        told = f"has no validation split: Top-1 is measured on the pictures that {trained_on}"
-        tell(console, f"{pictures.train.name} {told}.")
+        caveat = f"has no validation split: Top-1 is measured on the pictures that {trained_on}"
+        tell(console, f"{pictures.train.name} {caveat}.")
