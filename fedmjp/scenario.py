@@ -22,14 +22,14 @@ from fedmjp.defences.pipeline import DefenceConfig, Defended, Pipeline, named, w
 from fedmjp.errors import ConfigError
 from fedmjp.learning import SERVER_RATES, Training
 from fedmjp.seeds import torch_generator
-from fedmjp.settings import Picture, Setting
 from fedmjp.servers.config import Server
+from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 
 if TYPE_CHECKING:
     from fedmjp.data.pictures import LabelledPicture
     from fedmjp.exchange import Exchange
-    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.models.classifier import Classifier, VitClassifier
 
 SHUFFLE = "shuffle"  # option of defences that move patches
 SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling alone achieves
@@ -218,6 +218,17 @@ class Scenario(Defended):
     def honest_rounds(self) -> int:
         """Uploads of each batch that come before those that are attacked: from them the server reads labels."""
         return 0 if self.server is None or self.training is not None else self.server.made().honest_rounds
+
+    def require_server(self, model: "Classifier") -> None:
+        """ConfigError, with the reason, if a server that changes weights cannot be played with this model."""
+        from fedmjp.models.classifier import VitClassifier  # noqa: PLC0415 (timm takes seconds)
+
+        if self.server is None:
+            return
+        if not isinstance(model, VitClassifier):
+            raise ConfigError(f"server {self.server.text} changes vision transformers, {self.model.name} is none")
+        if reason := self.server.made().refusal(model, self):
+            raise ConfigError(reason)
 
     def wanted(self, labels: Sequence[int]) -> list[int]:
         """Places of the pictures that the server is after, by the labels of all that are behind one upload."""

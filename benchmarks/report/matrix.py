@@ -159,7 +159,7 @@ def _system(entry: Entry) -> tuple[Any, ...]:
 def _seen(server: ThreatModel) -> tuple[Any, ...]:
     return (
         server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
-        server.uploads_per_picture,
+        server.uploads_per_picture, "" if server.server is None else server.server.text,
     )  # fmt: skip
 
 
@@ -172,6 +172,7 @@ def server_name(server: ThreatModel) -> str:
         f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
         "labels told": server.labels_known,
         server.name: server.name != PLAIN.name,
+        "" if server.server is None else server.server.text: server.server is not None,
     }
     more = ", ".join(part for part, differs in parts.items() if differs)
     return f"{count} {'upload' if count == 1 else 'uploads'}" + (f" ({more})" if more else "")

@@ -22,6 +22,7 @@ from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import NONE
+from fedmjp.servers import HONEST
 from fedmjp.texts import guard, printable
 
 # What a narrow terminal can do without, in this order.
@@ -55,7 +56,8 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
         "defences": " + ".join(config.text for config in entry.defences) or NONE,  # as the command line takes them
         "marginal": json.dumps([marginal.model_dump() for marginal in entry.marginal]) if entry.marginal else None,
         **_headline(entry),
-        **_prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"})),
+        **_prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences", "server"})),
+        "threat_server": HONEST if entry.threat.server is None else entry.threat.server.text,
         **{key: value for name in metrics for key, value in _fields(name, Statistics, entry.metrics.get(name)).items()},
         **_fields("over_floor", Difference, entry.over_floor),
         **_fields("over_twin", Difference, entry.over_twin),

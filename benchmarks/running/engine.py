@@ -167,9 +167,9 @@ class Engine:
         for setting in sorted({trial.cell.setting for trial in trials}):
             in_setting = [trial for trial in trials if trial.cell.setting is setting]
             try:
-                values = evaluator.score(
-                    made.reconstruction, private, setting, metrics=metrics, protocol=protocol
-                ) | {COLOUR: evaluator.score_of_colour(private)}
+                values = evaluator.score(made.reconstruction, private, setting, metrics=metrics, protocol=protocol) | {
+                    COLOUR: evaluator.score_of_colour(private)
+                }
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 rows += [self._failed(trial, described(error)) for trial in in_setting]
                 continue

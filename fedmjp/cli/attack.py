@@ -26,6 +26,7 @@ from fedmjp.cli.options import (
     Model,
     PatchSize,
     Seed,
+    ServerIfAny,
     UploadsPerPicture,
     known_attack,
     share,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "seed", "image_size", "patch_size", "classes",
+    "local_learning_rate", "server", "seed", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -94,6 +95,7 @@ def attack(
     uploads_per_picture: UploadsPerPicture = 1,
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
+    server: ServerIfAny = None,
     module: Annotated[
         str | None,
         typer.Option(
@@ -156,6 +158,7 @@ def attack(
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.servers import SCOPE
 
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
@@ -169,6 +172,8 @@ def attack(
     asked = _direct(context.params, named, console) if uploads is None else _recorded(uploads, context.params, named)
     experiments, batches, sources, origin = asked
     recording = None if uploads is None else open_records(uploads)
+    if experiments[0].scenario.server is not None:
+        tell(console, SCOPE)
     planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
     require_applicable(planned)
     ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())

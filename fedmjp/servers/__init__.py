@@ -19,4 +19,6 @@ SERVERS: "Registry[type[Modification]]" = Registry(
     entry_points="fedmjp.servers",
 )
 HONEST = "honest"  # how a server that changes nothing is called
-SCOPE = "Servers that change weights are for measuring your own deployment: they play in federations started here alone."
+SCOPE = (
+    "Servers that change weights are for measuring your own deployment: they play in federations started here alone."
+)

@@ -125,7 +125,9 @@ class ClassFishing(Modification):
     def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
         rows = model.get_parameter(names.HEAD_WEIGHT).detach().any(dim=1).nonzero().flatten().tolist()
         if len(rows) != 1:
-            raise AttackFailedError(f"{self.name}: the weights that were sent fish for {len(rows)} classes, not for one")
+            raise AttackFailedError(
+                f"{self.name}: the weights that were sent fish for {len(rows)} classes, not for one"
+            )
         mixed = self.mixed(model)
         changes: dict[str, Any] = {"num_examples": 1, "labels": tuple(rows)}
         return replace(
