@@ -52,4 +52,4 @@ def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: Threa
     tensor = on_device(upload, name, model)
     if upload.kind == "gradient":
         return tensor
-    return -tensor / (threat.local_steps * threat.local_learning_rate)
+    return -tensor / (threat.gradients_in_delta * threat.local_learning_rate)

@@ -36,6 +36,7 @@ SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling a
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
+    "local_momentum", "local_batch_size",
 )  # fmt: skip
 # With others a training run may go on.
 INCIDENTAL = {
@@ -74,6 +75,8 @@ class Scenario(Defended):
     update: UpdateKind = "gradient"
     local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
+    local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
+    local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
     labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
     server_learning_rate: float | None = Field(
         None,
@@ -116,12 +119,21 @@ class Scenario(Defended):
     def _of_batches(self) -> Self:
         if self.update == "gradient" and self.local_steps > 1:
             raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
+        if self.batch_size % (self.local_batch_size or 1):
+            raise ValueError(
+                f"local_batch_size {self.local_batch_size} does not divide the {self.batch_size} pictures of an update: "
+                "make batch_size a multiple of it"
+            )
+        if self.update == "gradient" and (self.local_momentum or self.local_batch_size):
+            raise ValueError("local_momentum and local_batch_size are of local steps: set update to delta")
         if self.pictures_per_client % self.batch_size:
             raise ValueError(
                 f"batch size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client: "
                 "make their number a multiple of it"
             )
-        plan = Plan(self.rounds, self.rounds * self.local_steps, self.local_steps, self.batch_size)
+        plan = Plan(
+            self.rounds, self.rounds * self.local_steps, self.local_steps, self.local_batch_size or self.batch_size
+        )
         object.__setattr__(self, "defences", self.pipeline.planned(plan))
         return self
 
@@ -159,7 +171,10 @@ class Scenario(Defended):
     @property
     def threat(self) -> ThreatModel:
         """What the server sees of this scenario, and knows."""
-        names = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+        names = (
+            "update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture",
+            "local_momentum", "local_batch_size",
+        )  # fmt: skip
         shared = {name: getattr(self, name) for name in names}
         if self.training is not None:
             shared |= {"update": self.training.update, "batch_size": self.training.recipe.batch_size}

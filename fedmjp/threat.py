@@ -29,6 +29,8 @@ class ThreatModel(Config):
     batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
     local_steps: int = Field(1, ge=1, description="optimiser steps behind one update")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of plain SGD, for deltas")
+    local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
+    local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
@@ -69,6 +71,15 @@ class ThreatModel(Config):
         return self.pipeline.noise_on(uploaded)
 
     @property
+    def gradients_in_delta(self) -> float:
+        """How many gradients of a step add up, times the learning rate, to a weight delta: momentum repeats early ones.
+
+        Of steps on some of the pictures each, it is that of a mean over the steps.
+        """
+        shares = (self.local_momentum**later for step in range(self.local_steps) for later in range(step + 1))
+        return sum(shares)
+
+    @property
     def undefended(self) -> "ThreatModel":
         """The same server where clients do nothing to their updates."""
         return self.model_copy(update={"defences": ()})
@@ -89,7 +100,10 @@ class ThreatModel(Config):
         kind = "FedSGD gradient"
         if self.update == "delta":
             steps = "step" if self.local_steps == 1 else "steps"
-            kind = f"weight delta after {self.local_steps} SGD {steps} (learning rate {self.local_learning_rate:g})"
+            recipe = f"learning rate {self.local_learning_rate:g}"
+            recipe += f", momentum {self.local_momentum:g}" if self.local_momentum else ""
+            recipe += f", batches of {self.local_batch_size}" if self.local_batch_size else ""
+            kind = f"weight delta after {self.local_steps} SGD {steps} ({recipe})"
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
@@ -109,8 +123,10 @@ class ThreatModel(Config):
     @model_serializer(mode="wrap")
     def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
-        if self.server is None:
-            values.pop("server", None)
+        # Fields of later, where they say nothing: records from before them stay the same.
+        for name in ("server", "local_momentum", "local_batch_size"):
+            if not getattr(self, name):
+                values.pop(name, None)
         if info.context == DIGEST:
             # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
             for name in ("uploads_per_picture", "defences"):

@@ -21,7 +21,9 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LocalBatchSize,
     LocalLearningRate,
+    LocalMomentum,
     LocalSteps,
     Model,
     PatchSize,
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "server", "seed", "image_size", "patch_size", "classes",
+    "local_learning_rate", "local_momentum", "local_batch_size", "server", "seed", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -95,6 +97,8 @@ def attack(
     uploads_per_picture: UploadsPerPicture = 1,
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
+    local_momentum: LocalMomentum = 0.0,
+    local_batch_size: LocalBatchSize = None,
     server: ServerIfAny = None,
     module: Annotated[
         str | None,

@@ -40,7 +40,7 @@ def catalogue(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All that is known, machine-readable.")] = False,
 ) -> None:
-    """List attacks, defences, servers that change weights, models or metrics, and which one to take; or tell all of one."""
+    """List attacks, defences, malicious servers, models or metrics, and which one to take; or tell all of one."""
     from fedmjp.errors import UnknownNameError
 
     kinds = {"attacks": _attacks, "defences": _defences, "servers": _servers, "models": _models, "metrics": _metrics}

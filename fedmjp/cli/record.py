@@ -15,7 +15,9 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LocalBatchSize,
     LocalLearningRate,
+    LocalMomentum,
     LocalSteps,
     Model,
     PatchSize,
@@ -37,6 +39,8 @@ def record(
     uploads_per_picture: UploadsPerPicture = 1,
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
+    local_momentum: LocalMomentum = 0.0,
+    local_batch_size: LocalBatchSize = None,
     server: ServerIfAny = None,
     server_learning_rate: Annotated[
         float, typer.Option(help="0 keeps the weights.", min=0, rich_help_panel=UPLOADS)

@@ -19,6 +19,4 @@ SERVERS: "Registry[type[Modification]]" = Registry(
     entry_points="fedmjp.servers",
 )
 HONEST = "honest"  # how a server that changes nothing is called
-SCOPE = (
-    "Servers that change weights are for measuring your own deployment: they play in federations started here alone."
-)
+SCOPE = "Servers that change weights are for measuring your own deployment, in federations started here alone."

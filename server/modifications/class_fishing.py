@@ -45,8 +45,8 @@ class ClassFishing(Modification):
     bias b_c makes p_c zero, so that others leave nothing anywhere before the head, and a picture of class c leaves what
     it would leave alone. The rest of the network is unchanged: attacks on one picture read the upload as they are.
 
-    Under label smoothing s over K classes the target of others is s / K. The bias then makes p_c the same, and W_c is so
-    faint that no feature moves it.
+    Under label smoothing s over K classes the target of others is s / K. The bias then makes p_c the same, and W_c is
+    so faint that no feature moves it.
 
     Which class to fish for, it reads off the upload of an honest round of the same batch: the first label that occurs
     once; a label that is stated needs no such round. A class that occurs twice gives a mixture.
