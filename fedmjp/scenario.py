@@ -121,7 +121,7 @@ class Scenario(Defended):
             raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
         if self.batch_size % (self.local_batch_size or 1):
             raise ValueError(
-                f"local_batch_size {self.local_batch_size} does not divide the {self.batch_size} pictures of an update: "
+                f"local_batch_size {self.local_batch_size} does not divide {self.batch_size} pictures: "
                 "make batch_size a multiple of it"
             )
         if self.update == "gradient" and (self.local_momentum or self.local_batch_size):

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "local_momentum", "local_batch_size", "server", "seed", "image_size", "patch_size", "classes",
+    "local_learning_rate", "local_momentum", "local_batch_size", "server", "seed", "image_size",
+    "patch_size", "classes",
 )  # fmt: skip
 
 
