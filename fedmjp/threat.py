@@ -19,9 +19,9 @@ class ThreatModel(Config):
     """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
-    training, so it knows steps and learning rate. With ``server`` it is malicious in one thing: it changes weights
-    before it sends them. Of ``defences`` it is told what each of them states. It never holds
-    a picture of the client, the mask, the permutation, or the evaluator's records.
+    training, so it knows steps, learning rate and label smoothing. With ``server`` it is malicious in one thing: it
+    changes weights before it sends them. Of ``defences`` it is told what each of them states. It never holds a picture
+    of the client, the mask, the permutation, or the evaluator's records.
     """
 
     name: str = "Honest-but-curious server"
@@ -31,6 +31,7 @@ class ThreatModel(Config):
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of plain SGD, for deltas")
     local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
     local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the clients' loss")
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
@@ -105,6 +106,8 @@ class ThreatModel(Config):
             recipe += f", batches of {self.local_batch_size}" if self.local_batch_size else ""
             kind = f"weight delta after {self.local_steps} SGD {steps} ({recipe})"
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
+        if self.label_smoothing:
+            kind += f" under label smoothing {self.label_smoothing:g}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
@@ -129,7 +132,7 @@ class ThreatModel(Config):
                 values.pop(name, None)
         if info.context == DIGEST:
             # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
-            for name in ("uploads_per_picture", "defences"):
+            for name in ("uploads_per_picture", "label_smoothing", "defences"):
                 if not values[name] or values[name] == type(self).model_fields[name].default:
                     del values[name]
         return values

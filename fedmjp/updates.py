@@ -21,8 +21,8 @@ def local_update(
 ) -> dict[str, Tensor]:
     """The gradient or the weight delta that the protocol asks for, before it is protected.
 
-    ``threat`` states update, steps and learning rate, and the defences, of which some act inside of the steps and draw
-    from ``randomness``. The model has the weights that the server sent, and is not changed.
+    ``threat`` states update, steps, learning rate and label smoothing, and the defences, of which some act inside of
+    the steps and draw from ``randomness``. The model has the weights that the server sent, and is not changed.
     """
     gradients = _Gradients(model, batch, threat, randomness)
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -67,6 +67,7 @@ class _Gradients:
     ) -> None:
         self._model, self._pipeline, self._randomness = model, threat.pipeline, randomness
         self._step_size = threat.local_batch_size or len(batch.labels)
+        self._label_smoothing = threat.label_smoothing
         device = model.mean.device
         self._images = batch.version(batch.gradient_of).to(device)
         self._mask = batch.mask.to(device) if model.defended else None
@@ -102,7 +103,7 @@ class _Gradients:
         mask = None if self._mask is None else self._mask[which]
         with torch.enable_grad():
             logits = functional_call(self._model, leaves, (self._images[which], mask))
-            loss = F.cross_entropy(logits, self._labels[which])
+            loss = F.cross_entropy(logits, self._labels[which], label_smoothing=self._label_smoothing)
             # A localisation regressor has no part in it.
             gradients = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
         return dict(zip(learnt, gradients, strict=True))

@@ -21,6 +21,7 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LabelSmoothing,
     LocalBatchSize,
     LocalLearningRate,
     LocalMomentum,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "local_momentum", "local_batch_size", "server", "seed", "image_size",
+    "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "server", "seed", "image_size",
     "patch_size", "classes",
 )  # fmt: skip
 
@@ -101,6 +102,7 @@ def attack(
     local_momentum: LocalMomentum = 0.0,
     local_batch_size: LocalBatchSize = None,
     server: ServerIfAny = None,
+    label_smoothing: LabelSmoothing = 0.0,
     module: Annotated[
         str | None,
         typer.Option(

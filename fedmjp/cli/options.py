@@ -134,5 +134,9 @@ LocalBatchSize = Annotated[
     int | None,
     typer.Option(help="Pictures of one of these steps, in turn; by default all.", min=1, rich_help_panel=UPLOADS),
 ]
+LabelSmoothing = Annotated[
+    float,
+    typer.Option(help="Of the clients' loss, below 1; the attacker knows it.", min=0, rich_help_panel=UPLOADS),
+]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.", min=0, rich_help_panel=RUN)]
 SeedIfAny = Annotated[int | None, typer.Option(help="Of all that is drawn; 0 by default.", min=0, rich_help_panel=RUN)]

@@ -15,6 +15,7 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LabelSmoothing,
     LocalBatchSize,
     LocalLearningRate,
     LocalMomentum,
@@ -42,6 +43,7 @@ def record(
     local_momentum: LocalMomentum = 0.0,
     local_batch_size: LocalBatchSize = None,
     server: ServerIfAny = None,
+    label_smoothing: LabelSmoothing = 0.0,
     server_learning_rate: Annotated[
         float, typer.Option(help="0 keeps the weights.", min=0, rich_help_panel=UPLOADS)
     ] = 0.0,

@@ -91,7 +91,7 @@ class ClassFishing(Modification):
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
         row = torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])
-        smoothing = getattr(threat, "label_smoothing", 0.0)
+        smoothing = threat.label_smoothing
         changed: dict[str, Tensor] = {names.HEAD_WEIGHT: head, names.HEAD_BIAS: bias}
         bias[wanted] = SILENT
         if smoothing:
