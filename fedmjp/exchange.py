@@ -53,7 +53,7 @@ def exchange(
     model = _initial(scenario.network).to(scenario.device) if model is None else model
     changed = changed_weights(scenario, model, pictures)
     digest = weights_digest({**model.state_dict(), **(changed[0] if changed else {})})
-    first = number + scenario.honest_rounds
+    first = number + scenario.probes
     batches, uploads = [], []
     for place in range(first, first + scenario.uploads_per_picture):
         private = private_of(scenario, pictures, place)
@@ -68,18 +68,18 @@ def changed_weights(
 ) -> tuple[Mapping[str, Tensor], ...]:
     """What a server that changes weights sends to each client behind the uploads of some pictures.
 
-    It takes honest rounds of them first, if it needs any. By client, the tensors that are others than the model's;
+    It probes them first, if it needs to. By client, the tensors that are others than the model's;
     nothing of an honest server.
     """
     if scenario.server is None:
         return ()
-    server, labels = scenario.server.made(), tuple[int, ...]()
-    for number in range(scenario.honest_rounds):
+    server, known = scenario.server.made(), None
+    for number in range(scenario.probes):
         private = private_of(scenario, pictures, number)
-        sent = update_of(scenario, model, private, number)
+        sent = update_of(scenario, model, private, number, [server.probe(model)] * scenario.threat.clients)
         upload = upload_of(scenario, sent, private, server_round=number + 1, node=0, weights="")
-        labels = server.labels(replace(upload, labels=None), model, scenario.threat)
-    return tuple(server.weights(model, scenario.threat, labels))
+        known = server.learn(replace(upload, labels=None), model, scenario.threat)
+    return tuple(server.weights(model, scenario.threat, known))
 
 
 def with_weights(model: VitClassifier, changed: Mapping[str, Tensor]) -> VitClassifier:

@@ -230,12 +230,12 @@ class Scenario(Defended):
         """Of the training; without one, until every client has uploaded each of its pictures as often as asked."""
         if self.training is not None:
             return self.training.rounds
-        return self.batches_per_client * (self.honest_rounds + self.uploads_per_picture)
+        return self.batches_per_client * (self.probes + self.uploads_per_picture)
 
     @property
-    def honest_rounds(self) -> int:
-        """Uploads of each batch that come before those that are attacked: from them the server reads labels."""
-        return 0 if self.server is None or self.training is not None else self.server.made().honest_rounds
+    def probes(self) -> int:
+        """Uploads of each batch that come before those that are attacked: the server learns from them what to send."""
+        return 0 if self.server is None or self.training is not None else self.server.made().probes
 
     def require_server(self, model: "Classifier") -> None:
         """ConfigError, with the reason, if a server that changes weights cannot be played with this model."""
@@ -308,7 +308,7 @@ class Scenario(Defended):
         Args:
             pictures: As many as are behind one upload.
             model: With the weights that the server had sent; None draws the initial ones.
-            number: How many uploads of them were made before, besides those of honest rounds.
+            number: How many uploads of them were made before, besides probes.
 
         Raises:
             BadInputError: If there are more or fewer pictures than one upload is of.

@@ -18,7 +18,7 @@ Group = tuple[int, ...]  # clients whose updates the server sees as one, in thei
 class WeightChanges:
     """What a scenario's server does to the weights of a round before they are sent; an honest one does nothing.
 
-    In a training run it acts in the rounds that are recorded. What it reads in honest rounds, it keeps.
+    In a training run it acts in the rounds that are recorded. What it learns from probes, it keeps.
 
     Raises:
         ConfigError: If the server cannot be played in this scenario.
@@ -27,7 +27,7 @@ class WeightChanges:
     def __init__(self, scenario: Scenario, model: Classifier) -> None:
         self._scenario = scenario
         self._server: Modification | None = None
-        self._labels: dict[tuple[Group, int], tuple[int, ...]] = {}
+        self._known: dict[tuple[Group, int], object] = {}
         if scenario.server is None:
             return
         scenario.require_server(model)
@@ -38,9 +38,7 @@ class WeightChanges:
         if self._server is None:
             return False
         training = self._scenario.training
-        if training is not None:
-            return server_round in training.records
-        return self._scenario.turn(server_round).number >= self._server.honest_rounds
+        return training is None or server_round in training.records
 
     def change(
         self, server_round: int, weights: Mapping[str, Tensor], messages: Sequence[Message], groups: Sequence[Group]
@@ -51,9 +49,8 @@ class WeightChanges:
         self._model.load_state_dict(weights)
         waiting = iter(messages)
         for group in groups:
-            labels = self._labels.get((group, self._batch(server_round)), ())
             records: dict[int, ArrayRecord] = {}  # clients that get the same share it
-            for changed, _ in zip(self._server.weights(self._model, self._scenario.threat, labels), group, strict=True):
+            for changed, _ in zip(self._weights(group, server_round), group, strict=True):
                 message = next(waiting)
                 if id(changed) not in records:
                     sent = message.content.array_records[ARRAYS].to_torch_state_dict()
@@ -61,8 +58,8 @@ class WeightChanges:
                 message.content = RecordDict({**message.content, ARRAYS: records[id(changed)]})
 
     def learn(self, server_round: int, weights: Mapping[str, Tensor], answers: Mapping[Group, Message]) -> None:
-        """Read what answers to an honest round tell of the labels behind them."""
-        if self._server is None or self.in_round(server_round) or self._scenario.training is not None:
+        """Read what answers to a probe tell."""
+        if self._server is None or not self._probes(server_round):
             return
         self._model.load_state_dict(weights)
         for group, reply in answers.items():
@@ -75,7 +72,18 @@ class WeightChanges:
                 weights="",
             )
             key = (group, self._batch(server_round))
-            self._labels[key] = self._server.labels(upload, self._model, self._scenario.threat)
+            self._known[key] = self._server.learn(upload, self._model, self._scenario.threat)
+
+    def _weights(self, group: Group, server_round: int) -> Sequence[Mapping[str, Tensor]]:
+        if self._server is None:
+            return ()
+        if self._probes(server_round):
+            return [self._server.probe(self._model)] * len(group)
+        known = self._known.get((group, self._batch(server_round)))
+        return self._server.weights(self._model, self._scenario.threat, known)
+
+    def _probes(self, server_round: int) -> bool:
+        return self._scenario.training is None and self._scenario.turn(server_round).number < self._scenario.probes
 
     def _batch(self, server_round: int) -> int:
         """Which batch of its pictures a client shows; in training nobody knows."""

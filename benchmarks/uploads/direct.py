@@ -77,7 +77,7 @@ class DirectUploads(UploadSource):
         read, of_others = (tensors_read(self.experiment, model, of_others=others) for others in (False, True))
         memory = self.memory or Memory()
         memory.turn_to((one_upload(scenario), tuple(batches), read, of_others))
-        first = scenario.honest_rounds
+        first = scenario.probes
         numbers = range(first, first + (scenario.uploads_per_picture if of_others else 1))
         for number in numbers:
             if number not in memory.found:

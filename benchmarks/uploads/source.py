@@ -74,7 +74,7 @@ class RecordedUploads(UploadSource):
         exchanges: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
-                first = scenario.honest_rounds
+                first = scenario.probes
                 # A run may have gone on for others.
                 first_ones = paths.get(batch, [])[first : first + scenario.uploads_per_picture]
                 records = [self.folder.record(scenario, path) for path in first_ones]

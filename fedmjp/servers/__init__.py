@@ -15,6 +15,8 @@ SERVERS: "Registry[type[Modification]]" = Registry(
     "server",
     {
         "class_fishing": "server.modifications.class_fishing:ClassFishing",
+        "feature_fishing": "server.modifications.feature_fishing:FeatureFishing",
+        "suppression": "server.modifications.suppression:Suppression",
     },
     entry_points="fedmjp.servers",
 )

@@ -40,29 +40,32 @@ class Modification(ABC):
         self.options: Any = self.options_type.parse(options or {})
 
     @property
-    def honest_rounds(self) -> int:
-        """Rounds with honest weights, of every batch, that come first: it reads the labels off their uploads."""
+    def probes(self) -> int:
+        """Rounds of every batch that come first, to learn something of the pictures behind it."""
         return 0
 
     @abstractmethod
     def refusal(self, model: "VitClassifier", scenario: "Scenario") -> str | None:
         """Say why it cannot be played in this scenario, whose model may be without weights; None if it can."""
 
-    def labels(self, upload: "Upload", model: "VitClassifier", threat: "ThreatModel") -> tuple[int, ...]:
-        """What an upload of an honest round tells of the labels behind it."""
+    def probe(self, model: "VitClassifier") -> Mapping[str, Tensor]:
+        """What it sends to all clients in place of a model's honest weights in such a round: nothing is honest."""
+        del model
+        return {}
+
+    def learn(self, upload: "Upload", model: "VitClassifier", threat: "ThreatModel") -> object:
+        """What an upload of such a round tells, for ``weights`` to make use of; ``model`` has honest weights."""
         del upload, model, threat
-        return ()
+        return None
 
     @abstractmethod
-    def weights(
-        self, model: "VitClassifier", threat: "ThreatModel", labels: tuple[int, ...]
-    ) -> Sequence[Mapping[str, Tensor]]:
+    def weights(self, model: "VitClassifier", threat: "ThreatModel", known: object) -> Sequence[Mapping[str, Tensor]]:
         """What it sends instead of weights of a model, to each client behind one upload, in their order.
 
         Args:
             model: With honest weights.
             threat: What the server sees.
-            labels: Read off the last upload of an honest round of the same clients and batch; none if there was none.
+            known: Learnt from the last probe of the same clients and batch; None if there was none.
 
         Returns:
             By client, the tensors that are others than the model's. Clients that get the same may share an object.

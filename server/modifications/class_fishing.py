@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from pydantic import Field, create_model
@@ -22,7 +22,7 @@ from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
-from server.modifications.heads import head_refusal
+from server.modifications.heads import head_refusal, without_sum
 
 CLASS = "class"  # no name that Python takes for a field
 ClassFishingOptions: type[Config] = create_model(
@@ -32,9 +32,9 @@ ClassFishingOptions: type[Config] = create_model(
 )
 SILENT = -1e30  # logit of the fished class: its probability is exactly zero, whatever the feature
 FAINT = 1e-6  # logits move by so little where label smoothing must be met
-# Of weight changes: the class's row is so much larger, and the last norm so much smaller, than a usual one. What the
-# steps make of the other rows and of the norm then stays small beside it.
-STRETCH = 1e3
+# Length of the row, times the learning rate, where weight changes are uploaded: these are then large beside the rounding
+# of the weights, and the row beside what steps make of the others.
+LOUD = 100.0
 
 
 class ClassFishing(Modification):
@@ -61,7 +61,7 @@ class ClassFishing(Modification):
 
     @property
     @override
-    def honest_rounds(self) -> int:
+    def probes(self) -> int:
         return 0 if self._stated is not None else 1
 
     @property
@@ -78,35 +78,27 @@ class ClassFishing(Modification):
         return head_refusal(self.name, model, scenario)
 
     @override
-    def labels(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
+    def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
         return labels_of(upload, model, threat)
 
     @override
-    def weights(
-        self, model: VitClassifier, threat: ThreatModel, labels: tuple[int, ...]
-    ) -> Sequence[Mapping[str, Tensor]]:
-        wanted = self._wanted(labels)
+    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
+        wanted = self._wanted(cast("tuple[int, ...]", known or ()))
         if wanted is None:
-            return [{}] * threat.clients  # no answer in the honest round
+            return [{}] * threat.clients  # nobody answered the probe
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
         row = torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])
         smoothing = threat.label_smoothing
-        changed: dict[str, Tensor] = {names.HEAD_WEIGHT: head, names.HEAD_BIAS: bias}
         bias[wanted] = SILENT
         if smoothing:
             share = smoothing / len(bias)
             bias[wanted] = math.log(share / (1 - share) * (len(bias) - 1))
             row *= FAINT
         elif threat.update == "delta":
-            norm = model.get_parameter(names.NORM_WEIGHT)
-            changed |= {
-                names.NORM_WEIGHT: torch.full_like(norm, 1 / STRETCH),
-                names.NORM_BIAS: torch.zeros_like(norm),
-            }
-            row *= STRETCH
+            row *= LOUD / threat.local_learning_rate
         head[wanted] = row
-        return [{name: value.detach() for name, value in changed.items()}] * threat.clients
+        return [{names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
 
     def _wanted(self, labels: Sequence[int]) -> int | None:
         """The class to fish for; None if nothing is known of the labels."""
@@ -118,8 +110,7 @@ class ClassFishing(Modification):
 
     @override
     def view(self, threat: ThreatModel) -> ThreatModel:
-        kept = threat.pipeline.of_stage("pictures", "model", "examples", "update")
-        return threat.model_copy(update={"batch_size": 1, "labels_known": True, "defences": kept.configs})
+        return without_sum(threat).model_copy(update={"batch_size": 1, "labels_known": True})
 
     @override
     def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:

@@ -1,9 +1,10 @@
-"""What servers need that change the head of a model."""
+"""What servers that change the head of a model have in common."""
 
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
 from fedmjp.scenario import Scenario
+from fedmjp.threat import ThreatModel
 
 NEEDED = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT, names.HEAD_BIAS)
 
@@ -17,3 +18,9 @@ def head_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str |
         if defence.withheld(roles_of(model)) & set(NEEDED):
             return f"{server}: changes the head, which {defence.name} keeps at the client"
     return None
+
+
+def without_sum(threat: ThreatModel) -> ThreatModel:
+    """The threat model of one client's update, where the server takes it out of a sum."""
+    kept = threat.pipeline.of_stage("pictures", "model", "examples", "update")
+    return threat.model_copy(update={"defences": kept.configs})
