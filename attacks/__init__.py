@@ -36,6 +36,7 @@ ATTACKS: "Registry[type[Attack]]" = Registry(
         "oracle_patch_embedding": "attacks.patch_embedding:OraclePatchEmbedding",
         "patch_embedding": "attacks.patch_embedding:PatchEmbedding",
         "patch_embedding_wiener": "attacks.patch_embedding:PatchEmbeddingWiener",
+        "token_imprint": "attacks.token_imprint:TokenImprint",
     },
     entry_points="fedmjp.attacks",
 )

@@ -17,6 +17,7 @@ SERVERS: "Registry[type[Modification]]" = Registry(
         "class_fishing": "server.modifications.class_fishing:ClassFishing",
         "feature_fishing": "server.modifications.feature_fishing:FeatureFishing",
         "suppression": "server.modifications.suppression:Suppression",
+        "token_imprint": "server.modifications.token_imprint:TokenImprint",
     },
     entry_points="fedmjp.servers",
 )

@@ -32,8 +32,8 @@ ClassFishingOptions: type[Config] = create_model(
 )
 SILENT = -1e30  # logit of the fished class: its probability is exactly zero, whatever the feature
 FAINT = 1e-6  # logits move by so little where label smoothing must be met
-# Length of the row, times the learning rate, where weight changes are uploaded: these are then large beside the rounding
-# of the weights, and the row beside what steps make of the others.
+# Length of the row, times the learning rate, where weight changes are uploaded: these are then large beside the
+# rounding of the weights, and the row beside what steps make of the others.
 LOUD = 100.0
 
 
