@@ -169,5 +169,5 @@ def by_picture(printed: Printed, pictures: int) -> list[Tensor]:
     values = printed.weights[order]
     gaps = values.diff() > ALIKE * values[1:].abs()
     members = [index for index in torch.tensor_split(order, gaps.nonzero().flatten() + 1) if len(index) >= FEW]
-    whole = [index for index in members if len(printed.places[index].unique()) == len(index)]
+    whole = [index for index in members if len(set(printed.places[index].tolist())) == len(index)]
     return sorted(whole, key=len, reverse=True)[:pictures]

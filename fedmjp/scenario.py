@@ -104,8 +104,8 @@ class Scenario(Defended):
     @model_serializer(mode="wrap")
     def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what is of single batches only, or of training only."""
-        left_out = ("training",) if self.training is None else OF_BATCHES
-        left_out += ("server",) if self.server is None else ()
+        of_others: tuple[str, ...] = ("training",) if self.training is None else OF_BATCHES
+        left_out = of_others + (("server",) if self.server is None else ())
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")

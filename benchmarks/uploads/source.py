@@ -74,9 +74,9 @@ class RecordedUploads(UploadSource):
         exchanges: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
-                first = scenario.probes
+                probes = scenario.probes
                 # A run may have gone on for others.
-                first_ones = paths.get(batch, [])[first : first + scenario.uploads_per_picture]
+                first_ones = paths.get(batch, [])[probes : probes + scenario.uploads_per_picture]
                 records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
                 exchanges[batch] = f"{MISSING}: {error}"

@@ -72,9 +72,9 @@ def record(
     console = wide_console()
     require_apart(output, data)
     scenario = Scenario.parse(single_batches(context.params))
-    model = blueprint(scenario.network)
+    network = blueprint(scenario.network)
     if scenario.server is not None:
-        scenario.require_server(model)
+        scenario.require_server(network)
         tell(console, SCOPE)
     selection = select_for(scenario)
     tell(console, *(f"Skipped: {reason}" for reason in selection.skipped))

@@ -13,6 +13,7 @@ from fedmjp.config import Config
 
 if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
+    from fedmjp.models.entrance import Entrance
     from fedmjp.records import Upload
     from fedmjp.scenario import Scenario
     from fedmjp.threat import ThreatModel
@@ -83,7 +84,7 @@ class Modification(ABC):
             AttackFailedError: If the model holds no such weights.
         """
 
-    def mixed(self, model: "VitClassifier") -> frozenset[str]:
+    def mixed(self, model: "Entrance") -> frozenset[str]:
         """Names of the tensors that are of all pictures even so: isolated uploads are without them."""
         del model
         return frozenset()

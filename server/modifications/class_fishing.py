@@ -16,6 +16,7 @@ from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.models.roles import roles_of
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
@@ -129,7 +130,7 @@ class ClassFishing(Modification):
         )
 
     @override
-    def mixed(self, model: VitClassifier) -> frozenset[str]:
+    def mixed(self, model: Entrance) -> frozenset[str]:
         return roles_of(model)["head"]
 
     @override

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.models.roles import roles_of
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
@@ -60,7 +61,7 @@ class Suppression(Modification):
         )
 
     @override
-    def mixed(self, model: VitClassifier) -> frozenset[str]:
+    def mixed(self, model: Entrance) -> frozenset[str]:
         return frozenset({names.HEAD_BIAS}) & roles_of(model)["head"]
 
     @override
