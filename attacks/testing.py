@@ -27,7 +27,7 @@ from attacks.base import Attack
 from fedmjp.config import UpdateKind
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
-from fedmjp.exchange import Exchange
+from fedmjp.exchange import Exchange, with_weights
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -62,7 +62,8 @@ class Trial:
 
     Attributes:
         model: Name of an undefended model that it applies to.
-        threat: What it is granted, how often clients upload, and what they do to updates.
+        threat: What it is granted, how often clients upload, and what they do to updates. Of a server that changes
+            weights, all clients must be sent the same.
         gain: PSNR in dB by which it must beat the grey picture on that model; None for an attack without this claim.
         tolerance: Largest difference of a pixel between an upload attacked alone and in a stack.
     """
@@ -92,7 +93,7 @@ class Trial:
 
     def control(self, *defences: str) -> tuple[VitClassifier, list[Upload]]:
         """The small model and what the clients send, anew each time."""
-        model = copy.deepcopy(_network(self.scenario(*defences).network))
+        model = copy.deepcopy(_sent(self.scenario(*defences)))
         return model, self.uploads(model)
 
     def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Reconstruction]:
@@ -102,6 +103,12 @@ class Trial:
 
 
 _network = lru_cache(maxsize=8)(build_vit)
+
+
+def _sent(scenario: Scenario) -> VitClassifier:
+    """With the weights that clients are sent, if the server changes them."""
+    changed = _exchanges(scenario)[0].changed if scenario.server else ()
+    return with_weights(_network(scenario.network), changed[0] if changed else {})
 
 
 @lru_cache(maxsize=16)
@@ -247,7 +254,7 @@ def adapts_to_what_it_claims(trial: Trial) -> None:
 
 def _attacked(attack: Attack, scenario: Scenario, count: int) -> tuple[float | None, Tensor | None]:
     """Mean PSNR in dB of so many uploads, and the pictures; None if the attack refuses or fails."""
-    made, model = _exchanges(scenario)[:count], _network(scenario.network)
+    made, model = _exchanges(scenario)[:count], _sent(scenario)
     uploads, generator = [_anew(each.upload) for each in made], torch.Generator().manual_seed(SEED)
     try:
         found = attack.reconstruct(uploads, copy.deepcopy(model), scenario.threat, generator=generator)

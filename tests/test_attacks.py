@@ -32,7 +32,7 @@ from fedmjp.settings import Picture
 from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
-from tests.attacks import QUICK, model_of
+from tests.attacks import QUICK, THREATS, model_of
 from tests.conftest import batch_of, private_batch, small_model, small_scenario, upload_of
 
 
@@ -80,7 +80,7 @@ CLOSED_FORMS = [name for name in OURS if not ATTACKS.get(name).optimises]
 def test_conformance(check: Callable[[Trial], None], name: str) -> None:
     # The published form of APRIL drowns in float32 rounding where the embedding is square.
     gain = None if name in ("grey", "april_min_norm") else 5.0
-    check(Trial(ATTACKS.get(name)(), model_of(name), gain=gain))
+    check(Trial(ATTACKS.get(name)(), model_of(name), THREATS.get(name, ThreatModel()), gain=gain))
 
 
 @pytest.mark.parametrize("name", list(ATTACKS))
