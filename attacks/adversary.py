@@ -47,10 +47,10 @@ class Adversary:
         if self.threat.server is not None:
             server = self.threat.server.made()
             uploads = [server.isolate(upload, self.model, self.threat) for upload in uploads]
-        found = made.reconstruct(uploads, self.model, threat, generator=generator)
+        reconstructions = made.reconstruct(uploads, self.model, threat, generator=generator)
         if then is None:
-            return found
+            return reconstructions
         return [  # a generator for each: a result does not depend on its neighbours
-            reassembled(each, upload, self.model, threat, torch_generator(self.seed, "stage", then))
-            for each, upload in zip(found, uploads, strict=True)
+            reassembled(reconstruction, upload, self.model, threat, torch_generator(self.seed, "stage", then))
+            for reconstruction, upload in zip(reconstructions, uploads, strict=True)
         ]

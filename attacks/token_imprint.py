@@ -19,7 +19,7 @@ EMPTY = 1e-5  # of the largest bias gradient: a bin with less holds no token
 SAME = 3e-3  # largest difference between the readings of one token that two bins share
 LONE = 2e-3  # how far mean and length of a token alone may be from what a LayerNorm makes
 PLACE = 0.1  # how far a mark may be from that of a place, in steps between places
-ALIKE = 1e-3  # relative gap between the weights in the loss of two pictures
+ALIKE = 1.5e-4  # relative gap between the weights in the loss of two pictures; of one they differ by a third of it
 FEW = 3  # patches that make no picture yet
 
 

@@ -54,8 +54,8 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
     if scenario.server is not None and "data" in context.node_config:
         raise ConfigError(f"the scenario has a malicious server ({scenario.server.text}), and the pictures are my own")
     if scenario.training is not None:
-        own = context.node_config.get("data")
-        data = None if own is None else str(own)
+        configured = context.node_config.get("data")
+        data = None if configured is None else str(configured)
         return train_round(scenario, scenario.training, run, content, client, server_round, data)
     return _upload(scenario, run, content, client, server_round)
 

@@ -99,7 +99,7 @@ class Federation:
         messages = self._aggregator.messages(server_round, sent, list(asked), scenario=self._index)
         self._changes.change(server_round, self._weights, messages, [tuple(group) for group in present])
         replies = self._replies(server_round, messages, sent, asked)
-        clients = {each.metadata.message_id: asked[each.metadata.dst_node_id] for each in messages}
+        clients = {message.metadata.message_id: asked[message.metadata.dst_node_id] for message in messages}
         answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
         accepted: dict[tuple[int, ...], Message] = {}
         refused: list[Refusal] = []
