@@ -34,6 +34,10 @@ class Exchange:
     # Where the server had changed the weights, by client behind the upload: what it had sent in place of its own.
     changed: tuple[Mapping[str, Tensor], ...] = ()
 
+    def model(self, scenario: Scenario) -> VitClassifier:
+        """With the weights that the server had sent for the upload, where the scenario's initial ones are honest."""
+        return with_weights(_initial(scenario.network), self.changed[0] if self.changed else {})
+
 
 def exchange(
     scenario: Scenario, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0

@@ -54,7 +54,8 @@ def attack(
         upload: As ``scenario.exchange`` or ``adopted.upload`` gives it.
         against: The scenario that it is of, or the adopted model.
         options: Of the attack.
-        model: With the weights that the server had sent; None draws the scenario's initial ones.
+        model: With the weights that the server had sent; None draws the scenario's initial ones. Of a server that
+            changes weights, ``exchange.model(scenario)`` has them.
         threat: What the server knows; None takes the scenario's, or a plain gradient of the upload's pictures.
         seed: Of what the attack draws.
 
