@@ -43,12 +43,12 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     remainder = remainder + smoothing / len(remainder)
     one = (1 - smoothing) / pictures  # what a label takes
     negative = (remainder < -CERTAIN * one).nonzero().flatten()
-    found: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
-    remainder[found] += one
-    while len(found) < pictures:
-        found.append(int(torch.argmin(remainder)))
-        remainder[found[-1]] += one
-    return tuple(sorted(found))
+    labels: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
+    remainder[labels] += one
+    while len(labels) < pictures:
+        labels.append(int(torch.argmin(remainder)))
+        remainder[labels[-1]] += one
+    return tuple(sorted(labels))
 
 
 def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: ThreatModel) -> Tensor:
