@@ -21,8 +21,7 @@ from fedmjp.threat import FLOAT32, ThreatModel
 
 HEAD_WEIGHT = "backbone.head.weight"
 EXACT = 1e-3  # of a feature's distance from the batch's mean
-OPERATIONS = 8.0  # roundings that add up in an entry of a gradient
-CONSISTENT = 8.0  # times the noise that is known: a larger misfit is no noise
+CONSISTENT = 16.0  # times the noise that is known: a larger misfit is none
 
 
 class ClassTokenOptions(Config):
@@ -156,10 +155,10 @@ def _noise(upload: Upload, model: VitClassifier, threat: ThreatModel) -> float:
         factor = 1.0 if name == HEAD_WEIGHT else float(model.backbone.head.weight.shape[1])
         sent = upload.tensors[name].double()
         size = float(sent.square().sum())
-        squares += factor * (OPERATIONS * threat.rounding) ** 2 * size
+        squares += factor * threat.rounding**2 * size
         squares += factor * threat.noise_on(upload.tensors[name]) ** 2 * sent.numel()
         if threat.update == "delta":  # a difference of weights that are rounded themselves
-            squares += factor * FLOAT32**2 * float(model.get_parameter(name).double().square().sum())
+            squares += factor * FLOAT32**2 * float(model.get_parameter(name).detach().double().square().sum())
         total += factor * size
     return (squares / total) ** 0.5 if total else 1.0
 
@@ -167,4 +166,5 @@ def _noise(upload: Upload, model: VitClassifier, threat: ThreatModel) -> float:
 def _certain(made: Separation, noise: float) -> Tensor:
     """(pictures,) bool: whose features residuals alone show to be right."""
     spread = made.features - made.features.mean(0) if len(made.features) > 1 else made.features
-    return (made.errors <= EXACT * spread.norm(dim=1)) & (made.misfit <= CONSISTENT * noise)
+    certain: Tensor = (made.errors <= EXACT * spread.norm(dim=1)) & (made.misfit <= CONSISTENT * noise)
+    return certain

@@ -94,7 +94,8 @@ def _apart(slopes: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _centred(tokens: Tensor) -> Tensor:
-    return tokens - tokens.mean(1, keepdim=True)
+    centred: Tensor = tokens - tokens.mean(1, keepdim=True)
+    return centred
 
 
 def _deviation(block: Any, inner: Tensor, activations: Tensor) -> Tensor:
@@ -104,7 +105,8 @@ def _deviation(block: Any, inner: Tensor, activations: Tensor) -> Tensor:
     def misfit(deviations: Tensor) -> Tensor:
         between = deviations[:, None] * moved - block.mlp.fc2.bias
         made = block.mlp.act(block.mlp.fc1(block.norm2(between)))
-        return (made / deviations[:, None] - activations).square().sum(1)
+        squares: Tensor = (made / deviations[:, None] - activations).square().sum(1)
+        return squares
 
     grid = GRID.to(inner)
     best = int(misfit(grid).argmin())

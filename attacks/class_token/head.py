@@ -23,12 +23,13 @@ class Head:
     scale: Tensor  # (dim,) of the LayerNorm
     shift: Tensor  # (dim,)
 
-    def normed(self, features: Tensor) -> Tensor:
+    def normed(self, given: Tensor) -> Tensor:
         """The nearest features (..., dim) that have mean and variance as LayerNorm leaves them."""
-        inner = (features - self.shift) / self.scale
+        inner = (given - self.shift) / self.scale
         inner = inner - inner.mean(-1, keepdim=True)
         inner = inner / inner.std(-1, keepdim=True, correction=0).clamp_min(torch.finfo(inner.dtype).tiny)
-        return inner * self.scale + self.shift
+        features: Tensor = inner * self.scale + self.shift
+        return features
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class HeadGradient:
         """(..., pictures, classes) of labels (..., pictures)."""
         classes = len(self.bias)
         hot = torch.nn.functional.one_hot(labels, classes).to(self.bias)
-        return (1 - self.smoothing) * hot + self.smoothing / classes
+        targets: Tensor = (1 - self.smoothing) * hot + self.smoothing / classes
+        return targets
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,13 @@ class HeadEquations:
 
     def features(self, unknowns: Tensor) -> Tensor:
         """(..., pictures, dim)."""
-        return unknowns @ self.rows
+        features: Tensor = unknowns @ self.rows
+        return features
 
     def unknowns(self, features: Tensor) -> Tensor:
         """The nearest of features (..., pictures, dim)."""
-        return features @ self.rows.mT
+        unknowns: Tensor = features @ self.rows.mT
+        return unknowns
 
     def state(self, unknowns: Tensor, targets: Tensor) -> State:
         """Where the equations stand at some unknowns; targets (starts, pictures, classes)."""
@@ -120,7 +124,8 @@ class HeadEquations:
     def steps(self, state: State) -> Tensor:
         """(starts, pictures, classes, pictures): derivative of a picture's slopes by its unknowns."""
         inner = self._logits - (state.probabilities @ self._logits)[..., None, :]
-        return state.probabilities[..., None] * inner / self.count
+        steps: Tensor = state.probabilities[..., None] * inner / self.count
+        return steps
 
     def normal(self, state: State, *, variance: bool = True) -> tuple[Tensor, Tensor]:
         """The Gauss-Newton matrix (starts, n, n) and the gradient (starts, n) of half the cost, n = pictures ** 2."""
@@ -148,13 +153,15 @@ class HeadEquations:
         """(starts, pictures, pictures): the transposed derivative of the misfit, times one."""
         direct = state.slopes @ misfit[..., : self.count]
         through = torch.einsum("sbk,sbkj->sbj", self._with_constant(state.unknowns) @ misfit.mT, steps)
-        return (direct + through) / self.size
+        pulled: Tensor = (direct + through) / self.size
+        return pulled
 
     def moved_slopes(self, state: State, change: Tensor) -> Tensor:
         """(starts, pictures, classes): how slopes change with the unknowns, to first order."""
         logits = change @ self._logits.mT
         weighted = state.probabilities * logits
-        return (weighted - state.probabilities * weighted.sum(-1, keepdim=True)) / self.count
+        moved: Tensor = (weighted - state.probabilities * weighted.sum(-1, keepdim=True)) / self.count
+        return moved
 
     def solved(self, slopes: Tensor) -> Tensor:
         """The unknowns if these were the slopes: least squares."""

@@ -68,7 +68,8 @@ def _mixed(points: list[Tensor], moves: list[Tensor]) -> Tensor:
     differences = torch.stack([moves[-1] - move for move in moves[:-1]], 1)
     shares = torch.linalg.lstsq(differences, moves[-1][:, None]).solution[:, 0]
     corrections = torch.stack([points[-1] - point for point in points[:-1]], 1)
-    return points[-1] - corrections @ shares
+    mixed: Tensor = points[-1] - corrections @ shares
+    return mixed
 
 
 def _without_norm(equations: HeadEquations, state: State, targets: Tensor) -> State:
