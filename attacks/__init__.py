@@ -26,6 +26,7 @@ ATTACKS: "Registry[type[Attack]]" = Registry(
         "breaching_seethroughgradients": "attacks.breaching_adapter:SeeThroughGradients",
         "breaching_tag": "attacks.breaching_adapter:Tag",
         "breaching_wei": "attacks.breaching_adapter:Wei",
+        "class_token": "attacks.class_token.attack:ClassToken",
         "gradient_matching": "attacks.gradient_matching:GradientMatching",
         "grey": "attacks.grey:Grey",
         "mjp_intersection": "attacks.mjp.intersection:MjpIntersection",
