@@ -6,9 +6,10 @@ from typing import Any
 
 from attacks import ATTACKS
 from attacks.base import Progress
-from attacks.stages import Stage, reassembled
+from attacks.stages import Stage, reassembled, unstaged
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Disclosure, Reconstruction, Upload
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
@@ -32,11 +33,12 @@ class Adversary:
         *,
         then: Stage | None = None,
         on_progress: Progress,
-    ) -> list[Reconstruction]:
+    ) -> list[Disclosure]:
         """Run an attack on uploads that were computed with the model's weights; its pictures may pass a stage ``then``.
 
         Raises:
-            BadInputError: If there is no such attack or option, or the attack refuses what it is given.
+            BadInputError: If there is no such attack or option, the attack refuses what it is given, or it reveals no
+                pictures for the stage.
         """
         made = ATTACKS.get(attack)(options)
         made.on_progress = on_progress
@@ -44,7 +46,10 @@ class Adversary:
         found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
         if then is None:
             return found
+        if refusal := unstaged(made, then):
+            raise AttackNotApplicableError(f"{attack}: {refusal}")
         return [  # a generator for each: a result does not depend on its neighbours
             reassembled(each, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
             for each, upload in zip(found, uploads, strict=True)
+            if isinstance(each, Reconstruction)
         ]

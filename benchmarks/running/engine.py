@@ -17,6 +17,7 @@ from benchmarks.folder.pictures import files_of, save_png
 from benchmarks.folder.store import COLOUR, Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
+from benchmarks.running.gallery import Gallery
 from benchmarks.running.progress import RunProgress
 from benchmarks.uploads.direct import one_upload
 from benchmarks.uploads.source import Batch, UploadSource, described
@@ -25,8 +26,8 @@ from fedmjp.config import ModelConfig
 from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Reconstruction
-from fedmjp.settings import Picture
+from fedmjp.records import Disclosure, Features, Reconstruction
+from fedmjp.settings import Picture, Setting
 
 # Uploads held at a time: memory does not grow with the number of pictures. Those of attacks that
 # optimise hold whole gradients.
@@ -53,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class _Attacked:
-    reconstruction: Reconstruction
+    disclosed: Disclosure
     seconds: float
 
 
@@ -71,6 +72,7 @@ class Engine:
     progress: RunProgress
     source: UploadSource
     save_pictures: bool = True
+    _galleries: dict[str, Gallery] = field(default_factory=dict)  # by the weights that were sent
 
     def run(self, planned: _Trials, source_error: str | None = None) -> None:
         """Run the trials of this experiment that are not finished; failed ones are tried again.
@@ -118,7 +120,7 @@ class Engine:
         return self.store.finished([trial.key for trial in trials])
 
     def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
-        """Per upload the reconstruction, or the error that the attack ended with.
+        """Per upload what is disclosed, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload
         that cannot be attacked does not take the others with it.
@@ -145,30 +147,46 @@ class Engine:
         adversary = Adversary(model, self.experiment.threat, self.experiment.scenario.seed)
         uploads = [each.upload for each in stack.values()]
         started = time.perf_counter()
-        reconstructions = adversary.reconstruct(
+        disclosures = adversary.reconstruct(
             attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
         )
         seconds = (time.perf_counter() - started) / sum(len(batch) for batch in stack)
-        return {batch: _Attacked(each, seconds) for batch, each in zip(stack, reconstructions, strict=True)}
+        return {batch: _Attacked(each, seconds) for batch, each in zip(stack, disclosures, strict=True)}
 
     def _rows(self, trials: _Trials, recorded: Exchange, made: _Attacked | str) -> list[Trial]:
-        """Trials that share an upload and a reconstruction, scored in their settings."""
+        """Trials that share an upload and what was made of it, scored in their settings."""
         if isinstance(made, str):
             return [self._failed(trial, made) for trial in trials]
         rows: list[Trial] = []
-        metrics, protocol = self.experiment.metrics, self.experiment.protocol
         for setting in sorted({trial.cell.setting for trial in trials}):
             own = [trial for trial in trials if trial.cell.setting is setting]
             try:
-                values = evaluator.score(
-                    made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
-                ) | {COLOUR: evaluator.score_of_colour(recorded.private)}
+                values = self._scores(made.disclosed, recorded, setting)
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 rows += [self._failed(trial, described(error)) for trial in own]
                 continue
             rows += [self._scored(trial, recorded, made, values) for trial in own]
-        self._save_pictures(trials, recorded.private, made.reconstruction)
+        if isinstance(made.disclosed, Reconstruction):
+            self._save_pictures(trials, recorded.private, made.disclosed)
         return rows
+
+    def _scores(self, disclosed: Disclosure, recorded: Exchange, setting: Setting) -> dict[str, Tensor | None]:
+        private = recorded.private
+        if isinstance(disclosed, Features):
+            gallery = None if disclosed.features is None else self._gallery(recorded.upload.weights)
+            return evaluator.score_features(disclosed, private, setting, gallery)
+        metrics, protocol = self.experiment.metrics, self.experiment.protocol
+        scores = evaluator.score(disclosed, private, setting, metrics=metrics, protocol=protocol)
+        return scores | {COLOUR: evaluator.score_of_colour(private)}
+
+    def _gallery(self, weights: str) -> Gallery:
+        """All pictures of the experiment before the network of these weights: only the last one is kept."""
+        if weights not in self._galleries:
+            self._galleries.clear()
+            versions = {setting.compared_with for setting in self.experiment.settings}
+            made = Gallery.of(self.source.model(weights), weights, self.source.private(), versions)
+            self._galleries[weights] = made
+        return self._galleries[weights]
 
     def _scored(
         self, trial: PlannedTrial, recorded: Exchange, made: _Attacked, values: Mapping[str, Tensor | None]
@@ -184,7 +202,7 @@ class Engine:
             weights_sha256=recorded.upload.weights,
             attack_seconds=made.seconds,
             scores={name: None if value is None else float(value[place]) for name, value in values.items()},
-            diagnostics=dict(made.reconstruction.diagnostics),
+            diagnostics=dict(made.disclosed.diagnostics),
         )
 
     def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:

@@ -16,7 +16,7 @@ from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory, 
 from benchmarks.uploads.source import Batch, described
 from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange
-from fedmjp.records import Reconstruction
+from fedmjp.records import Disclosure, Reconstruction
 from fedmjp.scenario import Scenario
 
 PROBED = 4  # uploads per kind; a run works on more at a time, a little faster
@@ -98,8 +98,9 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
             source = DirectUploads(kind.experiment, prepared.selection, memory)
             probe, recorded, made = _attack_probe(kind, source, tried)
             probes.append(probe)
-            if made and not png:
-                scoring, png = _score(kind, recorded, made)
+            shown = [one for one in made if isinstance(one, Reconstruction)]
+            if shown and not png:
+                scoring, png = _score(kind, recorded, shown)
     trials = len(prepared.plan.trials)
     pictures, peak = _picture_counts(prepared)
     return Estimate(
@@ -142,7 +143,7 @@ def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
 
 def _attack_probe(
     kind: _Kind, source: DirectUploads, tried: AttackConfig
-) -> tuple[Probe, Sequence[Exchange], Sequence[Reconstruction]]:
+) -> tuple[Probe, Sequence[Exchange], Sequence[Disclosure]]:
     what, count = f"{kind.experiment.scenario.label}: {tried.label}", kind.uploads(tried)
     found = source.uploads(kind.batches(tried))
     recorded = [each for each in found.values() if isinstance(each, Exchange)]
@@ -150,7 +151,7 @@ def _attack_probe(
         return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
     uploads = [each.upload for each in recorded]
     adversary = Adversary(source.model(uploads[0].weights), kind.experiment.threat, kind.experiment.scenario.seed)
-    began, made, failure = time.perf_counter(), list[Reconstruction](), None
+    began, made, failure = time.perf_counter(), list[Disclosure](), None
 
     def watch(done: int, total: int, _loss: float) -> None:
         elapsed = time.perf_counter() - began
