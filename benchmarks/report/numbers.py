@@ -10,7 +10,7 @@ from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Stati
 from benchmarks.leaderboard.headline import exactly
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
-FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
+FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g", "feature_error": "#.2g"}
 SMALLEST_P = 0.001
 MINUS = "\u2212"
 NO_INTERVAL = "no interval below two pictures"
@@ -46,15 +46,20 @@ def mean(found: Statistics, name: str) -> Value:
     return Value(score(found.mean, name), found.mean, "" if interval else NO_INTERVAL, interval)
 
 
-def difference(found: Difference) -> Value:
-    """``-3.2 (-4.1 to -2.3), p < 0.001``."""
-    interval = _interval(found, lambda value: f"{value:+.1f}")
-    return Value(f"{found.mean:+.1f}", found.mean, interval=interval, test=p_value(found.p_value))
+def difference(found: Difference, scale: float = 1) -> Value:
+    """``-3.2 (-4.1 to -2.3), p < 0.001``; of shares, a scale of 100 tells percentage points."""
+    interval = _interval(found, lambda value: f"{scale * value:+.1f}")
+    return Value(f"{scale * found.mean:+.1f}", found.mean, interval=interval, test=p_value(found.p_value))
 
 
 def share(found: Share) -> Value:
     """In percent: ``25 % (10 to 40)``."""
     return Value(percent(found.share), found.share, interval=_interval(found, _percent))
+
+
+def mean_percent(found: Statistics) -> Value:
+    """A mean of shares with its interval, in percent: ``97 % (94 to 99)``."""
+    return Value(percent(found.mean), found.mean, interval=_interval(found, _percent))
 
 
 def percent(value: float) -> str:

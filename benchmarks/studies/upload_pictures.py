@@ -58,8 +58,8 @@ def _row(picture: LabelledPicture, scenario: Scenario, model: VitClassifier) -> 
     def attacked(name: str, count: int, heading: str) -> Shown:
         """The attack on the first upload, with the others beside it."""
         upload = replace(made.upload, others=made.upload.others[: count - 1])
-        made: Any = attack(name, upload, scenario, model=model, seed=scenario.seed)
-        images = made.images
+        reconstruction: Any = attack(name, upload, scenario, model=model, seed=scenario.seed)
+        images = reconstruction.images
         psnr = float(metric("psnr").function(images, picture.image[None]))
         caption = f"{CEILING:g}+ dB" if psnr > CEILING else f"{psnr:.1f} dB"
         return images[0], f"{count} upload{'s' if count > 1 else ''},\n{heading}", caption

@@ -21,7 +21,7 @@ MORE = {
   with noise or rounding        patch_embedding_wiener
   MJP, one upload               mjp_prior (seconds), then mjp_span (a search)
   MJP, the picture comes again  mjp_intersection
-  several pictures per upload   gradient_matching""",
+  several pictures per upload   gradient_matching; labels tells what they show""",
     "defences": "Several act in the order in which they are named: --defence mjp --defence round.",
     "models": "Parameters are those of 224 pixels and 1000 classes, undefended. Besides, timm:NAME is any vision "
     "transformer of timm's with one class token and learned positions, such as timm:vit_base_patch16_224.",
