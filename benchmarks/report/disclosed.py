@@ -74,11 +74,8 @@ def _part(board: Board) -> Board:
 
 
 def _row(entry: Entry, standing: Standing | None) -> Row:
-    measure, error, rank = (
-        MEASURES[entry.reveals],
-        entry.metrics.get("feature_error"),
-        standing.rank if standing else None,
-    )
+    measure, error = MEASURES[entry.reveals], entry.metrics.get("feature_error")
+    rank = standing.rank if standing else None
     differences = [
         numbers.difference(over, measure.scale) if over else Value("", why="nothing to compare with")
         for over in (entry.over_floor, entry.over_twin)
