@@ -40,16 +40,16 @@ class Adversary:
             BadInputError: If there is no such attack or option, the attack refuses what it is given, or it reveals no
                 pictures for the stage.
         """
-        made = ATTACKS.get(attack)(options)
-        made.on_progress = on_progress
+        chosen = ATTACKS.get(attack)(options)
+        chosen.on_progress = on_progress
         generator = torch_generator(self.seed, "attack", attack)
-        found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
+        disclosures = chosen.reconstruct(uploads, self.model, self.threat, generator=generator)
         if then is None:
-            return found
-        if refusal := unstaged(made, then):
+            return disclosures
+        if refusal := unstaged(chosen, then):
             raise AttackNotApplicableError(f"{attack}: {refusal}")
         return [  # a generator for each: a result does not depend on its neighbours
-            reassembled(each, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
-            for each, upload in zip(found, uploads, strict=True)
-            if isinstance(each, Reconstruction)
+            reassembled(made, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
+            for made, upload in zip(disclosures, uploads, strict=True)
+            if isinstance(made, Reconstruction)
         ]

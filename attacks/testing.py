@@ -79,7 +79,7 @@ class Trial:
     def scenario(self, *defences: str, besides: Sequence[str] = ()) -> Scenario:
         """What clients do: the defences of the threat model, others before them, and others ``besides``, after."""
         shared = set(ThreatModel.model_fields) & set(Scenario.model_fields) - {"defences"}
-        clients = self.threat.clients * (SUMMED if any("secure_sum" in each for each in besides) else 1)
+        clients = self.threat.clients * (SUMMED if any("secure_sum" in defence for defence in besides) else 1)
         values = {
             **self.threat.model_dump(include=shared),
             "model": {"name": self.model, "image_size": 64, "patch_size": 8},
@@ -91,7 +91,7 @@ class Trial:
 
     def uploads(self, model: VitClassifier) -> list[Upload]:
         """What the clients send, with labels and others where the threat model grants them, anew each time."""
-        return [_anew(each.upload) for each in _exchanges(self.scenario(*(["mjp"] if model.defended else [])))]
+        return [_anew(exchange.upload) for exchange in _exchanges(self.scenario(*(["mjp"] if model.defended else [])))]
 
     def control(self, *defences: str) -> tuple[VitClassifier, list[Upload]]:
         """The small model and what the clients send, anew each time."""
@@ -126,7 +126,7 @@ def _require(condition: bool, message: str) -> None:
         raise ConformanceError(message)
 
 
-def _told(made: Disclosure) -> tuple[Tensor, ...]:
+def _shown(made: Disclosure) -> tuple[Tensor, ...]:
     """What it says of the pictures: images, or labels and, where there are any, features."""
     if isinstance(made, Reconstruction):
         return (made.images,)
@@ -134,7 +134,7 @@ def _told(made: Disclosure) -> tuple[Tensor, ...]:
 
 
 def _same(here: Disclosure, there: Disclosure, tolerance: float = 0.0) -> bool:
-    pairs = list(zip(_told(here), _told(there), strict=True))
+    pairs = list(zip(_shown(here), _shown(there), strict=True))
     return all(one.shape == other.shape and float((one - other).abs().max()) <= tolerance for one, other in pairs)
 
 
@@ -149,7 +149,7 @@ def gives_what_it_reveals(trial: Trial) -> None:
         _require(len(made) == UPLOADS, f"{len(made)} disclosures for {UPLOADS} uploads")
         size, count = model.image_size, trial.threat.batch_size
         for disclosed in made:  # what is no picture, or not finite, could not be made
-            first, *_ = _told(disclosed)
+            first, *_ = _shown(disclosed)
             expected = (count, 3, size, size) if isinstance(disclosed, Reconstruction) else (count,)
             _require(tuple(first.shape) == expected, f"{trial.attack.reveals} of shape {tuple(first.shape)}")
 
@@ -157,7 +157,7 @@ def gives_what_it_reveals(trial: Trial) -> None:
 def changes_nothing(trial: Trial) -> None:
     """Uploads, model and torch's global generator are as they were."""
     model, uploads = trial.control()
-    given = [each for upload in uploads for each in (upload, *upload.others)]
+    given = [source for upload in uploads for source in (upload, *upload.others)]
     before = copy.deepcopy([dict(upload.tensors) for upload in given])
     weights, mode, state = copy.deepcopy(model.state_dict()), model.training, torch.random.get_rng_state()
     trial.run(uploads, model)
@@ -202,7 +202,7 @@ def reads_what_it_declares(trial: Trial) -> None:
     if not declared:
         return
     try:
-        whole, reduced = (trial.run([each], model)[0] for each in (upload, _anew(upload, declared)))
+        whole, reduced = (trial.run([version], model)[0] for version in (upload, _anew(upload, declared)))
     except KeyError as error:
         raise ConformanceError(f"reads the tensor {error}, which it does not declare") from error
     _require(_same(whole, reduced), "reads tensors that it does not declare")
@@ -232,8 +232,8 @@ def refuses_sums_and_what_is_withheld(trial: Trial) -> None:
         _require(bool(refusal) is not trial.attack.takes_sums, f"with a sum over clients its refusal is {refusal!r}")
         if trial.attack.takes_sums:
             made = _disclosed(trial.attack, summed, UPLOADS)
-            told = sum(len(_told(one)[0]) for one in made or ())
-            _require(told == UPLOADS * summed.threat.pictures, f"gives no {trial.attack.reveals} of a sum")
+            count = sum(len(_shown(one)[0]) for one in made or ())
+            _require(count == UPLOADS * summed.threat.pictures, f"gives no {trial.attack.reveals} of a sum")
     declared = set(trial.attack.tensors(model))
     for role in roles_of(model):
         withheld = trial.scenario(besides=(f"withhold:roles={role}",)).threat
@@ -257,11 +257,11 @@ def adapts_to_what_it_claims(trial: Trial) -> None:
             continue
         mine = _decibels(trial.attack, scenario, 1)
         others = [_decibels(ATTACKS.get(name)(), scenario, 1) for name in YARDSTICKS]
-        best = max((each for each in others if each is not None), default=None)
+        best = max((value for value in others if value is not None), default=None)
         if mine is None or best is None:
             continue
-        told = f"is adapted to {scenario.pipeline.label}, and gives {mine:.1f} dB where {best:.1f} dB are possible"
-        _require(mine >= best - WITHIN, told)
+        text = f"is adapted to {scenario.pipeline.label}, and gives {mine:.1f} dB where {best:.1f} dB are possible"
+        _require(mine >= best - WITHIN, text)
 
 
 def _decibels(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, count: int) -> float | None:
@@ -269,14 +269,14 @@ def _decibels(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, cou
     made = _disclosed(attack, scenario, count)
     if made is None:
         return None
-    images = torch.cat([_told(one)[0] for one in made])
-    private = torch.cat([each.private.clean for each in _exchanges(scenario)[:count]])
+    images = torch.cat([_shown(one)[0] for one in made])
+    private = torch.cat([exchange.private.clean for exchange in _exchanges(scenario)[:count]])
     return float(metric("psnr").function(images, private).mean())
 
 
 def _disclosed(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, count: int) -> list[Disclosure] | None:
     """What it makes of so many uploads; None if it refuses or fails."""
-    uploads = [_anew(each.upload) for each in _exchanges(scenario)[:count]]
+    uploads = [_anew(exchange.upload) for exchange in _exchanges(scenario)[:count]]
     model, generator = copy.deepcopy(_network(scenario.network)), torch.Generator().manual_seed(SEED)
     try:
         return attack.reconstruct(uploads, model, scenario.threat, generator=generator)
@@ -293,15 +293,15 @@ def leaks_on_its_control(trial: Trial) -> None:
     if trial.attack.reveals != "pictures":
         accuracy = metric("label_accuracy").function
         pairs = zip(disclosed, exchanges, strict=True)
-        right = float(torch.cat([accuracy(_told(made)[0], one.private.labels) for made, one in pairs]).mean())
+        right = float(torch.cat([accuracy(_shown(made)[0], one.private.labels) for made, one in pairs]).mean())
         _require(right >= LABELS, f"{trial.attack.name} tells {right:.0%} of the labels, not {LABELS:.0%}")
         return
     psnr = metric("psnr").function
-    made = torch.cat([_told(each)[0] for each in disclosed])
-    private = torch.cat([each.private.clean for each in exchanges])
+    made = torch.cat([_shown(result)[0] for result in disclosed])
+    private = torch.cat([exchange.private.clean for exchange in exchanges])
     gained = float((psnr(made, private) - psnr(torch.full_like(private, 0.45), private)).mean())
-    told = f"{trial.attack.name} beats the grey picture by {gained:.1f} dB on {trial.model}, not by {trial.gain:.1f} dB"
-    _require(gained >= trial.gain, told)
+    text = f"{trial.attack.name} beats the grey picture by {gained:.1f} dB on {trial.model}, not by {trial.gain:.1f} dB"
+    _require(gained >= trial.gain, text)
 
 
 CHECKS: tuple[Callable[[Trial], None], ...] = (

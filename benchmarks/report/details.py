@@ -7,7 +7,6 @@ from typing import Any
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal
 from benchmarks.leaderboard.measures import MEASURES
 from benchmarks.report import numbers
-from benchmarks.report.legend import told_of
 
 Facts = list[tuple[str, str]]
 
@@ -18,23 +17,23 @@ def facts(board: Board) -> tuple[dict[str, Facts], Facts]:
     by_id = {entry.id: [*_facts(entry), *_provenance(entry, environments)] for entry in board.entries}
     alike = set.intersection(*map(set, by_id.values())) if len(by_id) > 1 else set()
     shared = [fact for fact in next(iter(by_id.values()), []) if fact in alike]
-    return {name: [fact for fact in own if fact not in alike] for name, own in by_id.items()}, shared
+    return {name: [fact for fact in entry_facts if fact not in alike] for name, entry_facts in by_id.items()}, shared
 
 
 def environments_of(board: Board) -> list[dict[str, Any]]:
     """What trials were run with, each once."""
-    found = (one for entry in board.entries for one in entry.provenance.environments)
-    return list({json.dumps(one, sort_keys=True): one for one in found}.values())
+    environments = (one for entry in board.entries for one in entry.provenance.environments)
+    return list({json.dumps(one, sort_keys=True): one for one in environments}.values())
 
 
 def _facts(entry: Entry) -> Facts:
     cost, utility, unit = entry.cost, entry.utility, MEASURES[entry.reveals].unit
     pairs = [
-        ("Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))),
+        ("Threat model", entry.threat.sentence([entry.pipeline])),
         ("Caveat", entry.caveat),
         ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
         (f"Against no defence, {unit}", _difference(entry, entry.over_twin)),
-        *((f"Adds, {each.defence}, {unit}", _added(entry, each)) for each in entry.marginal),
+        *((f"Adds, {marginal.defence}, {unit}", _added(entry, marginal)) for marginal in entry.marginal),
         (f"Over {MEASURES[entry.reveals].floor}, {unit}", _difference(entry, entry.over_floor)),
         ("Recognisable pictures", numbers.share(entry.recognisable).text if entry.recognisable else None),
         (
@@ -53,8 +52,8 @@ def _facts(entry: Entry) -> Facts:
     return [(term, text) for term, text in pairs if text]
 
 
-def _difference(entry: Entry, found: Difference | None) -> str | None:
-    return numbers.difference(found, MEASURES[entry.reveals].scale).text if found else None
+def _difference(entry: Entry, measured: Difference | None) -> str | None:
+    return numbers.difference(measured, MEASURES[entry.reveals].scale).text if measured else None
 
 
 def _added(entry: Entry, gain: Marginal) -> str:

@@ -103,5 +103,5 @@ def _row(entry: Entry, standing: Standing | None) -> Row:
 
 
 def _share(entry: Entry, name: str) -> Value:
-    found = entry.metrics.get(name)
-    return numbers.mean_percent(found) if found else Value("", why=NO_SCORE)
+    share = entry.metrics.get(name)
+    return numbers.mean_percent(share) if share else Value("", why=NO_SCORE)

@@ -47,7 +47,7 @@ def score(
 
 
 def score_features(
-    told: Features, private: PrivateBatch, setting: Setting, gallery: Gallery | None
+    disclosed: Features, private: PrivateBatch, setting: Setting, gallery: Gallery | None
 ) -> dict[str, Tensor | None]:
     """Score labels, and features if there are any, in one setting, which says which gallery pictures are looked up in.
 
@@ -55,7 +55,7 @@ def score_features(
     into the network is least. Labels are held against labels as multisets.
 
     Args:
-        told: By an attack.
+        disclosed: By an attack.
         private: The pictures behind the upload.
         setting: What went into the network, and whether the gallery holds pictures or shuffled ones.
         gallery: All pictures of the experiment before the network that was sent; not needed for labels alone.
@@ -68,22 +68,23 @@ def score_features(
         RecordError: As of ``score``; if features are to be scored without a gallery, or a picture is not in it.
     """
     _require_version(private, setting)
-    if len(told.labels) != len(private.labels):
-        raise RecordError(f"{len(told.labels)} labels for {len(private.labels)} pictures")
-    values = dict[str, Tensor | None](label_accuracy=metric("label_accuracy").function(told.labels, private.labels))
-    if told.features is None:
+    if len(disclosed.labels) != len(private.labels):
+        raise RecordError(f"{len(disclosed.labels)} labels for {len(private.labels)} pictures")
+    accuracy = metric("label_accuracy").function(disclosed.labels, private.labels)
+    values: dict[str, Tensor | None] = {"label_accuracy": accuracy}
+    if disclosed.features is None:
         return values
     if gallery is None:
         raise RecordError("features are scored against a gallery of pictures: none was given")
     truth, places = gallery.behind(private), gallery.places(private)
     pictures, crops = gallery.versions[setting.compared_with], gallery.crops
-    matched = told.features[match(told.features, truth)]
+    matched = disclosed.features[match(disclosed.features, truth)]
     values["feature_error"] = metric("feature_error").function(matched, truth, pictures)
     for name in ("rank1", "rank5"):
         values[name] = metric(name).function(matched, pictures, places)
         values[f"{name}_crop"] = metric(f"{name}_crop").function(matched, crops, places)
     outside = len(pictures) > len(places)
-    values["membership"] = metric("membership").function(told.features, pictures, places) if outside else None
+    values["membership"] = metric("membership").function(disclosed.features, pictures, places) if outside else None
     return _finite({name: values[name] for name in DISCLOSED})
 
 

@@ -16,7 +16,7 @@ FALSE_POSITIVES = 1e-3  # share of pictures outside of the upload that may be ta
 SMALLEST = 1e-12  # distance that a relative error is of at least: of equal pictures there is none
 
 
-def label_accuracy(told: Tensor, labels: Tensor) -> Tensor:
+def label_accuracy(disclosed: Tensor, labels: Tensor) -> Tensor:
     r"""Whether the label of each private picture was told, each label told counting once.
 
     The mean over a batch of B is the size of the intersection of multisets, over B:
@@ -26,7 +26,7 @@ def label_accuracy(told: Tensor, labels: Tensor) -> Tensor:
     with n_c pictures of class c, of which \hat{n}_c were told. Of pictures of one class the first are the right ones.
 
     Args:
-        told: (batch,) int64, in any order.
+        disclosed: (batch,) int64, in any order.
         labels: (batch,) int64, of the private pictures.
 
     Returns:
@@ -37,7 +37,7 @@ def label_accuracy(told: Tensor, labels: Tensor) -> Tensor:
         >>> label_accuracy(torch.tensor([7, 3, 3]), torch.tensor([3, 5, 3]))
         tensor([1., 0., 1.], dtype=torch.float64)
     """
-    left = Counter(told.tolist())
+    left = Counter(disclosed.tolist())
     right = []
     for label in labels.tolist():
         right.append(float(left[label] > 0))
@@ -45,7 +45,7 @@ def label_accuracy(told: Tensor, labels: Tensor) -> Tensor:
     return torch.tensor(right, dtype=torch.float64)
 
 
-def feature_error(told: Tensor, features: Tensor, gallery: Tensor) -> Tensor:
+def feature_error(disclosed: Tensor, features: Tensor, gallery: Tensor) -> Tensor:
     r"""Error of each feature told, relative to how far the private feature is from the mean of its batch.
 
     .. math:: \frac{\lVert \hat{f}_b - f_b \rVert}{\lVert f_b - \bar{f} \rVert}
@@ -54,7 +54,7 @@ def feature_error(told: Tensor, features: Tensor, gallery: Tensor) -> Tensor:
     all pictures share counts for nothing.
 
     Args:
-        told: (batch, dim), each in the place of the private picture that it is taken for.
+        disclosed: (batch, dim), each in the place of the private picture that it is taken for.
         features: (batch, dim), of the private pictures.
         gallery: (pictures, dim).
 
@@ -67,14 +67,14 @@ def feature_error(told: Tensor, features: Tensor, gallery: Tensor) -> Tensor:
         >>> feature_error(torch.tensor([[1.0, 0.1], [0.0, 0.0]]), features, features)
         tensor([0.1000, 1.0000], dtype=torch.float64)
     """
-    told, features = told.double(), features.double()
+    disclosed, features = disclosed.double(), features.double()
     centre = (features if len(features) > 1 else gallery.double()).mean(dim=0)
     scale = torch.linalg.vector_norm(features - centre, dim=1).clamp_min(SMALLEST)
-    error: Tensor = torch.linalg.vector_norm(told - features, dim=1) / scale
+    error: Tensor = torch.linalg.vector_norm(disclosed - features, dim=1) / scale
     return error
 
 
-def found_among(told: Tensor, gallery: Tensor, places: Tensor, most: int) -> Tensor:
+def found_among(disclosed: Tensor, gallery: Tensor, places: Tensor, most: int) -> Tensor:
     r"""Whether the private picture is among the ``most`` pictures of a gallery that are nearest to its feature.
 
     Its rank is one more than the number of pictures that are nearer:
@@ -84,7 +84,7 @@ def found_among(told: Tensor, gallery: Tensor, places: Tensor, most: int) -> Ten
     so that equal pictures share a rank. By chance ``most`` of N are found.
 
     Args:
-        told: (batch, dim), each in the place of the private picture that it is taken for.
+        disclosed: (batch, dim), each in the place of the private picture that it is taken for.
         gallery: (pictures, dim).
         places: (batch,) int64, of the private pictures in the gallery.
         most: The largest rank that counts.
@@ -98,13 +98,13 @@ def found_among(told: Tensor, gallery: Tensor, places: Tensor, most: int) -> Ten
         >>> found_among(torch.tensor([[0.9], [1.2]]), gallery, torch.tensor([1, 0]), 1)
         tensor([1., 0.], dtype=torch.float64)
     """
-    distances = _distances(told, gallery)
+    distances = _distances(disclosed, gallery)
     of_right = distances.gather(1, places[:, None])
     nearer = (distances < of_right).sum(dim=1)
     return (nearer < most).double()
 
 
-def membership(told: Tensor, gallery: Tensor, places: Tensor) -> Tensor:
+def membership(disclosed: Tensor, gallery: Tensor, places: Tensor) -> Tensor:
     r"""Whether each private picture is known as a member of the upload, at a false positive rate of at most 0.001.
 
     A picture of the gallery is taken for a member if its feature is nearer than a threshold to any feature that was
@@ -113,7 +113,7 @@ def membership(told: Tensor, gallery: Tensor, places: Tensor) -> Tensor:
     has to be nearer than every picture outside, and the rate that was allowed is 0.
 
     Args:
-        told: (batch, dim), in any order.
+        disclosed: (batch, dim), in any order.
         gallery: (pictures, dim).
         places: (batch,) int64, of the private pictures in the gallery.
 
@@ -129,7 +129,7 @@ def membership(told: Tensor, gallery: Tensor, places: Tensor) -> Tensor:
         >>> membership(torch.tensor([[0.1], [2.3]]), gallery, torch.tensor([0, 2]))
         tensor([1., 1.], dtype=torch.float64)
     """
-    nearest = _distances(told, gallery).amin(dim=0)
+    nearest = _distances(disclosed, gallery).amin(dim=0)
     outside = torch.ones(len(gallery), dtype=torch.bool)
     outside[places] = False
     if not outside.any():
@@ -139,6 +139,6 @@ def membership(told: Tensor, gallery: Tensor, places: Tensor) -> Tensor:
     return (nearest[places] < threshold).double()
 
 
-def _distances(told: Tensor, gallery: Tensor) -> Tensor:
+def _distances(disclosed: Tensor, gallery: Tensor) -> Tensor:
     """(batch, pictures) float64."""
-    return torch.cdist(told.double(), gallery.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.cdist(disclosed.double(), gallery.double(), compute_mode="donot_use_mm_for_euclid_dist")
