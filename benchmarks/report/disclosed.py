@@ -7,7 +7,7 @@ from benchmarks.report import numbers
 from benchmarks.report.findings import strongest
 from benchmarks.report.matrix import server_name
 from benchmarks.report.numbers import Value
-from benchmarks.report.rows import Row
+from benchmarks.report.rows import Row, servers
 
 TITLE = "What else leaks: features and labels"
 EXACTLY, LABELS, ERROR = "features exact", "labels right", "feature error, median"
@@ -47,6 +47,16 @@ def answer(board: Board) -> str:
         return ""
     where = f"With {numbers.defence_name(entry)} on {entry.model}, from {server_name(entry.server)}"
     return f"{where}, {entry.attack} tells {recovery(entry)}: {entry.verdict}."
+
+
+def sentences(board: Board) -> list[str]:
+    """What each server sees that is in no section of pictures."""
+    part, known = _part(board), set(servers(board.revealing("pictures")))
+    return [
+        server.sentence(entry.pipeline for entry in part.entries if entry.server == server)
+        for server in servers(part)
+        if server not in known
+    ]
 
 
 def meanings(board: Board) -> dict[str, str]:

@@ -108,7 +108,7 @@ def markdown_text(board: Board) -> str:
             _markdown(section.cells),
         ]
     if others := disclosed.rows(board):
-        parts += [f"## {disclosed.TITLE}", _markdown(others)]
+        parts += [f"## {disclosed.TITLE}", *map(_escaped, disclosed.sentences(board)), _markdown(others)]
         parts += [_listing(f"{name}: {text}." for name, text in disclosed.meanings(board).items())]
     if board.reported:
         parts += ["## Reported in papers, not measured here", _markdown(reported_rows(board))]
@@ -158,10 +158,7 @@ def print_table(board: Board, console: Console) -> None:
             left_out |= dict.fromkeys(_print(title, ranking.rows, (), console))
         if whole:
             left_out |= dict.fromkeys(_print("All cells", section.cells, ("model", "defence", "mask ratio"), console))
-    if others := disclosed.rows(board):
-        left_out |= dict.fromkeys(_print(disclosed.TITLE, others, ("model", "defence"), console))
-        if not board.revealing("pictures").entries:
-            console.print(printable(f"{disclosed.answer(board)}\n"), markup=False, highlight=False)
+    left_out |= dict.fromkeys(_print_disclosed(board, console))
     if not whole:
         console.print(f"All {len(board.entries)} cells are in the report.", highlight=False)
     if left_out:
@@ -171,6 +168,18 @@ def print_table(board: Board, console: Console) -> None:
         console.print(f"Left out for want of width: {named}. The report has every column.\n")
     for note in board.notes:
         console.print(printable(f"- {note}"), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_disclosed(board: Board, console: Console) -> list[str]:
+    """Print what leaks besides pictures, if anything was tried; the columns that are left out."""
+    others = disclosed.rows(board)
+    if not others:
+        return []
+    for sentence in disclosed.sentences(board):
+        console.print(printable(f"{sentence}\n"), markup=False, highlight=False)
+    left_out = _print(disclosed.TITLE, others, ("model", "defence"), console)
+    console.print(printable(f"{disclosed.answer(board)}\n"), markup=False, highlight=False)
+    return left_out
 
 
 def _print(title: str, rows: Sequence[Row], groups: Sequence[str], console: Console) -> list[str]:
