@@ -29,6 +29,7 @@ ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
         "breaching_tag": "attacks.breaching_adapter:Tag",
         "breaching_wei": "attacks.breaching_adapter:Wei",
         "chance": "attacks.chance:Chance",
+        "class_token": "attacks.class_token.attack:ClassToken",
         "gradient_matching": "attacks.gradient_matching:GradientMatching",
         "grey": "attacks.grey:Grey",
         "labels": "attacks.labels:Labels",

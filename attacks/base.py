@@ -200,7 +200,8 @@ class Attack(ABC, Generic[Model, Made]):
                 features = None if given.features is None else given.features.cpu()
                 if (features is None) is (self.reveals == "features"):
                     raise AttackFailedError(f"{self.name}: reveals {self.reveals}, but gave features {features}")
-                checked.append(Features(given.labels.cpu(), features, diagnostics))
+                facts = {name: values.cpu() for name, values in given.facts.items()}
+                checked.append(Features(given.labels.cpu(), features, diagnostics, facts))
             else:
                 asked = "a Reconstruction" if self.reveals == "pictures" else "Features"
                 raise AttackFailedError(f"{self.name}: gave a {type(given).__name__} instead of {asked}")

@@ -194,8 +194,14 @@ class GradientMatching(Attack):
     def _comparison(self, model: VitClassifier, threat: ThreatModel) -> Comparison:
         used = self._used(model, threat)
         if threat.update == "delta" and threat.local_steps > 1:
-            return SimulatedSteps(model, used, steps=threat.local_steps, learning_rate=threat.local_learning_rate)
-        return PerCandidateGradients(model, used)
+            return SimulatedSteps(
+                model,
+                used,
+                steps=threat.local_steps,
+                learning_rate=threat.local_learning_rate,
+                label_smoothing=threat.label_smoothing,
+            )
+        return PerCandidateGradients(model, used, label_smoothing=threat.label_smoothing)
 
     def _report(self, number: int, chunks: int, done: int, lowest: Tensor) -> None:
         iterations = self.options.iterations

@@ -27,8 +27,9 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     picture at a time, to the class with the lowest remainder after adding 1 / B per label already
     given. For one picture this is the only negative entry and certain. For a batch it is exact while
     the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
-    With label smoothing the lowest entry is still the best guess and no longer certain. Of a delta of
-    several SGD steps, the mean of their gradients is read.
+    Label smoothing s, which the threat model states, gives s / K to all K classes and leaves 1 - s of
+    a label: that is undone first, and one picture's is certain while its prediction is less sure than 1 - s.
+    Of a delta of several SGD steps, the mean of their gradients is read.
 
     Raises:
         AttackNotApplicableError: If the upload has neither labels nor a gradient of the head's bias.
@@ -42,13 +43,16 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     bias, pictures = names.HEAD_BIAS, upload.num_examples
     if bias not in upload.tensors:
         raise AttackNotApplicableError(f"labels are unknown and the upload has no tensor {bias!r} to recover them from")
-    remainder = mean_gradient(upload, bias, model, threat).clone()
-    negative = (remainder < -CERTAIN / pictures).nonzero().flatten()
+    smoothing = threat.label_smoothing
+    remainder = mean_gradient(upload, bias, model, threat)
+    remainder = remainder + smoothing / len(remainder)
+    one = (1 - smoothing) / pictures  # what a label takes
+    negative = (remainder < -CERTAIN * one).nonzero().flatten()
     labels: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
-    remainder[labels] += 1 / pictures
+    remainder[labels] += one
     while len(labels) < pictures:
         labels.append(int(torch.argmin(remainder)))
-        remainder[labels[-1]] += 1 / pictures
+        remainder[labels[-1]] += one
     return tuple(sorted(labels))
 
 

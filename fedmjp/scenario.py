@@ -35,6 +35,7 @@ SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling a
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
+    "label_smoothing",
 )  # fmt: skip
 # With others a training run may go on.
 INCIDENTAL = {
@@ -73,6 +74,7 @@ class Scenario(Defended):
     update: UpdateKind = "gradient"
     local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
     labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
     server_learning_rate: float | None = Field(
         None,
@@ -155,10 +157,15 @@ class Scenario(Defended):
     @property
     def threat(self) -> ThreatModel:
         """What the server sees of this scenario, and knows."""
-        names = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+        names = (
+            "update", "batch_size", "local_steps", "local_learning_rate", "label_smoothing", "labels_known",
+            "uploads_per_picture",
+        )  # fmt: skip
         shared = {name: getattr(self, name) for name in names}
         if self.training is not None:
-            shared |= {"update": self.training.update, "batch_size": self.training.recipe.batch_size}
+            recipe = self.training.recipe
+            shared |= {"update": self.training.update, "batch_size": recipe.batch_size}
+            shared |= {"label_smoothing": recipe.label_smoothing}
         done = self.pipeline.of_stage("examples", "update", "aggregate")
         return ThreatModel(defences=done.configs, **shared)
 

@@ -17,8 +17,8 @@ class ThreatModel(Config):
     """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
-    training, so it knows steps and learning rate. Of ``defences`` it is told what each of them states. It never holds
-    a picture of the client, the mask, the permutation, or the evaluator's records.
+    training, so it knows steps, learning rate and label smoothing. Of ``defences`` it is told what each of them states.
+    It never holds a picture of the client, the mask, the permutation, or the evaluator's records.
     """
 
     name: str = "Honest-but-curious server"
@@ -26,6 +26,7 @@ class ThreatModel(Config):
     batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
     local_steps: int = Field(1, ge=1, description="optimiser steps behind one update")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of plain SGD, for deltas")
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the clients' loss")
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
@@ -82,6 +83,8 @@ class ThreatModel(Config):
             steps = "step" if self.local_steps == 1 else "steps"
             kind = f"weight delta after {self.local_steps} SGD {steps} (learning rate {self.local_learning_rate:g})"
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
+        if self.label_smoothing:
+            kind += f" under label smoothing {self.label_smoothing:g}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
@@ -98,7 +101,7 @@ class ThreatModel(Config):
         values: dict[str, Any] = dump(self)
         if info.context == DIGEST:
             # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
-            for name in ("uploads_per_picture", "defences"):
+            for name in ("uploads_per_picture", "label_smoothing", "defences"):
                 if not values[name] or values[name] == type(self).model_fields[name].default:
                     del values[name]
         return values

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedmjp.defences.pipeline import Pipeline
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
@@ -20,10 +19,10 @@ def local_update(
 ) -> dict[str, Tensor]:
     """The gradient or the weight delta that the protocol asks for, before it is protected.
 
-    ``threat`` states update, steps and learning rate, and the defences, of which some act inside of the steps and draw
-    from ``randomness``. The model has the weights that the server sent, and is not changed.
+    ``threat`` states update, steps, learning rate and label smoothing, and the defences, of which some act inside of
+    the steps and draw from ``randomness``. The model has the weights that the server sent, and is not changed.
     """
-    gradients = _Gradients(model, batch, threat.pipeline, randomness)
+    gradients = _Gradients(model, batch, threat, randomness)
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if threat.update == "gradient":
         return gradients.at(before, 0)
@@ -59,14 +58,15 @@ class _Gradients:
     """The gradients of a batch at any weights, by a client with its defences; what is withheld is frozen."""
 
     def __init__(
-        self, model: VitClassifier, batch: PrivateBatch, pipeline: Pipeline, randomness: Randomness | None
+        self, model: VitClassifier, batch: PrivateBatch, threat: ThreatModel, randomness: Randomness | None
     ) -> None:
-        self._model, self._pipeline, self._randomness = model, pipeline, randomness
+        self._model, self._pipeline, self._randomness = model, threat.pipeline, randomness
+        self._label_smoothing = threat.label_smoothing
         device = model.mean.device
         self._images = batch.version(batch.gradient_of).to(device)
         self._mask = batch.mask.to(device) if model.defended else None
         self._labels = batch.labels.to(device)
-        self._frozen: Collection[str] = pipeline.withheld(roles_of(model))
+        self._frozen: Collection[str] = self._pipeline.withheld(roles_of(model))
 
     def at(self, weights: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         if not self._pipeline.by_example:
@@ -82,7 +82,7 @@ class _Gradients:
         mask = None if self._mask is None else self._mask[which]
         with torch.enable_grad():
             logits = functional_call(self._model, leaves, (self._images[which], mask))
-            loss = F.cross_entropy(logits, self._labels[which])
+            loss = F.cross_entropy(logits, self._labels[which], label_smoothing=self._label_smoothing)
             # A localisation regressor has no part in it.
             gradients = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
         return dict(zip(learnt, gradients, strict=True))

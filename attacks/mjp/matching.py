@@ -153,7 +153,9 @@ class _Mismatch:
         targets = {name: mean_gradient(upload, name, model, threat) for name in _matched(model)}
         self._targets = {name: target[None] for name, target in targets.items() if target.any()}
         self._squares = torch.stack([target.square().sum() for target in self._targets.values()])
-        self._comparison = PerCandidateGradients(copy.deepcopy(model).double(), list(self._targets))
+        self._comparison = PerCandidateGradients(
+            copy.deepcopy(model).double(), list(self._targets), label_smoothing=threat.label_smoothing
+        )
 
     def coefficients(self, image: Tensor) -> Tensor:
         """Of the picture (1, 3, size, size) in [0, 1]."""

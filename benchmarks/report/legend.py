@@ -85,8 +85,10 @@ def update_title(threat: ThreatModel) -> str:
 def threat_title(threat: ThreatModel) -> str:
     """What a server sees of undefended clients, for a heading: ``gradient of 1 picture, labels not told``."""
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
+    smoothed = f", label smoothing {threat.label_smoothing:g}" if threat.label_smoothing else ""
     repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
-    return f"{update_title(threat)} of {pictures}{repeated}, labels {'told' if threat.labels_known else 'not told'}"
+    labels = f"labels {'told' if threat.labels_known else 'not told'}"
+    return f"{update_title(threat)} of {pictures}{smoothed}{repeated}, {labels}"
 
 
 def heading(name: str) -> str:

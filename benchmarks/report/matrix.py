@@ -159,7 +159,7 @@ def _system(entry: Entry) -> tuple[Any, ...]:
 def _seen(server: ThreatModel) -> tuple[Any, ...]:
     return (
         server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
-        server.uploads_per_picture,
+        server.label_smoothing, server.uploads_per_picture,
     )  # fmt: skip
 
 
@@ -170,6 +170,7 @@ def server_name(server: ThreatModel) -> str:
         f"{server.local_steps}-step delta": server.update != PLAIN.update,
         f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
         f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
+        f"label smoothing {server.label_smoothing:g}": server.label_smoothing != PLAIN.label_smoothing,
         "labels told": server.labels_known,
         server.name: server.name != PLAIN.name,
     }

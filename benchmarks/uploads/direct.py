@@ -141,7 +141,8 @@ class DirectUploads(UploadSource):
         for_bounds = names & {ORACLE_TOKEN_GRADIENTS}
         if len(batches) > 1:
             updates = []
-            for made, batch in zip(entrance_gradients(model, batches, names), batches, strict=True):
+            stacked = entrance_gradients(model, batches, names, label_smoothing=scenario.label_smoothing)
+            for made, batch in zip(stacked, batches, strict=True):
                 seen = {name: made.pop(name) for name in for_bounds}
                 source = noise_of(scenario, batch, number)
                 updates.append(protect(made, batch, model, scenario.threat, randomness=source) | seen)
@@ -150,7 +151,7 @@ class DirectUploads(UploadSource):
         for batch in batches:
             sent = update_of(scenario, model, batch, number)
             if for_bounds:
-                sent |= entrance_gradients(model, [batch], for_bounds)[0]
+                sent |= entrance_gradients(model, [batch], for_bounds, label_smoothing=scenario.label_smoothing)[0]
             # A floor reads nothing, but an upload is never empty.
             updates.append({name: tensor for name, tensor in sent.items() if name in names or not names})
         return updates

@@ -21,6 +21,7 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LabelSmoothing,
     LocalLearningRate,
     LocalSteps,
     Model,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "seed", "weights", "image_size", "patch_size", "classes",
+    "local_learning_rate", "label_smoothing", "seed", "weights", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -94,6 +95,7 @@ def attack(
     uploads_per_picture: UploadsPerPicture = 1,
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
+    label_smoothing: LabelSmoothing = 0.0,
     module: Annotated[
         str | None,
         typer.Option(

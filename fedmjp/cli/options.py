@@ -111,5 +111,9 @@ LocalSteps = Annotated[
     typer.Option(help="Upload the weight delta after so many SGD steps.", min=1, rich_help_panel=UPLOADS),
 ]
 LocalLearningRate = Annotated[float, typer.Option(help="Of these steps.", rich_help_panel=UPLOADS)]
+LabelSmoothing = Annotated[
+    float,
+    typer.Option(help="Of the clients' loss, below 1; the attacker knows it.", min=0, rich_help_panel=UPLOADS),
+]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.", min=0, rich_help_panel=RUN)]
 SeedIfAny = Annotated[int | None, typer.Option(help="Of all that is drawn; 0 by default.", min=0, rich_help_panel=RUN)]

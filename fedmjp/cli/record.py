@@ -15,6 +15,7 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LabelSmoothing,
     LocalLearningRate,
     LocalSteps,
     Model,
@@ -36,6 +37,7 @@ def record(
     uploads_per_picture: UploadsPerPicture = 1,
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
+    label_smoothing: LabelSmoothing = 0.0,
     server_learning_rate: Annotated[
         float, typer.Option(help="0 keeps the weights.", min=0, rich_help_panel=UPLOADS)
     ] = 0.0,
