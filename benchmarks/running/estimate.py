@@ -12,11 +12,12 @@ from benchmarks.campaign.prepare import Prepared
 from benchmarks.folder.pictures import save_png
 from benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
 from benchmarks.running import evaluator
+from benchmarks.running.gallery import Gallery
 from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory, one_upload
 from benchmarks.uploads.source import Batch, described
 from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange
-from fedmjp.records import Disclosure, Reconstruction
+from fedmjp.records import Disclosure, Features, Reconstruction
 from fedmjp.scenario import Scenario
 
 PROBED = 4  # uploads per kind; a run works on more at a time, a little faster
@@ -89,6 +90,7 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
     """Try each kind of work of a campaign; ``on_probe`` is told what is tried next."""
     probes: list[Probe] = []
     scoring, png = 0.0, 0
+    galleries: set[str] = set()  # the weights of networks whose gallery is counted
     for kinds in _sharing(_kinds(prepared)):
         on_probe(f"{kinds[0].experiment.scenario.label}, uploads")
         probes.append(_upload_probe(kinds, prepared.selection))
@@ -101,6 +103,10 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
             shown = [one for one in made if isinstance(one, Reconstruction)]
             if shown and not png:
                 scoring, png = _score(kind, recorded, shown)
+            weights = {exchange.upload.weights for exchange in recorded} - galleries
+            if weights and any(isinstance(one, Features) and one.features is not None for one in made):
+                galleries |= weights
+                probes.append(_gallery_probe(kind, source, recorded[0]))
     trials = len(prepared.plan.trials)
     pictures, peak = _picture_counts(prepared)
     return Estimate(
@@ -172,6 +178,17 @@ def _attack_probe(
         failure = described(error)
     seconds = (time.perf_counter() - began) / len(uploads)
     return Probe(what, seconds, count, failure), recorded, made
+
+
+def _gallery_probe(kind: _Kind, source: DirectUploads, recorded: Exchange) -> Probe:
+    """Of the features of all pictures, which each network makes once."""
+    upload, one = recorded.upload, recorded.private.part(0, 1)
+    versions = {setting.compared_with for setting in kind.experiment.settings}
+    began = time.perf_counter()
+    Gallery.of(source.model(upload.weights), upload.weights, [one], versions)
+    seconds = time.perf_counter() - began
+    pictures = len({trial.picture.name for trial in kind.trials})
+    return Probe(f"{kind.experiment.scenario.label}: features of all pictures", seconds, pictures)
 
 
 def _score(kind: _Kind, recorded: Sequence[Exchange], made: Sequence[Reconstruction]) -> tuple[float, int]:
