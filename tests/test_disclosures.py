@@ -8,28 +8,33 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from rich.console import Console
 
 from attacks.adversary import Adversary
 from benchmarks.campaign.prepare import Prepared, prepare
 from benchmarks.campaign.spec import Campaign
+from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
 from benchmarks.leaderboard.admission import AdmissionError, admit
 from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.plan.experiment import AttackConfig
+from benchmarks.plan.experiment import AttackConfig, Experiment
 from benchmarks.report.publish import publish
 from benchmarks.report.render import render
 from benchmarks.running.engine import Engine
 from benchmarks.running.progress import RunProgress
 from benchmarks.running.verify import verify
 from benchmarks.uploads.direct import DirectUploads
+from benchmarks.uploads.source import RecordedUploads
 from fedmjp import facade
-from fedmjp.data.selection import Selection
+from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackNotApplicableError, BadInputError, ConfigError
 from fedmjp.metrics import DISCLOSED
+from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.boards import Row, board, cell, ledger_of, near
 from tests.conftest import small_model, small_scenario
+from tests.experiments import record_directly
 from tests.test_attack_command import attack
 
 METRICS = ["psnr", "mse", *DISCLOSED]
@@ -55,7 +60,7 @@ def test_who_finds_every_picture_leaks_and_is_told_without_decibels() -> None:
     entry = judged(telling("features", [1.0] * MANY), chance(MANY))
     assert entry.verdict == "leaks"
     assert entry.reason == (
-        "0 of 64 features exactly, 100.0% of the pictures found among all; mean 100.0 percentage points over chance "
+        "0 of 64 features exactly, 100 % of the pictures found among all; mean 100.0 percentage points over chance "
         "(100.0 to 100.0)"
     )
 
@@ -158,6 +163,22 @@ def test_python_scores_what_an_attack_tells(pictures: Selection) -> None:
     assert set(scored) == set(DISCLOSED)
     with pytest.raises(BadInputError, match="give the model"):
         facade.score(guess, first.private)
+
+
+def test_recorded_uploads_have_the_gallery_of_direct_ones(tmp_path: Path) -> None:
+    scenario, folder = (
+        small_scenario(defences="mjp", clients=2, batch_size=2, pictures_per_client=2),
+        RunFolder(tmp_path),
+    )
+    record_directly([scenario], folder)
+    experiment = Experiment.parse({"scenario": scenario, "attacks": ("chance",), "settings": (Setting.C,)})
+    recorded = {one.pictures: one for one in RecordedUploads(experiment, folder).private()}
+    direct = {one.pictures: one for one in DirectUploads(experiment, select_for(scenario)).private()}
+    assert recorded.keys() == direct.keys()
+    assert len(direct) == 2
+    for pictures, one in direct.items():
+        assert torch.equal(one.shuffled, recorded[pictures].shuffled)
+        assert torch.equal(one.mask, recorded[pictures].mask)
 
 
 @pytest.fixture(scope="module")

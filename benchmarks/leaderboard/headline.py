@@ -30,4 +30,4 @@ def recovery(entry: Entry) -> str:
     """The headline in words: ``12 of 46 exactly, median 20.1 dB``."""
     measure = MEASURES[entry.reveals]
     said = measure.exactly.format(count=_count(entry), n=entry.n)
-    return said + measure.middle.format(value=headline(entry)[1]) if entry.exact else "no figures yet"
+    return said + measure.middle.format(value=measure.scale * headline(entry)[1]) if entry.exact else "no figures yet"

@@ -45,10 +45,10 @@ class Measure:
         test: Its name.
         floor: Name of the guess.
         guesses: What a guess may reveal to be held against.
-        scale: Factor on differences of leakage as they are told.
+        scale: Factor on leakage and its differences as they are told.
         unit: Of these.
         exactly: How many pictures are recovered exactly, in words.
-        middle: The centre, in words; empty where it says the same.
+        middle: The centre times ``scale``, in words; empty where it says the same.
         exposure: How many pictures are exposed, in words; empty where the headline says it.
     """
 
@@ -108,7 +108,7 @@ MEASURES: dict[Reveals, Measure] = {
         scale=POINTS,
         unit="percentage points",
         exactly="{count} of {n} features exactly",
-        middle=", {value:.1%} of the pictures found among all",
+        middle=", {value:.0f} % of the pictures found among all",
         exposure="",
     ),
     "labels": Measure(
