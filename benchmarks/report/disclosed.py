@@ -66,7 +66,7 @@ def meanings(board: Board) -> dict[str, str]:
     return {
         EXACTLY: f"features with an error of {EXACT_FEATURE:g} or less; 95 % interval of their share (Wilson). A "
         "feature is what the last layer reads of a picture. Rows are ordered by it, then by rank 1, or labels right",
-        LABELS: "share of pictures whose label is told, each label told counting once; 95 % interval",
+        LABELS: "share of pictures whose label is told, each label told counting once",
         ERROR: "distance from the feature of what went into the network, over that from the mean of the batch; the "
         "mean itself scores 1",
         "rank 1, rank 5": "share of pictures that are found by their feature among the 1 or 5 nearest of all pictures "
@@ -114,4 +114,4 @@ def _row(entry: Entry, standing: Standing | None) -> Row:
 
 def _share(entry: Entry, name: str) -> Value:
     share = entry.metrics.get(name)
-    return numbers.mean_percent(share) if share else Value("", why=NO_SCORE)
+    return Value(numbers.percent(share.mean), share.mean) if share else Value("", why=NO_SCORE)

@@ -57,11 +57,6 @@ def share(measured: Share) -> Value:
     return Value(percent(measured.share), measured.share, interval=_interval(measured, _percent))
 
 
-def mean_percent(statistics: Statistics) -> Value:
-    """A mean of shares with its interval, in percent: ``97 % (94 to 99)``."""
-    return Value(percent(statistics.mean), statistics.mean, interval=_interval(statistics, _percent))
-
-
 def percent(value: float) -> str:
     """A share in percent: 199 of 200 are not all of them."""
     whole = round(100 * value)
