@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
-from fedmjp.errors import AttackFailedError, AttackNotApplicableError
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance
@@ -246,6 +246,13 @@ def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
         granted = "grants" if threat.labels_known else "does not grant"
         return f"the upload {given} labels, the threat model {granted} them"
     return None
+
+
+def showing_pictures(attack: Attack[Model, Disclosure]) -> Attack[Model, Reconstruction]:
+    """The same attack, for what goes on with its pictures; ConfigError if it reveals none."""
+    if attack.reveals != "pictures":
+        raise ConfigError(f"{attack.name} reveals {attack.reveals}: name an attack that reveals pictures")
+    return cast("Attack[Model, Reconstruction]", attack)
 
 
 def picture(patches: Tensor, model: Entrance) -> Tensor:

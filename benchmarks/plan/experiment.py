@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from attacks import ATTACKS
-from attacks.base import Attack, Role
-from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal
+from attacks.base import Attack, Reveals, Role
+from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal, unstaged
 from fedmjp.config import Config, ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences.base import Mark
@@ -17,6 +17,7 @@ from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Disclosure
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
@@ -49,7 +50,9 @@ class AttackConfig(Config):
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         with as_value_error():
-            self.made()
+            made = self.made()
+        if self.then and (refusal := unstaged(made, self.then)):
+            raise ValueError(f"then: {refusal}")
         return self
 
     def __hash__(self) -> int:
@@ -76,7 +79,7 @@ class AttackConfig(Config):
         values = {key: None if value == "None" else value for key, _, value in pairs}
         return cls.parse({"name": name, "options": values, "then": then or None})
 
-    def made(self) -> Attack:
+    def made(self) -> Attack[VitClassifier, Disclosure]:
         """The attack itself, anew."""
         return ATTACKS.get(self.name)(self.options)
 
@@ -199,7 +202,8 @@ class Cell:
     """What one row of the leaderboard stands for.
 
     ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the gradient.
-    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options included.
+    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options included; what it
+    ``reveals`` says what a cell is scored by.
     """
 
     model: str
@@ -211,6 +215,7 @@ class Cell:
     setting: Setting
     protocol: Protocol
     threat: ThreatModel
+    reveals: Reveals = "pictures"
 
     @property
     def pipeline(self) -> Pipeline:

@@ -77,6 +77,7 @@ def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell
         setting=setting,
         protocol=experiment.protocol,
         threat=experiment.threat,
+        reveals=tried.made().reveals,
     )
 
 
@@ -112,6 +113,8 @@ def _trials(
         "attack": [tried.digest(), _code(ATTACKS.get(tried.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
         "model": experiment.arm.digest(),
+        # Features are looked up among all pictures.
+        "gallery": [asdict(entry) for batch in batches for entry in batch] if cell.reveals == "features" else None,
     }
     determined = _digest({**shared, **specific})
     has_prior = tried.made().uses_natural_patches

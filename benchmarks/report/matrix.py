@@ -113,7 +113,7 @@ def _importance(row: MatrixRow) -> tuple[Any, ...]:
 
 def matrix(board: Board) -> Matrix:
     """Arrange what somebody might deploy, held against the picture itself; all attacks where there is none of it."""
-    attacks = [entry for entry in board.entries if entry.role == "attack"]
+    attacks = [entry for entry in board.revealing("pictures").entries if entry.role == "attack"]
     shown = [entry for entry in attacks if _is_shown(entry)] or attacks
     columns = tuple(server for server in sorted(servers(board), key=_seen) if any(e.server == server for e in shown))
     models = list(dict.fromkeys(entry.model for entry in shown))

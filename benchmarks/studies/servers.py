@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -34,6 +34,7 @@ from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
+from fedmjp.records import Reconstruction
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.servers import SCOPE
@@ -96,10 +97,11 @@ def _recovered(
     """What the closed form scores on wanted pictures, best first, and its seconds."""
     made = scenario.exchange(batch)
     adversary = Adversary(_sent(scenario, made), scenario.threat, SEED)
-    (found,), seconds = timed(
+    (made_of_it,), seconds = timed(
         lambda: adversary.reconstruct("patch_embedding", [made.upload], {}, on_progress=lambda *_: None)
     )
-    return sorted((float(psnr(found.images, batch[place].image[None])[0]) for place in wanted), reverse=True), seconds
+    images = cast(Reconstruction, made_of_it).images
+    return sorted((float(psnr(images, batch[place].image[None])[0]) for place in wanted), reverse=True), seconds
 
 
 def _tokens(chosen: Selection) -> Iterator[dict[str, Any]]:

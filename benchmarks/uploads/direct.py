@@ -1,7 +1,7 @@
 """Uploads that are computed in this process when they are asked for, without Flower."""
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -92,6 +92,11 @@ class DirectUploads(UploadSource):
         """The model as it was sent: a copy, so that nothing an attack does to it reaches the clients."""
         initial = _attackers_model(self._scenario.network, self._scenario.device)
         return with_weights(initial, self._sent.get(weights, {}))
+
+    def private(self) -> Iterator[PrivateBatch]:
+        """Load what is behind the first upload of each batch."""
+        for batch in self._entries.values():
+            yield private_of(self._scenario, [self.selection.load(entry) for entry in batch], self._scenario.probes)
 
     def _numbered(
         self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int, memory: Memory

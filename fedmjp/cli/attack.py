@@ -170,7 +170,7 @@ def attack(
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.folder.output import OutputFolder
     from benchmarks.plan.planning import plan, require_applicable
-    from benchmarks.report.render import render
+    from benchmarks.report.render import FIGURE, render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
@@ -204,15 +204,18 @@ def attack(
         progress.attacks(len(planned.trials) - finished)
         for part, source in zip(planned.parts, sources, strict=True):
             Engine(part.experiment, folder, store, progress, source).run(part.trials)
-    tell_outcome(render(ledger, store, folder, console, planned), output, console, problems, figure=True)
+    failed = render(ledger, store, folder, console, planned)
+    tell_outcome(failed, output, console, problems, figure=(output / FIGURE).exists())
 
 
 def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
+    from benchmarks.leaderboard.measures import MEASURES
     from benchmarks.plan.experiment import AttackConfig
 
     given = parse_pairs(options["options"], "--set", dashes=True)
     tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
-    return (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))
+    floor = MEASURES[tried.made().reveals].floor
+    return (tried, *([] if tried.name == floor else [AttackConfig(name=floor)]))
 
 
 def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> "Asked":

@@ -24,7 +24,7 @@ MORE = {
   with noise or rounding        patch_embedding_wiener
   MJP, one upload               mjp_prior (seconds), then mjp_span (a search)
   MJP, the picture comes again  mjp_intersection
-  several pictures per upload   gradient_matching""",
+  several pictures per upload   gradient_matching; labels tells what they show""",
     "defences": "Several act in the order in which they are named: --defence mjp --defence round.",
     "servers": SCOPE,
     "models": "Parameters are those of 224 pixels and 1000 classes, undefended. Besides, timm:NAME is any vision "
