@@ -1,4 +1,4 @@
-"""Last-block separation: features, labels and facts against the network's own, and certificates that are never wrong."""
+"""Last-block separation: features, labels and facts against the network's own; no certificate is wrong."""
 
 from typing import Any
 

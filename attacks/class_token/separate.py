@@ -74,12 +74,20 @@ def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Ge
     hidden = equations.count - int(known.sum())
     if labels is None and 0 < hidden < equations.count:
         for number in range(TRIES):
-            solution = _with_hidden(equations, known, likely, STARTS[number % len(STARTS)], generator)
+            sure = _fewer(known, number // len(STARTS), generator)
+            solution = _with_hidden(equations, sure, likely, STARTS[number % len(STARTS)], generator)
             best = min(best, solution, key=_misfit)
             if _done(best):
                 return best
     ends = _from_starts(equations, best.labels, generator)
     return min(best, ends, key=_misfit)
+
+
+def _fewer(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Counts less some at random, which are then solved with the hidden ones: another way past poor minima."""
+    labels = torch.repeat_interleave(torch.arange(len(known)), known.cpu())
+    kept = labels[torch.randperm(len(labels), generator=generator)[min(count, len(labels) - 1) :]]
+    return torch.bincount(kept, minlength=len(known)).to(known)
 
 
 def _with_hidden(

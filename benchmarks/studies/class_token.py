@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pandas as pd
 import torch
@@ -147,8 +147,7 @@ def _attacked(client: Client, size: int, number: int, *, distinct: bool, defence
     (made,) = ClassToken().reconstruct([sent], client.model, threat, generator=generator)
     seconds = time.process_time() - began
     truth = features.double()
-    assert made.features is not None  # the attack reveals them
-    distances = torch.cdist(made.features, truth)
+    distances = torch.cdist(cast("Tensor", made.features), truth)
     rows, columns = (torch.from_numpy(places) for places in linear_sum_assignment(distances.numpy()))
     spread = (truth - truth.mean(0) if size > 1 else truth).norm(dim=1)
     errors = distances[rows, columns] / spread[columns]
