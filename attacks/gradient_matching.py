@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacks import ATTACKS
-from attacks.base import Attack
+from attacks.base import Attack, showing_pictures
 from attacks.labels import labels_of, mean_gradient
 from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
@@ -79,7 +79,7 @@ class GradientMatching(Attack):
         if self.options.start == self.name:
             raise ConfigError(f"start = {self.name!r}: must be another attack")
         if self.options.start != NOISE:
-            self._first = ATTACKS.get(self.options.start)()
+            self._first = showing_pictures(ATTACKS.get(self.options.start)())
             if self._first.role == "bound":
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
             self.uses_natural_patches |= self._first.uses_natural_patches

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks import ATTACKS
-from attacks.base import Attack, picture
+from attacks.base import Attack, picture, showing_pictures
 from attacks.labels import labels_of, mean_gradient
 from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
 from attacks.mjp.affine import of_one_upload
@@ -90,7 +90,7 @@ class MjpMatching(ClosedFacts[VitClassifier]):
         return MJP if model.defended else frozenset()
 
     def _first(self) -> Attack:
-        return ATTACKS.get(self.options.start)()
+        return showing_pictures(ATTACKS.get(self.options.start)())
 
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator

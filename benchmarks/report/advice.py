@@ -24,6 +24,7 @@ def advice(board: Board) -> list[str]:
     pipeline, of several the first. They speak of the first such model, at the usual mask ratio or the one nearest to
     it. There are none without attacks that know the defence.
     """
+    board = board.revealing("pictures")
     known = [entry for entry in board.entries if _is_evidence(entry)]
     by_defence = grouped(filter(_is_plain, known), lambda entry: entry.defence).values()
     several = [entries for entries in by_defence if len(set(map(_uploads, entries))) > 1]
