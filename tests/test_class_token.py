@@ -1,4 +1,4 @@
-"""Last-block separation: features, labels and facts against the network's own, and certificates that are never wrong."""
+"""Last-block separation: features, labels and facts against the network's own; no certificate is wrong."""
 
 from typing import Any
 
@@ -157,7 +157,7 @@ def solved(features: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0)
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_certificate_is_never_wrong(seed: int) -> None:
-    """Confident heads, doubled labels, nearly equal pictures: not all come apart, but none is called exact that is not."""
+    """Confident heads, doubled labels, nearly equal pictures: not all come apart, and what does not is not certain."""
     random = torch.Generator().manual_seed(seed)
     classes, dim, count = 12, 24, 4 + seed % 4
     confidence = (0.3, 1.0, 2.0)[seed % 3]

@@ -63,13 +63,15 @@ class State:
     @property
     def relative(self) -> Tensor:
         """(starts,) misfit of the gradient relative to its size."""
-        return self.misfit.norm(dim=(-2, -1))
+        relative: Tensor = self.misfit.norm(dim=(-2, -1))
+        return relative
 
     @property
     def cost(self) -> Tensor:
         """(starts,) sum of squares of all equations."""
         norms = self.mean.square().sum(-1) + self.variance.square().sum(-1)
-        return self.misfit.square().sum((-2, -1)) + NORM_WEIGHT**2 * norms
+        cost: Tensor = self.misfit.square().sum((-2, -1)) + NORM_WEIGHT**2 * norms
+        return cost
 
 
 class HeadEquations:
@@ -115,11 +117,16 @@ class HeadEquations:
         """Where the equations stand at some unknowns; targets (starts, pictures, classes)."""
         probabilities = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1)
         slopes = (probabilities - targets) / self.count
-        misfit = (slopes.mT @ self._with_constant(unknowns) - self.seen) / self.size
+        misfit = self.misfit(unknowns, slopes)
         u, m, square, cross, s = self._norm
         mean = unknowns @ u - m
         variance = ((unknowns @ square) * unknowns).sum(-1) - 2 * unknowns @ cross + s - 1
         return State(unknowns, slopes, probabilities, misfit, mean, variance)
+
+    def misfit(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
+        """(starts, classes, pictures + 1): what the gradient is not, relative to its size."""
+        misfit: Tensor = (slopes.mT @ self._with_constant(unknowns) - self.seen) / self.size
+        return misfit
 
     def steps(self, state: State) -> Tensor:
         """(starts, pictures, classes, pictures): derivative of a picture's slopes by its unknowns."""

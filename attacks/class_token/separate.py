@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from attacks.class_token.head import Head, HeadEquations, HeadGradient, State
-from attacks.class_token.labels import Labels, exchanges, least_counts, likeliest, shown_counts
-from attacks.class_token.search import SOLVED, STARTS, begin, fixed_point, minimise, polish
+from attacks.class_token.hidden import solve_known
+from attacks.class_token.labels import Labels, least_counts, likeliest, shown_counts
+from attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
 
 DENSE = 32  # pictures: of more, only the fixed point is tried
-KEPT = 2  # label sets that are gone on with
-TRIED = 4  # changes of labels per round and set
-ROUNDS = 16
-FIRST, LATER = 25, 8  # iterations from a start, and from where other labels ended
+TRIES = 20  # starts where labels are hidden
 POWERS, MARGIN = 20, 1.2  # steps that estimate a rate of contraction, and how far it may be off
 
 
@@ -31,13 +29,9 @@ class Separation:
 
 
 @dataclass(frozen=True)
-class _Tried:
-    labels: tuple[int, ...]  # in the order of the unknowns
+class _Solution:
+    labels: Labels  # in the order of the unknowns
     state: State  # of one start
-
-    @property
-    def key(self) -> Labels:
-        return tuple(sorted(self.labels))
 
 
 def separate(
@@ -50,92 +44,99 @@ def separate(
         gradient: Of the mean loss of the batch.
         labels: Where they are told, in any order.
         noise: Largest norm of what is not the gradient, relative to its size; rounding at least.
-        generator: Of the starts.
+        generator: Of the starts, on the CPU.
     """
     equations = HeadEquations(head, gradient)
-    shown = shown_counts(head, gradient)
-    first = likeliest(shown, gradient.pictures) if labels is None else tuple(sorted(labels))
-    device = gradient.weight.device
-    if equations.count > DENSE:
-        state = fixed_point(equations, torch.tensor(first, device=device), generator)
-        best = _Tried(first, state)
-    else:
-        least = least_counts(shown)
-        fixed = labels is not None or int(least.sum()) >= equations.count
-        best = _searched(equations, first, None if fixed else least, generator)
-        state = polish(equations, best.state, _targets(equations, best.labels)[None])
-        best = replace(best, state=state)
-    return _told(equations, best, noise, generator)
-
-
-def _searched(equations: HeadEquations, first: Labels, least: Tensor | None, generator: torch.Generator) -> _Tried:
-    """The best of all labels and starts that were tried; with ``least`` None the labels are known."""
-    kept, tried = _from_starts(equations, first, generator), {first}
-    for _ in range(ROUNDS):
-        if float(kept[0].state.relative) < SOLVED:
-            break
-        begun: list[_Tried] = []
-        if least is not None:
-            for candidate in kept:
-                changes = exchanges(equations, candidate.state, candidate.labels, least, TRIED, tried)
-                begun += [_Tried(labels, _at(equations, labels, unknowns)) for labels, unknowns in changes]
-        ends = _minimised(equations, begun, LATER) if begun else []
-        if not ends or ends[0].state.cost >= kept[0].state.cost:
-            ends += _from_starts(equations, kept[0].key, generator)
-        kept = _distinct([*kept, *ends])[:KEPT]
-    return kept[0]
-
-
-def _from_starts(equations: HeadEquations, labels: Labels, generator: torch.Generator) -> list[_Tried]:
-    chosen = torch.tensor(labels, device=equations.gradient.weight.device)
-    begun = [begin(equations, chosen, start, generator) for start in STARTS]
-    return _minimised(equations, [_Tried(labels, _at(equations, labels, unknowns)) for unknowns in begun], FIRST)
-
-
-def _minimised(equations: HeadEquations, begun: list[_Tried], iterations: int) -> list[_Tried]:
-    """Each followed to where it leads, the best first."""
-    targets = torch.stack([_targets(equations, each.labels) for each in begun])
-    state = minimise(equations, torch.cat([each.state.unknowns for each in begun]), targets, iterations=iterations)
-    ends = [_Tried(each.labels, _one(state, place)) for place, each in enumerate(begun)]
-    return sorted(ends, key=lambda end: float(end.state.cost))
-
-
-def _distinct(tried: list[_Tried]) -> list[_Tried]:
-    by_labels: dict[Labels, _Tried] = {}
-    for candidate in sorted(tried, key=lambda each: float(each.state.cost)):
-        by_labels.setdefault(candidate.key, candidate)
-    return list(by_labels.values())
-
-
-def _targets(equations: HeadEquations, labels: Labels) -> Tensor:
-    return equations.gradient.targets(torch.tensor(labels, device=equations.gradient.weight.device))
-
-
-def _at(equations: HeadEquations, labels: Labels, unknowns: Tensor) -> State:
-    return equations.state(unknowns[None], _targets(equations, tuple(labels))[None])
-
-
-def _one(state: State, place: int) -> State:
-    fields = {name: value[place : place + 1] for name, value in vars(state).items() if isinstance(value, Tensor)}
-    return State(**fields)
-
-
-def _told(equations: HeadEquations, best: _Tried, noise: float, generator: torch.Generator) -> Separation:
-    state = best.state
+    solution = _solved(equations, labels, generator)
+    state = solution.state
     misfit = float((state.relative.square() + equations.outside.square()).sqrt())
-    floor = max(noise, misfit)
-    bounds = (
-        _dense_bounds(equations, state)
-        if equations.count <= DENSE
-        else _contraction_bounds(equations, state, generator)
-    )
+    if equations.count <= DENSE:
+        bounds = _dense_bounds(equations, state)
+    else:
+        bounds = _contraction_bounds(equations, state, generator)
     return Separation(
-        labels=torch.tensor(best.labels),
+        labels=torch.tensor(solution.labels),
         features=equations.features(state.unknowns[0]),
         slopes=state.slopes[0],
         misfit=misfit,
-        errors=bounds * floor,
+        errors=bounds * max(noise, misfit),
     )
+
+
+def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Generator) -> _Solution:
+    """The labels and unknowns of least misfit that were found."""
+    shown = shown_counts(equations.head, equations.gradient)
+    likely = likeliest(shown, equations.count) if labels is None else tuple(sorted(labels))
+    best = _Solution(likely, fixed_point(equations, _tensor(equations, likely), generator))
+    if equations.count > DENSE or _done(best):
+        return best
+    known = least_counts(shown)
+    hidden = equations.count - int(known.sum())
+    if labels is None and 0 < hidden < equations.count:
+        for number in range(TRIES):
+            sure = _fewer(known, number // len(STARTS), generator)
+            solution = _with_hidden(equations, sure, likely, STARTS[number % len(STARTS)], generator)
+            best = min(best, solution, key=_misfit)
+            if _done(best):
+                return best
+    ends = _from_starts(equations, best.labels, generator)
+    return min(best, ends, key=_misfit)
+
+
+def _fewer(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Counts less some at random, which are then solved with the hidden ones: another way past poor minima."""
+    labels = torch.repeat_interleave(torch.arange(len(known)), known.cpu())
+    kept = labels[torch.randperm(len(labels), generator=generator)[min(count, len(labels) - 1) :]]
+    return torch.bincount(kept, minlength=len(known)).to(known)
+
+
+def _with_hidden(
+    equations: HeadEquations, known: Tensor, likely: Labels, start: Start, generator: torch.Generator
+) -> _Solution:
+    """Solve for the pictures of known labels, then for the others by themselves, then for all together."""
+    sure = torch.repeat_interleave(torch.arange(len(known)), known.cpu()).tolist()
+    others = list(likely)
+    for label in sure:
+        others.remove(label)
+    begun = _tensor(equations, (*sure, *others))
+    gradient = equations.gradient
+    state = solve_known(equations, begin(equations, begun, start, generator), gradient.targets(begun), len(others))
+    slopes, unknowns = state.slopes[0, : len(sure)], state.unknowns[0, : len(sure)]
+    share = equations.count / len(others)
+    rest = replace(
+        gradient,
+        weight=(gradient.weight - slopes.mT @ equations.features(unknowns)) * share,
+        bias=(gradient.bias - slopes.sum(0)) * share,
+        pictures=len(others),
+    )
+    smaller = HeadEquations(equations.head, rest)
+    apart = _solved(smaller, None, generator)
+    together = torch.cat([unknowns, equations.unknowns(smaller.features(apart.state.unknowns[0]))])
+    labels = (*sure, *apart.labels)
+    targets = gradient.targets(_tensor(equations, labels))[None]
+    return _Solution(labels, polish(equations, minimise(equations, together[None], targets), targets))
+
+
+def _from_starts(equations: HeadEquations, labels: Labels, generator: torch.Generator) -> _Solution:
+    """The best of several starts with the same labels."""
+    chosen = _tensor(equations, labels)
+    begun = torch.stack([begin(equations, chosen, start, generator) for start in STARTS])
+    targets = equations.gradient.targets(chosen)[None]
+    state = minimise(equations, begun, targets.expand(len(begun), -1, -1))
+    best = equations.state(state.unknowns[state.cost.argmin()][None], targets)
+    return _Solution(labels, polish(equations, best, targets))
+
+
+def _tensor(equations: HeadEquations, labels: Labels) -> Tensor:
+    return torch.tensor(labels, device=equations.gradient.weight.device)
+
+
+def _misfit(solution: _Solution) -> float:
+    return float(solution.state.relative)
+
+
+def _done(solution: _Solution) -> bool:
+    return _misfit(solution) < SOLVED
 
 
 def _dense_bounds(equations: HeadEquations, state: State) -> Tensor:
