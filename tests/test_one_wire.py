@@ -1,4 +1,4 @@
-"""Direct mode, Flower's clients and training make the same uploads, to the last bit, under every defence."""
+"""Direct mode, Flower's clients and training make the same uploads, to the last bit, whoever defends or cheats."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +38,10 @@ SCENARIOS = [
     for each in PIPELINES
 ]
 SCENARIOS[0] = SCENARIOS[0].model_copy(update={"label_smoothing": 0.2})  # Flower's clients have the same loss
+MALICIOUS = [
+    Scenario.parse({**SCENARIOS[1].model_dump(), "defences": defences, "server": server})
+    for server, defences in (("class_fishing", "mjp"), ("suppression", "secure_sum:clients=2"))
+]
 IDS = ["+".join(each) for each in PIPELINES]
 Uploads = dict[str, tuple[PrivateBatch, Upload]]
 
@@ -52,12 +56,12 @@ def same(one: Upload, other: Upload) -> None:
 def federated(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """All scenarios, played by Flower in one run."""
     folder = RunFolder(tmp_path_factory.mktemp("federated"))
-    simulate(SCENARIOS, folder)
+    simulate([*SCENARIOS, *MALICIOUS], folder)
     return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=IDS)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *MALICIOUS], ids=[*IDS, "class_fishing", "suppression"])
 def test_flowers_clients_upload_what_direct_mode_computes(federated: RunFolder, scenario: Scenario) -> None:
     selection = select_for(scenario)
     found = federated.index(scenario)
@@ -65,7 +69,8 @@ def test_flowers_clients_upload_what_direct_mode_computes(federated: RunFolder, 
     assert set(found) == {tuple(entry.name for entry in batch) for batch in batches}
     for batch in batches:
         exchange = scenario.exchange([selection.load(entry) for entry in batch])
-        (path,) = found[tuple(entry.name for entry in batch)]
+        *probes, path = found[tuple(entry.name for entry in batch)]
+        assert len(probes) == scenario.probes
         private, upload = federated.record(scenario, path)
         same(exchange.upload, upload)
         assert torch.equal(exchange.private.shuffled, private.shuffled)
