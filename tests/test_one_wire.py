@@ -1,4 +1,4 @@
-"""Direct mode, Flower's clients and training make the same uploads, to the last bit, under every defence."""
+"""Direct mode, Flower's clients and training make the same uploads, to the last bit, whoever defends or cheats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +41,10 @@ SCENARIOS = [
     for each in PIPELINES
 ]
 SCENARIOS[0] = SCENARIOS[0].model_copy(update={"label_smoothing": 0.2})  # Flower's clients have the same loss
+MALICIOUS = [
+    Scenario.parse({**SCENARIOS[1].model_dump(), "defences": defences, "server": server})
+    for server, defences in (("class_fishing", "mjp"), ("suppression", "secure_sum:clients=2"))
+]
 IDS = ["+".join(each) for each in PIPELINES]
 LOST = Scenario.parse(
     {"model": MICRO | {"name": "deit_tiny"}, "data": "/nowhere", "clients": 2, "pictures_per_client": 2}
@@ -66,12 +70,12 @@ def federated(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """All scenarios, played by Flower in one run, after one whose clients fail."""
     folder = RunFolder(tmp_path_factory.mktemp("federated"))
     with pytest.raises(FederationError) as raised:
-        simulate([LOST, *SCENARIOS], folder)
+        simulate([LOST, *SCENARIOS, *MALICIOUS], folder)
     return Played(folder, raised.value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=IDS)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *MALICIOUS], ids=[*IDS, "class_fishing", "suppression"])
 def test_flowers_clients_upload_what_direct_mode_computes(federated: Played, scenario: Scenario) -> None:
     selection = select_for(scenario)
     found = federated.folder.index(scenario)
@@ -79,7 +83,8 @@ def test_flowers_clients_upload_what_direct_mode_computes(federated: Played, sce
     assert set(found) == {tuple(entry.name for entry in batch) for batch in batches}
     for batch in batches:
         exchange = scenario.exchange([selection.load(entry) for entry in batch])
-        (path,) = found[tuple(entry.name for entry in batch)]
+        *probes, path = found[tuple(entry.name for entry in batch)]
+        assert len(probes) == scenario.probes
         private, upload = federated.folder.record(scenario, path)
         same(exchange.upload, upload)
         assert torch.equal(exchange.private.shuffled, private.shuffled)

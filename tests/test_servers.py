@@ -26,13 +26,18 @@ from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.patches import to_patches
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload, record_name
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.servers import SCOPE
 from fedmjp.threat import ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
+from fedmjp.updates import gradient
+from fedmjp.wire import evaluator_of_round, uploads_of_round
 from server.loop import Federation
 from tests.conftest import SMALL, small_scenario
-from tests.federations import MICRO, InProcess
+from tests.federations import MICRO, PLAIN, InProcess, play
+from tests.federations import scenario_of as federation_of
 
 SERVERS = ["class_fishing", "feature_fishing", "suppression", "token_imprint"]
 
@@ -247,3 +252,22 @@ def test_steps_with_momentum_on_parts_of_a_batch_are_those_of_torch() -> None:
     refusal = ATTACKS.get("gradient_matching")().refusal(model, scenario.threat)
     assert refusal is not None
     assert "not momentum" in refusal
+
+
+def test_a_training_run_is_changed_in_recorded_rounds_alone_and_learns_nothing_from_them(tmp_path: Path) -> None:
+    recipe = PLAIN | {"label_smoothing": 0, "drop_path": 0}
+    asked = {"strategy": "fedsgd", "rounds": 2, "records": (2,), "server_learning_rate": 0.1, "recipe": recipe}
+    honest, _ = play(federation_of(**asked | {"rounds": 1, "records": (1,)}), tmp_path / "honest")
+    sums = {"defences": "secure_sum:clients=2", "server": "suppression"}
+    weights, grid = play(federation_of(**asked, **sums), tmp_path / "suppressed")
+    assert all(torch.allclose(weights[name], honest[name], atol=1e-7) for name in honest)
+    (scenario,) = grid.scenarios
+    folder = uploads_of_round(TrainingFolder(tmp_path / "suppressed").records, 2) / scenario.folder
+    private = evaluator_of_round(TrainingFolder(tmp_path / "suppressed").records, 2) / scenario.folder
+    model = build_vit(scenario.network)
+    model.load_state_dict(weights)
+    alone = gradient(model, PrivateBatch.load(private / record_name(2, 0)))
+    sent = Upload.load(folder / record_name(2, 0)).tensors
+    assert torch.allclose(2 * sent[names.PATCH_WEIGHT], alone[names.PATCH_WEIGHT], rtol=1e-3, atol=1e-6)
+    with pytest.raises(ConfigError, match="state the class"):
+        play(federation_of(**asked, server="class_fishing"), tmp_path / "fished")
