@@ -34,7 +34,7 @@ def of_one_upload(facts: LinearFacts) -> AffinePatches:
 
 
 def _levels(facts: Sequence[LinearFacts]) -> tuple[Level, ...]:
-    return tuple(Level(each.mask, each.level) for each in facts if each.level.any())
+    return tuple(Level(fact.mask, fact.level) for fact in facts if fact.level.any())
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Stack:
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Stack":
         """The sums, solved for their eigenvectors."""
-        basis = torch.cat([each.basis for each in facts])
+        basis = torch.cat([fact.basis for fact in facts])
         whole = torch.eye(basis.shape[1], dtype=basis.dtype, device=basis.device)
         strengths, directions = torch.linalg.eigh(len(facts) * whole - basis.mT @ basis)
-        return Stack(torch.stack([each.known for each in facts]).sum(dim=0), strengths, directions)
+        return Stack(torch.stack([fact.known for fact in facts]).sum(dim=0), strengths, directions)
 
     def solve(self, open_: Tensor) -> tuple[Tensor, Tensor]:
         """Solution (patches, values) where directions (values,) are not left open, and orthonormal rows of those."""
@@ -75,7 +75,7 @@ def of_several_uploads(facts: Sequence[LinearFacts]) -> AffinePatches:
     if len(facts) == 1:
         return of_one_upload(facts[0])
     stack = Stack.of(facts)
-    basis, leak = torch.cat([each.basis for each in facts]), torch.cat([each.leak for each in facts])
+    basis, leak = torch.cat([fact.basis for fact in facts]), torch.cat([fact.leak for fact in facts])
     leaked = ((basis @ stack.directions).square() * leak[:, None]).sum(dim=0)
     open_ = stack.strengths <= (2 * leaked).clamp(min=NEGLIGIBLE * len(facts))
     return AffinePatches(*stack.solve(open_), _levels(facts))

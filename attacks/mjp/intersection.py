@@ -63,10 +63,10 @@ class MjpIntersection(ClosedFacts[Entrance]):
         del model
         if threat.batch_size == 1:
             return None
-        told = f"{self.name}: pictures that are always shown in the same company stay a mixture, as do all if masks "
-        told += "make two uploads leave as much open as a patch has values"
+        warning = f"{self.name}: pictures that are always shown in the same company stay a mixture, as do all if masks "
+        warning += "make two uploads leave as much open as a patch has values"
         unsure = "; which uploads share a picture is unsure as they are degraded"
-        return told + unsure if threat.marks & BLURRED else told
+        return warning + unsure if threat.marks & BLURRED else warning
 
     def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
         del generator  # nothing is drawn
@@ -77,21 +77,21 @@ class MjpIntersection(ClosedFacts[Entrance]):
 
 def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[LinearFacts]:
     """Of those that state anything: an upload with every patch masked does not."""
-    found = []
-    for each in others:
+    facts = []
+    for upload in others:
         with suppress(AttackFailedError):
-            found.append(linear_facts(each, model, threat))
-    return found
+            facts.append(linear_facts(upload, model, threat))
+    return facts
 
 
 def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> Reconstruction:
-    found = batches.members(facts, pictures, model)
+    members = batches.members(facts, pictures, model)
     return Reconstruction(
-        torch.cat([picture(each.patches, model) for each in found]),
+        torch.cat([picture(member.patches, model) for member in members]),
         {
             "uploads_kept": float(len(facts)),
-            "uploads_linked": sum(each.uploads for each in found) / len(found),
-            "unknowns_per_patch": sum(each.open for each in found) / len(found),
+            "uploads_linked": sum(member.uploads for member in members) / len(members),
+            "unknowns_per_patch": sum(member.open for member in members) / len(members),
         },
     )
 
@@ -99,14 +99,14 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> R
 def _intersect(all_facts: Sequence[LinearFacts], model: Entrance) -> Reconstruction:
     facts = [all_facts[index] for index in linked(all_facts)]
     affine = of_several_uploads(facts)
-    left = torch.stack([(affine.known - affine.known @ each.basis.mT @ each.basis - each.known) for each in facts])
+    left = torch.stack([(affine.known - affine.known @ fact.basis.mT @ fact.basis - fact.known) for fact in facts])
     patches = close(affine, model)
     return Reconstruction(
         picture(patches, model),
         {
             "uploads_kept": float(len(all_facts)),
             "uploads_linked": float(len(facts)),
-            "masked_in_all": float(torch.stack([each.mask for each in facts]).all(dim=0).sum()),
+            "masked_in_all": float(torch.stack([fact.mask for fact in facts]).all(dim=0).sum()),
             "unknowns_per_patch": float(len(affine.basis)),
             "residual": float(left.square().mean().sqrt()),
         },

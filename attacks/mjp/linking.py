@@ -71,11 +71,11 @@ class Statement:
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Statement":
         """What they state together."""
-        unseen = torch.stack([each.mask for each in facts]).all(dim=0)
+        unseen = torch.stack([fact.mask for fact in facts]).all(dim=0)
         if len(facts) == 1:
             return Statement(facts[0].known, facts[0].basis, facts[0].variance, unseen)
         stack = Stack.of(facts)
-        variance = torch.stack([each.variance for each in facts]).amax(dim=0)
+        variance = torch.stack([fact.variance for fact in facts]).amax(dim=0)
         return Statement(*stack.solve(stack.strengths < SURELY), variance / SURELY, unseen)
 
 
@@ -105,7 +105,7 @@ def compare(one: Statement, other: Statement) -> Comparison:
 
 def linked(facts: Sequence[LinearFacts]) -> list[int]:
     """Which uploads are of the same picture as the first, itself included, ascending."""
-    alone = [Statement.of([each]) for each in facts]
+    alone = [Statement.of([fact]) for fact in facts]
     group, pending, stated = [0], list(range(1, len(facts))), alone[0]
     while pending:
         verdicts = {index: compare(stated, alone[index]).verdict for index in pending}
@@ -121,9 +121,9 @@ def linked(facts: Sequence[LinearFacts]) -> list[int]:
 
 def groups(facts: Sequence[LinearFacts]) -> list[list[int]]:
     """All uploads of a client by picture; those that cannot be joined to others are groups of their own."""
-    ungrouped, found = list(range(len(facts))), []
+    ungrouped, by_picture = list(range(len(facts))), []
     while ungrouped:
         members = [ungrouped[place] for place in linked([facts[index] for index in ungrouped])]
-        found.append(members)
+        by_picture.append(members)
         ungrouped = [index for index in ungrouped if index not in members]
-    return found
+    return by_picture

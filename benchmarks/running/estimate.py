@@ -10,7 +10,7 @@ from pathlib import Path
 from attacks.adversary import Adversary
 from benchmarks.campaign.prepare import Prepared
 from benchmarks.folder.pictures import save_png
-from benchmarks.plan.experiment import AttackConfig, Experiment, PlannedTrial
+from benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
 from benchmarks.running import evaluator
 from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory, one_upload
 from benchmarks.uploads.source import Batch, described
@@ -111,11 +111,17 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
 
 
 def _kinds(prepared: Prepared) -> list[_Kind]:
-    kinds: dict[Scenario, _Kind] = {}
+    """Uploads of a scenario that several grids attack hold what the attacks of all of them read."""
+    parts: defaultdict[Scenario, list[Part]] = defaultdict(list)
     for part in prepared.plan.parts:
-        for trial in part.trials:
-            kinds.setdefault(part.experiment.scenario, _Kind(part.experiment, [])).trials.append(trial)
-    return list(kinds.values())
+        if part.trials:
+            parts[part.experiment.scenario].append(part)
+    kinds = []
+    for shared in parts.values():
+        attacks = dict.fromkeys(tried for part in shared for tried in part.experiment.attacks)
+        experiment = shared[0].experiment.model_copy(update={"attacks": tuple(attacks)})
+        kinds.append(_Kind(experiment, [trial for part in shared for trial in part.trials]))
+    return kinds
 
 
 def _sharing(kinds: Sequence[_Kind]) -> list[list[_Kind]]:

@@ -32,7 +32,7 @@ from fedmjp.cli.options import (
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
-from fedmjp.cli.runs import choose, published_command, require_apart, single_batches
+from fedmjp.cli.runs import choose, of_weights, published_command, require_apart, single_batches
 from fedmjp.cli.their_model import OUTPUT, attack_module, refuse_options
 from fedmjp.config import MAX_COUNT
 from fedmjp.overrides import parse_pairs
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "seed", "image_size", "patch_size", "classes",
+    "local_learning_rate", "seed", "weights", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -127,6 +127,15 @@ def attack(
     data: Data = "bundled",
     limit: Annotated[int, typer.Option(help="Number of pictures.", min=1, max=MAX_COUNT, rich_help_panel=PICTURES)] = 8,
     model: Model = "deit_small",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Trained weights: a file, or zoo:NAME. Of ours, and beside the manifest of a run, model, sizes and "
+            "classes are known. Untrained by default.",
+            metavar="FILE",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     defences: Defences = [],
     mask_ratio: Annotated[
         float,
@@ -201,19 +210,25 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
     from fedmjp.data.selection import open_source, select
     from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
     from fedmjp.errors import BadInputError
+    from fedmjp.models.build import build
     from fedmjp.scenario import of_single_batches
 
     if "local_learning_rate" in named and "local_steps" not in named:
         raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
+    if options["weights"] is not None:
+        known = of_weights(options["weights"])
+        options = {**options, **{key: value for key, value in known.items() if key == "weights" or key not in named}}
     ratio = options["mask_ratio"]
     defences = tuple(DefenceConfig.parse(text) for text in options["defences"] if text != "none")
     values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
     scenario = of_single_batches(values, options["limit"])
     experiments = experiments_of(scenario, _settings(options, scenario), _attacks(options), mask_ratio=ratio)
+    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
+        build(arm)  # a checkpoint that does not fit is told before anything is run
     pictures = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
-    known = sum(measured_on(name) for name in pictures.names())
-    if known:
-        console.print(f"{known} pictures are left out: the prior of natural patches was measured on them.")
+    in_prior = sum(measured_on(name) for name in pictures.names())
+    if in_prior:
+        console.print(f"{in_prior} pictures are left out: the prior of natural patches was measured on them.")
     selection = select(pictures, options["limit"], seed=scenario.seed, leave_out=measured_on)
     tell(console, *(f"Skipped: {reason}" for reason in selection.skipped))
     memory = Memory()

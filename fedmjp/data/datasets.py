@@ -121,7 +121,7 @@ def open_dataset(data: str, split: Split, *, classes: int) -> LabelledDataset:
     if highest >= classes:
         raise DataError(
             f"{dataset.name} has label {highest} ({dataset.class_names[highest]}), but the model knows {classes} "
-            f"classes; give it at least {highest + 1}"
+            f"classes; give it at least {highest + 1}, or name pictures of its classes"
         )
     return dataset
 

@@ -72,6 +72,11 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
     return layout
 
 
+def holds_unknown_embedding(checkpoint: Checkpoint) -> bool:
+    """Whether the weights are of a model that was trained with MJP; CheckpointError if the file cannot be read."""
+    return names.UNKNOWN_EMBEDDING in in_our_layout(_state_dict(checkpoint), checkpoint.path)[1]
+
+
 def _state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     path = Path(checkpoint.path)
     try:
