@@ -120,7 +120,6 @@ class Equations:
     values: int  # per patch
     until: float = math.inf  # of time.thread_time(): iterations that are at work then end where they are
 
-    @property
     def time_is_up(self) -> bool:
         """Whether iterations are to end. This thread's work counts: another job on the machine changes no result."""
         return time.thread_time() > self.until

@@ -55,7 +55,7 @@ class Search:
         self.equations = replace(self.equations, until=deadline - self.reserve)
         size, dry, pending = self.equations.unknowns, 0, 0
         leveled = bool(self.equations.level.any())  # starts are scaled by the level, which noise may blur away
-        while leveled and len(self.masked) < size and dry < DRY and not self.equations.time_is_up:
+        while leveled and len(self.masked) < size and dry < DRY and not self.equations.time_is_up():
             new = self._round(CYCLE[dry % len(CYCLE)])
             dry, pending = (0 if new else dry + 1), pending + new
             if pending and (dry or pending >= size // 4 or len(self.masked) == size):
