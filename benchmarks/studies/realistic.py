@@ -14,6 +14,7 @@ recorded. ``step`` says what the client did:
 A row per picture, or per refusal, with its reason. A search is slow: it has fewer pictures and rounds.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -32,8 +33,7 @@ from benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from benchmarks.report.drawing import CEILING, STYLE, Scale
 from benchmarks.running import evaluator
 from benchmarks.scripts import Pictures, keep_table, timed, unseen
-from benchmarks.uploads.recorded import Recording
-from fedmjp.config import Checkpoint
+from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import BadInputError
@@ -76,7 +76,7 @@ def main(
     torch.set_num_threads(1)
     if pictures % max(BATCHES):
         raise BadInputError(f"--pictures {pictures} make no whole batches: take a multiple of {max(BATCHES)}")
-    ages = weights_sent(run / "records")
+    ages = weights_sent(run)
     first = next(iter(ages.values()))
     chosen = unseen(data, pictures, first.model, SEED)
     rounds = sorted(ages)
@@ -93,21 +93,22 @@ def main(
     typer.echo(summary(table).to_string())
 
 
-def weights_sent(records: Path) -> dict[int, Scenario]:
+def weights_sent(run: Path) -> dict[int, Scenario]:
     """By recorded round, a scenario of single gradients at the weights that the server had sent.
 
     Raises:
         BadInputError: If no round was recorded.
     """
-    ages = {}
-    for manifest in sorted(records.glob("round-*/manifest.json")):
-        (scenario,) = Recording.open(manifest.parent).scenarios
-        sent = next((manifest.parent / "uploads" / scenario.folder).glob(WEIGHTS))
-        model = scenario.model.model_copy(update={"weights": Checkpoint.of(sent)})
-        ages[int(manifest.parent.name.removeprefix("round-"))] = Scenario.parse({"model": model})
-    if not ages:
-        raise BadInputError(f"{records} holds no recorded round: run fedmjp simulate with records=[...]")
-    return ages
+    model = ModelConfig.parse(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["config"]["model"])
+    files = sorted((run / "records").glob(f"round-*/uploads/*/{WEIGHTS}"))
+    if not files:
+        raise BadInputError(f"{run} holds no recorded round: run fedmjp simulate with records=[...]")
+    return {
+        int(path.parts[-4].removeprefix("round-")): Scenario.parse(
+            {"model": model.model_copy(update={"weights": Checkpoint.of(path)})}
+        )
+        for path in files
+    }
 
 
 def rows_of(
