@@ -157,6 +157,8 @@ class Features:
     features: Tensor | None = None  # (batch, dim) float64, what the last layer reads; None where labels alone come out
     # As of a reconstruction. ``certified`` is 1 where residuals alone show that every row is right.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    # What else is known of each picture, a row each in the order of the labels: "probabilities", "loss" and the like.
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = tuple(self.labels.shape)

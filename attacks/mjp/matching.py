@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks import ATTACKS
-from attacks.base import Attack, picture
+from attacks.base import Attack, picture, showing_pictures
 from attacks.labels import labels_of, mean_gradient
 from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
 from attacks.mjp.affine import of_one_upload
@@ -90,7 +90,7 @@ class MjpMatching(ClosedFacts[VitClassifier]):
         return MJP if model.defended else frozenset()
 
     def _first(self) -> Attack:
-        return ATTACKS.get(self.options.start)()
+        return showing_pictures(ATTACKS.get(self.options.start)())
 
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
@@ -153,7 +153,9 @@ class _Mismatch:
         targets = {name: mean_gradient(upload, name, model, threat) for name in _matched(model)}
         self._targets = {name: target[None] for name, target in targets.items() if target.any()}
         self._squares = torch.stack([target.square().sum() for target in self._targets.values()])
-        self._comparison = PerCandidateGradients(copy.deepcopy(model).double(), list(self._targets))
+        self._comparison = PerCandidateGradients(
+            copy.deepcopy(model).double(), list(self._targets), label_smoothing=threat.label_smoothing
+        )
 
     def coefficients(self, image: Tensor) -> Tensor:
         """Of the picture (1, 3, size, size) in [0, 1]."""

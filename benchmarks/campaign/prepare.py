@@ -14,6 +14,7 @@ from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.plan.planning import plan
 from fedmjp.data.selection import Selection, open_source, pick, select
+from fedmjp.metrics import DISCLOSED
 from fedmjp.models.build import build
 from fedmjp.training import run_folder
 
@@ -97,4 +98,6 @@ def _ledger(planned: Plan, config: Mapping[str, Any], **about: Any) -> Ledger:
     usual = {"question": "", "recognisable_at": RECOGNISABLE, "utility": {}, "keep": "all"}
     empty: dict[str, list[str]] = {"reported": [], "skipped": [], "notes": []}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    if any(each.cell.reveals != "pictures" for each in planned.cells):
+        about["metrics"] = [*about["metrics"], *DISCLOSED]
     return Ledger.of(planned, {"config": config, "config_sha256": digest, **usual, **empty, **about})

@@ -9,7 +9,18 @@ from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.verdicts import LEAKING, Judgement
 
 RANKED = (*LEAKING, "withstood")
-_SHARED = ("origin", "threat", "setting", "protocol", "model", "weights", "defences", "defence", "mask_ratio")
+_SHARED = (
+    "origin",
+    "threat",
+    "setting",
+    "protocol",
+    "reveals",
+    "model",
+    "weights",
+    "defences",
+    "defence",
+    "mask_ratio",
+)
 
 
 def standings(entries: Iterable[Entry]) -> list[Standing]:
@@ -25,13 +36,13 @@ def _judged_together(entry: Entry) -> tuple[Any, ...]:
     return (*_ranked_together(entry), entry.setting, entry.model, entry.weights, entry.defences, *source)
 
 
-def _ranked_together(entry: Entry) -> tuple[str, str, str]:
-    """What one server would see without defences, and what is compared with the same version of the picture.
+def _ranked_together(entry: Entry) -> tuple[str, str, str, str]:
+    """What one server would see without defences, what is revealed, and compared with which version of the picture.
 
     That is the picture itself in settings a and c, the shuffled one in b. So a defence that shuffles (c) stands beside
     one that does not (a), and beside none.
     """
-    return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol
+    return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol, entry.reveals
 
 
 def _ranked(groups: Sequence[Sequence[Entry]]) -> list[Standing]:

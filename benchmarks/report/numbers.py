@@ -10,7 +10,7 @@ from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Stati
 from benchmarks.leaderboard.headline import exactly
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
-FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
+FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g", "feature_error": "#.2g"}
 SMALLEST_P = 0.001
 MINUS = "\u2212"
 NO_INTERVAL = "no interval below two pictures"
@@ -46,10 +46,10 @@ def mean(statistics: Statistics, name: str) -> Value:
     return Value(score(statistics.mean, name), statistics.mean, "" if interval else NO_INTERVAL, interval)
 
 
-def difference(measured: Difference) -> Value:
-    """``-3.2 (-4.1 to -2.3), p < 0.001``."""
-    interval = _interval(measured, lambda value: f"{value:+.1f}")
-    return Value(f"{measured.mean:+.1f}", measured.mean, interval=interval, test=p_value(measured.p_value))
+def difference(measured: Difference, scale: float = 1) -> Value:
+    """``-3.2 (-4.1 to -2.3), p < 0.001``; of shares, a scale of 100 tells percentage points."""
+    interval = _interval(measured, lambda value: f"{scale * value:+.1f}")
+    return Value(f"{scale * measured.mean:+.1f}", measured.mean, interval=interval, test=p_value(measured.p_value))
 
 
 def share(measured: Share) -> Value:

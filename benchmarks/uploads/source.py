@@ -3,7 +3,7 @@
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -35,6 +35,10 @@ class UploadSource(ABC):
     @abstractmethod
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that the server had sent, on the experiment's device."""
+
+    @abstractmethod
+    def private(self) -> Iterator[PrivateBatch]:
+        """What is behind every upload of the experiment, for the evaluator; DataError or RecordError if one is bad."""
 
     def stale(self) -> None:  # noqa: B027 (most sources keep nothing)
         """Something is missing or damaged: the next run records anew, if it was a run that recorded."""
@@ -74,7 +78,9 @@ class RecordedUploads(UploadSource):
         exchanges: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
-                first_ones = paths.get(batch, [])[: scenario.uploads_per_picture]  # a run may have gone on for others
+                probes = scenario.probes
+                # A run may have gone on for others.
+                first_ones = paths.get(batch, [])[probes : probes + scenario.uploads_per_picture]
                 records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
                 exchanges[batch] = f"{MISSING}: {error}"
@@ -90,6 +96,12 @@ class RecordedUploads(UploadSource):
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that were recorded."""
         return sent_model(self.folder, self.experiment.scenario, weights)
+
+    def private(self) -> Iterator[PrivateBatch]:
+        """Read what is behind the first upload of each batch."""
+        scenario = self.experiment.scenario
+        for path, *_ in self.folder.index(scenario).values():
+            yield self.folder.private(scenario, path)
 
     def stale(self) -> None:
         """The next run records anew."""
