@@ -28,7 +28,7 @@ import typer
 from matplotlib.figure import Figure
 
 from attacks import ATTACKS
-from attacks.base import Attack
+from attacks.base import Attack, showing_pictures
 from benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from benchmarks.report.drawing import CEILING, STYLE, Scale
 from benchmarks.running import evaluator
@@ -123,7 +123,7 @@ def rows_of(
             values = {"pictures_per_client": size, "batch_size": size, **update}
             scenario = Scenario.parse({"model": age.model, **values})
             about = {"step": step, "batch": size, "attack": name}
-            attack = ATTACKS.get(name)(dict(options))
+            attack = showing_pictures(ATTACKS.get(name)(dict(options)))
             if reason := attack.refusal(network, scenario.threat):
                 yield {**about, "refusal": reason}
                 continue
@@ -135,14 +135,12 @@ def rows_of(
 
 
 def attacked(
-    scenario: Scenario, attack: Attack, exchanges: list[Exchange], network: VitClassifier
+    scenario: Scenario, attack: Attack[VitClassifier, Reconstruction], exchanges: list[Exchange], network: VitClassifier
 ) -> Iterator[dict[str, float]]:
     """PSNR of each picture of some uploads, and the seconds that the attack took per upload."""
     uploads, generator = [exchange.upload for exchange in exchanges], torch_generator(SEED, "realistic")
     made, seconds = timed(partial(attack.reconstruct, uploads, network, scenario.threat, generator=generator))
     for reconstruction, exchange in zip(made, exchanges, strict=True):
-        if not isinstance(reconstruction, Reconstruction):
-            raise BadInputError(f"{attack.name} shows no pictures")
         clean = exchange.private.clean
         matched = reconstruction.images[evaluator.match(reconstruction.images, clean)]
         for psnr in metric("psnr").function(matched, clean).tolist():
