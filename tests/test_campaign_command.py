@@ -206,7 +206,7 @@ def test_a_folder_belongs_to_one_campaign(copied: Path, file: Path, capsys: pyte
 def test_status_tells_what_is_done(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("campaign", "status", finished) == 0
     printed = capsys.readouterr().out
-    assert f"{TRIALS} of {TRIALS} trials finished (100%)" in printed
+    assert f"{TRIALS} of {TRIALS} trials finished (100 %)" in printed
     assert "Nothing is left to do." in printed
     assert "refused" in printed
 

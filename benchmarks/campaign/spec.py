@@ -27,8 +27,8 @@ class DataConfig(Config):
     """Which pictures are attacked, the same in every cell.
 
     ``source`` is "bundled" or a folder of CLASS/picture files. Either ``ids`` names the pictures, or
-    ``pictures`` of them are drawn with ``seed``, with ``held_out`` from those that the prior of natural
-    patches was not made of. ``name`` is what results call the source.
+    ``pictures`` of them are drawn with ``seed``, from those that no attack was developed on; with ``held_out`` from
+    those of them that the prior of natural patches was not made of. ``name`` is what results call the source.
     """
 
     source: str = "bundled"

@@ -75,7 +75,10 @@ def exact(entry: Entry) -> Value:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.0f}"
+    """A bound of a share: 0 and 100 are said of none and of all alone."""
+    whole = round(100 * value)
+    extreme = whole in (0, 100) and whole != 100 * value
+    return f"{min(99.9, max(0.1, 100 * value)):.1f}" if extreme else f"{whole}"
 
 
 def _interval(measured: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:
