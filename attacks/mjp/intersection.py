@@ -99,7 +99,7 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> R
 def _intersect(all_facts: Sequence[LinearFacts], model: Entrance) -> Reconstruction:
     facts = [all_facts[index] for index in linked(all_facts)]
     affine = of_several_uploads(facts)
-    left = torch.stack([(affine.known - affine.known @ each.basis.mT @ each.basis - each.known) for each in facts])
+    left = torch.stack([(affine.known - affine.known @ each.open.mT @ each.open - each.stated) for each in facts])
     patches = close(affine, model)
     return Reconstruction(
         picture(patches, model),
