@@ -62,7 +62,7 @@ def of_several_uploads(facts: Sequence[LinearFacts]) -> AffinePatches:
     if len(facts) == 1:
         return of_one_upload(facts[0])
     stack = Stack.of(facts)
-    basis, leak = torch.cat([each.open for each in facts]), torch.cat([each.leak for each in facts])
-    leaked = ((basis @ stack.directions).square() * leak[:, None]).sum(dim=0)
+    parts = [(upload.open @ stack.directions).mT @ upload.leak for upload in facts]
+    leaked = torch.cat(parts, dim=1).square().sum(dim=1)
     open_ = stack.strengths <= (2 * leaked).clamp(min=NEGLIGIBLE * len(facts))
     return AffinePatches(*stack.solve(open_))

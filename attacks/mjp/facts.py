@@ -84,7 +84,7 @@ class LinearFacts:
     contrast: float  # smallest singular value that counts over the largest; 1 if none is masked
     open: Tensor  # (unknowns, values) float64, orthonormal rows: the part of the span that no fact speaks of
     stated: Tensor  # (patches, values) float64, the patches in their true places without their part along ``open``
-    leak: Tensor  # (unknowns,) float64, expected square of what of each row of ``open`` lies outside the true span
+    leak: Tensor  # (unknowns, loud) float64; |c^T leak|^2 is expected of c^T open to lie outside of the true span
     covariance: Tensor  # (patches, patches) float64, of the errors of a value of ``stated``, to an order of magnitude
     unexplained: Tensor  # (equations, values) float64, noise alone, whose mean square is that of G's noise
 
@@ -163,7 +163,7 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         contrast=float(span.singular[-1] / span.singular[0]) if len(span.singular) else 1.0,
         open=open_,
         stated=solve(open_, level),
-        leak=turn.square() @ loud.leak,
+        leak=turn * loud.leak.sqrt(),
         covariance=_covariance(mask, solver, solver @ (patch_gradient @ loud.basis.mT) / loud.singular, span.noise),
         unexplained=span.unexplained,
     )

@@ -118,9 +118,17 @@ def _mean_square(rest: Tensor, directions: int) -> Tensor:
     return (rest.square().sum() / (len(rest) * directions)).clamp(min=torch.finfo(rest.dtype).tiny)
 
 
-def linked(facts: Sequence[LinearFacts]) -> list[int]:
-    """Which uploads are of the same picture as the first, itself included, ascending."""
-    alone = [Statement.of([each]) for each in facts]
+@dataclass(frozen=True)
+class Links:
+    """Uploads by how they compare with the first, ascending."""
+
+    same: list[int]  # of its picture, itself included
+    undecided: list[int]  # perhaps of its picture
+
+
+def link(facts: Sequence[LinearFacts]) -> Links:
+    """Which uploads are of the same picture as the first, and of which that cannot be told."""
+    alone = [Statement.of([upload]) for upload in facts]
     group, pending, stated = [0], list(range(1, len(facts))), alone[0]
     while pending:
         verdicts = {index: compare(stated, alone[index]).verdict for index in pending}
@@ -131,14 +139,14 @@ def linked(facts: Sequence[LinearFacts]) -> list[int]:
             break
         if pending:
             stated = Statement.of([facts[index] for index in group])
-    return sorted(group)
+    return Links(sorted(group), pending)
 
 
 def groups(facts: Sequence[LinearFacts]) -> list[list[int]]:
     """All uploads of a client by picture; those that cannot be joined to others are groups of their own."""
-    ungrouped, found = list(range(len(facts))), []
+    ungrouped, pictures = list(range(len(facts))), []
     while ungrouped:
-        members = [ungrouped[place] for place in linked([facts[index] for index in ungrouped])]
-        found.append(members)
+        members = [ungrouped[place] for place in link([facts[index] for index in ungrouped]).same]
+        pictures.append(members)
         ungrouped = [index for index in ungrouped if index not in members]
-    return found
+    return pictures
