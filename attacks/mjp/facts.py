@@ -64,6 +64,8 @@ PLAIN = ThreatModel()
 BLURRED = frozenset({"noisy", "rounded", "pruned", "signs", "reshaped"})  # marks under which no fact is exact
 LEAKING = 1e-2  # share of a direction outside of the true span from which on levels do more harm than good
 LOUD = 4.0  # square of a singular value, of the largest that noise alone has, from which on it is none
+FAINT = 0.1  # of the rounding of an entry: less is not seen but where rounding repeats itself
+ACCUMULATED = 4.0  # times the rounding of an entry: what a sum over all tokens has
 MISSED = 100.0  # mean square of what a level leaves of d_unk, in units of the noise on G, from which on there is none
 
 
@@ -102,15 +104,13 @@ class _Span:
     singular: Tensor  # (rank,)
     basis: Tensor  # (rank, values)
     noise: float  # variance of the noise on each entry
+    reach: float  # the largest square of a singular value that noise alone has
     unexplained: Tensor  # (equations, values), what is left beyond the rank
 
     @property
     def loud(self) -> "_Span":
         """Without the singular values that noise alone may reach."""
-        if math.isinf(self.noise):
-            return self
-        rows, values = self.unexplained.shape
-        count = int((self.singular.square() > LOUD * self.noise * (rows**0.5 + values**0.5) ** 2).sum())
+        count = int((self.singular.square() > LOUD * self.reach).sum()) if math.isfinite(self.noise) else None
         return replace(self, left=self.left[:, :count], singular=self.singular[:count], basis=self.basis[:count])
 
     @property
@@ -137,7 +137,9 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     visible = tokens[~mask]
     outside = torch.linalg.qr(visible.mT, mode="complete")[0][:, len(visible) :]  # what is orthogonal to all rows
     hidden = outside.mT @ patch_gradient
-    span = _span(hidden, upload.num_examples * len(mask) - len(visible))
+    precision = torch.finfo(upload.tensors[names.PATCH_WEIGHT].dtype).eps / 2
+    rounding = precision * float(patch_gradient.square().mean().sqrt())
+    span = _span(hidden, upload.num_examples * len(mask) - len(visible), rounding)
     whole = torch.eye(visible.shape[1], dtype=visible.dtype, device=visible.device)
     solver = least_squares(visible[None], whole[None])[0]
 
@@ -163,7 +165,7 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         contrast=float(span.singular[-1] / span.singular[0]) if len(span.singular) else 1.0,
         open=open_,
         stated=solve(open_, level),
-        leak=turn * loud.leak.sqrt(),
+        leak=(turn * loud.leak.sqrt()).nan_to_num(nan=0.0, posinf=math.inf),
         covariance=_covariance(mask, solver, solver @ (patch_gradient @ loud.basis.mT) / loud.singular, span.noise),
         unexplained=span.unexplained,
     )
@@ -189,8 +191,12 @@ def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: Gaussian) -
     return posterior_mean(visible[None], right[None], projected, rounding).values[0] @ outside
 
 
-def _span(hidden: Tensor, unseen: int) -> _Span:
-    """Facts 3 and 6 of ``hidden`` = Q^T G."""
+def _span(hidden: Tensor, unseen: int, rounding: float) -> _Span:
+    """Facts 3 and 6 of ``hidden`` = Q^T G.
+
+    Where pixels repeat themselves, rounding does so, too. It then hides in the span instead of showing beyond it, and
+    what ``rounding`` an entry has is all that is known.
+    """
     # The singular vectors of a wide matrix by way of its QR: a third of the time.
     orthogonal, triangular = torch.linalg.qr(hidden.mT)
     values, singular, left = torch.linalg.svd(triangular, full_matrices=False)
@@ -202,8 +208,12 @@ def _span(hidden: Tensor, unseen: int) -> _Span:
     basis = (orthogonal @ values[:, :rank]).mT.contiguous()
     unexplained = singular[rank:, None] * (orthogonal @ values[:, rank:]).mT
     unexplained *= (len(unexplained) / max(1, len(hidden) - rank)) ** 0.5  # as if every equation were a row
-    noise = max(beyond, torch.finfo(hidden.dtype).tiny)
-    return _Span(left[:rank].mT, singular[:rank], basis, noise, unexplained)
+    repeats = beyond < (FAINT * rounding) ** 2
+    noise = (ACCUMULATED * rounding) ** 2 if repeats else beyond
+    noise = max(noise, torch.finfo(hidden.dtype).tiny)
+    rows, columns = hidden.shape
+    reach = noise * (rows * columns if repeats else (rows**0.5 + columns**0.5) ** 2)
+    return _Span(left[:rank].mT, singular[:rank], basis, noise, reach, unexplained)
 
 
 def _level(unknown: Tensor, span: _Span) -> tuple[Tensor, Tensor]:
