@@ -166,7 +166,7 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         open=open_,
         stated=solve(open_, level),
         leak=(turn * loud.leak.sqrt()).nan_to_num(nan=0.0, posinf=math.inf),
-        covariance=_covariance(mask, solver, solver @ (patch_gradient @ loud.basis.mT) / loud.singular, span.noise),
+        covariance=_covariance(mask, solver, solver @ (patch_gradient @ open_.mT) @ turn / loud.singular, span.noise),
         unexplained=span.unexplained,
     )
 
@@ -174,8 +174,8 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
 def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> Tensor:
     """Fact 8, (patches, patches): of the solution, and of what the span lets pass.
 
-    Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Of masked
-    patches nobody sees d_t; it is taken to be as others'.
+    Row k of B errs by noise over S_k; what is open along it takes that times the gradient along it into the equation.
+    Of masked patches nobody sees d_t; it is taken to be as others'.
     """
     visible = solver @ solver.mT + leaked @ leaked.mT
     everywhere = torch.diag(visible.diagonal().mean().repeat(len(mask)))
