@@ -41,10 +41,10 @@ class Adversary:
         made = ATTACKS.get(attack)(options)
         made.on_progress = on_progress
         generator = torch_generator(self.seed, "attack", attack)
-        found = made.reconstruct(uploads, self.model, self.threat, generator=generator)
+        reconstructions = made.reconstruct(uploads, self.model, self.threat, generator=generator)
         if then is None:
-            return found
+            return reconstructions
         return [  # a generator for each: a result does not depend on its neighbours
-            reassembled(each, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
-            for each, upload in zip(found, uploads, strict=True)
+            reassembled(reconstruction, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
+            for reconstruction, upload in zip(reconstructions, uploads, strict=True)
         ]

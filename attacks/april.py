@@ -70,7 +70,7 @@ class AprilMinNorm(ClosedForm):
             in_place = system.seen.spread(tokens[len(system.seen.prefix) :])
             embedded.append(in_place - _positions(system, model) - bias)
         patches = minimum_norm(embedding.T[None], torch.cat(embedded).T[None])[0].T
-        return [(each, {}) for each in patches.reshape(len(systems), -1, patches.shape[1])]
+        return [(values, {}) for values in patches.reshape(len(systems), -1, patches.shape[1])]
 
 
 class April(AprilMinNorm):
@@ -102,10 +102,10 @@ class April(AprilMinNorm):
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
         estimate = posterior_mean(rows, right, embedded, rounding)
         back = patch.covariance @ embedding.T @ torch.linalg.pinv(embedded.covariance, hermitian=True)
-        found = []
+        solutions = []
         for values, noise in zip(estimate.values[:, : model.grid**2], estimate.noise, strict=True):
-            found.append((patch.mean + (values - embedded.mean) @ back.T, {"relative_noise": float(noise)}))
-        return found
+            solutions.append((patch.mean + (values - embedded.mean) @ back.T, {"relative_noise": float(noise)}))
+        return solutions
 
 
 class OracleApril(Oracle[VitClassifier], April):
@@ -122,10 +122,10 @@ def _weight(model: VitClassifier, name: str) -> Tensor:
 
 def _positions(system: System, model: VitClassifier) -> Tensor:
     """(patches, dim): what was added to each patch's token."""
-    own = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
+    positions = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
     if not model.defended:
-        return own
-    return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), own)
+        return positions
+    return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), positions)
 
 
 def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System:

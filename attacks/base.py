@@ -181,7 +181,7 @@ class Attack(ABC, Generic[Model, Made]):
 
     def _generator_for(self, upload: Upload, model: Model, generator: torch.Generator) -> torch.Generator:
         read = self.tensors(model)
-        contents = [weights_digest({name: each.tensors[name] for name in read}) for each in (upload, *upload.others)]
+        contents = [weights_digest({name: sent.tensors[name] for name in read}) for sent in (upload, *upload.others)]
         return torch_generator(generator.initial_seed(), "upload", *contents)
 
     def _checked(self, made: Sequence[Disclosure], uploads: Sequence[Upload], model: Model) -> list[Made]:
@@ -227,16 +227,16 @@ class Attack(ABC, Generic[Model, Made]):
 
 def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
     if upload.kind not in ATTACKED:
-        told = "whole weights: subtract those that were sent" if upload.kind == "weights" else "nobody knows what"
-        return f"the upload holds {told}; attacks read what is known to be a {' or a '.join(ATTACKED)}"
+        contents = "whole weights: subtract those that were sent" if upload.kind == "weights" else "nobody knows what"
+        return f"the upload holds {contents}; attacks read what is known to be a {' or a '.join(ATTACKED)}"
     if upload.kind != threat.update:
         return f"the upload is a {upload.kind}, the threat model speaks of a {threat.update}"
     if upload.num_examples != threat.pictures:
         return f"the upload is of {upload.num_examples} pictures, the threat model speaks of {threat.pictures}"
     if (upload.labels is not None) != threat.labels_known:
-        told = "comes with" if upload.labels is not None else "comes without"
+        given = "comes with" if upload.labels is not None else "comes without"
         granted = "grants" if threat.labels_known else "does not grant"
-        return f"the upload {told} labels, the threat model {granted} them"
+        return f"the upload {given} labels, the threat model {granted} them"
     return None
 
 

@@ -55,14 +55,14 @@ class BreachingOptions(Config):
 
     def overrides(self) -> dict[str, Any]:
         """All of them as keys of breaching's configuration; ConfigError if one is given under both of its names."""
-        found = dict(self.model_extra or {})
+        changes = dict(self.model_extra or {})
         for name, key in COUNTS.items():
             value = getattr(self, name) if name in type(self).model_fields else None
-            if value is not None and key in found:
+            if value is not None and key in changes:
                 raise ConfigError(f"{name} and {key} are the same option, give one of them")
             if value is not None:
-                found[key] = value
-        return found
+                changes[key] = value
+        return changes
 
 
 class OptimisationOptions(BreachingOptions):
@@ -126,7 +126,7 @@ class BreachingAttack(Attack):
             if key not in known:
                 hint = suggestion(key, [*self.options_type.model_fields, *known])
                 raise ConfigError(f"unknown key {key!r}, {hint}")
-        values = {key: each if isinstance(each, str) else json.dumps(each) for key, each in self._overrides.items()}
+        values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self._overrides.items()}
         config = _compose(self.config_name, [f"{key}={value}" for key, value in values.items()])
         if self.optimises and config.attack_type not in ATTACK_TYPES:
             raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
@@ -138,7 +138,7 @@ class BreachingAttack(Attack):
         self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
     ) -> list[Reconstruction]:
         pairs = zip(uploads, generators, strict=True)
-        return [self._reconstruct_one(upload, model, threat, each.initial_seed()) for upload, each in pairs]
+        return [self._reconstruct_one(upload, model, threat, generator.initial_seed()) for upload, generator in pairs]
 
     def _reconstruct_one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, seed: int) -> Reconstruction:
         breaching_finds_labels = self.config.attack_type == "joint-optimization" or "label_strategy" in self._overrides
@@ -161,11 +161,11 @@ class BreachingAttack(Attack):
                 raise AttackFailedError(f"{self.name}: breaching raised {type(error).__name__}: {text}") from error
         if watch and not math.isfinite(stats["opt_value"]):
             raise AttackFailedError(f"{self.name}: no trial came to a result; breaching says: {' '.join(messages)}")
-        found = made["data"].detach()
-        if not bool(torch.isfinite(found).all()):
+        images = made["data"].detach()
+        if not bool(torch.isfinite(images).all()):
             raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
         diagnostics = {**(watch.diagnostics if watch else {}), "seconds": time.monotonic() - start}
-        return Reconstruction(model.denormalise(found).to("cpu", torch.float32), diagnostics)
+        return Reconstruction(model.denormalise(images).to("cpu", torch.float32), diagnostics)
 
 
 @functools.cache
@@ -180,7 +180,7 @@ def _breaching() -> Any:
 def _check_kind(key: str, *, before: Any, after: Any) -> None:
     """What breaching has as a group of keys or a number has to stay one: it would fail from deep inside."""
     if hasattr(before, "items") and after is not None and not hasattr(after, "items"):
-        raise ConfigError(f"{key} = {after!r}: is a group of keys; set {', '.join(f'{key}.{each}' for each in before)}")
+        raise ConfigError(f"{key} = {after!r}: is a group of keys; set {', '.join(f'{key}.{name}' for name in before)}")
     if isinstance(before, int | float) and not isinstance(before, bool):
         if not isinstance(after, int | float) or not math.isfinite(after):
             raise ConfigError(f"{key} = {after!r}: must be a finite number")

@@ -94,12 +94,12 @@ class Watch:
             self._stop_if_late()
         self._curves.append(_Curve(self._tell))
         stats[f"Trial_{trial}_Val"] = self._curves[-1]
-        found = self._theirs["_run_trial"](models, shared, labels, stats, trial, *rest)
+        result = self._theirs["_run_trial"](models, shared, labels, stats, trial, *rest)
         self._pass_interrupts_on()
-        if isinstance(found, tuple):
+        if isinstance(result, tuple):
             with torch.no_grad():
-                labels.copy_(found[1])
-        return found
+                labels.copy_(result[1])
+        return result
 
     def _score_trial(self, *args: Any) -> Any:
         score = self._theirs["_score_trial"](*args) if self._curves[-1] else float("inf")

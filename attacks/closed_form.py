@@ -77,15 +77,15 @@ class ClosedForm(Attack[Model]):
         groups: defaultdict[int, list[int]] = defaultdict(list)  # masks of different size make different systems
         for index, system in enumerate(systems):
             groups[len(system.rows)].append(index)
-        found: dict[int, Reconstruction] = {}
+        reconstructions: dict[int, Reconstruction] = {}
         for group in groups.values():
             formats = (torch.finfo(uploads[index].tensors[self.right_side].dtype) for index in group)
-            rounding = max(threat.rounding, *(each.eps / 2 for each in formats))
+            rounding = max(threat.rounding, *(info.eps / 2 for info in formats))
             solved = self._solve([systems[index] for index in group], model, rounding)
             for index, (patches, diagnostics) in zip(group, solved, strict=True):
                 images = picture(patches, model).expand(uploads[index].num_examples, -1, -1, -1).contiguous()
-                found[index] = Reconstruction(images, {**systems[index].diagnostics, **diagnostics})
-        return [found[index] for index in range(len(uploads))]
+                reconstructions[index] = Reconstruction(images, {**systems[index].diagnostics, **diagnostics})
+        return [reconstructions[index] for index in range(len(uploads))]
 
     def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
         return token_gradients(upload, model, threat, self.options.reading)

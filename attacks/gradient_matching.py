@@ -147,7 +147,7 @@ class GradientMatching(Attack):
         chunks = [jobs[first : first + at_once] for first in range(0, len(jobs), at_once)]
         comparison = self._comparison(model, threat)
         prior = patch_prior(model) if self.options.patch_prior else None
-        found: list[tuple[Tensor, float, int]] = []  # of each job: pictures, loss, iterations
+        finished: list[tuple[Tensor, float, int]] = []  # of each job: pictures, loss, iterations
         for number, chunk in enumerate(chunks):
             left = None
             if self.options.seconds is not None:
@@ -161,9 +161,9 @@ class GradientMatching(Attack):
                 step_size=self.options.step_size,
                 on_step=partial(self._report, number, len(chunks)),
             )
-            found += zip(result.images, result.losses.tolist(), repeat(result.iterations))
+            finished += zip(result.images, result.losses.tolist(), repeat(result.iterations))
         seconds, restarts = time.monotonic() - started, self.options.restarts
-        of_each = [found[first : first + restarts] for first in range(0, len(found), restarts)]
+        of_each = [finished[first : first + restarts] for first in range(0, len(finished), restarts)]
         return [self._best(searches, seconds / len(uploads)) for searches in of_each]
 
     def _jobs(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> list[Job]:
@@ -187,8 +187,8 @@ class GradientMatching(Attack):
         noises = [torch.randn(shape, generator=generator) for _ in range(self.options.restarts)]
         if self._first is None:
             return [(LEVEL + SPREAD * noise).clamp(0, 1) for noise in noises]
-        own = torch_generator(generator.initial_seed(), "start")
-        first = self._first.reconstruct([upload], model, threat, generator=own)[0].images.cpu()
+        start_generator = torch_generator(generator.initial_seed(), "start")
+        first = self._first.reconstruct([upload], model, threat, generator=start_generator)[0].images.cpu()
         return [first, *((first + RESTART_NOISE * noise).clamp(0, 1) for noise in noises[1:])]
 
     def _comparison(self, model: VitClassifier, threat: ThreatModel) -> Comparison:
@@ -206,9 +206,9 @@ class GradientMatching(Attack):
         images, loss, iterations = min(searches, key=itemgetter(1))
         if loss == math.inf:
             raise AttackFailedError(f"{self.name}: every search diverged; take a smaller step_size")
-        ended = sum(each < math.inf for _, each, _ in searches)
-        found = {"loss": loss, "iterations": iterations, "seconds": seconds, "restarts": ended}
-        return Reconstruction(images.cpu(), found)
+        ended = sum(value < math.inf for _, value, _ in searches)
+        diagnostics = {"loss": loss, "iterations": iterations, "seconds": seconds, "restarts": ended}
+        return Reconstruction(images.cpu(), diagnostics)
 
 
 class Found(NamedTuple):

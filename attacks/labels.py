@@ -39,12 +39,12 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
         raise AttackNotApplicableError(f"labels are unknown and the upload has no tensor {bias!r} to recover them from")
     remainder = mean_gradient(upload, bias, model, threat).clone()
     negative = (remainder < -CERTAIN / pictures).nonzero().flatten()
-    found: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
-    remainder[found] += 1 / pictures
-    while len(found) < pictures:
-        found.append(int(torch.argmin(remainder)))
-        remainder[found[-1]] += 1 / pictures
-    return tuple(sorted(found))
+    labels: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
+    remainder[labels] += 1 / pictures
+    while len(labels) < pictures:
+        labels.append(int(torch.argmin(remainder)))
+        remainder[labels[-1]] += 1 / pictures
+    return tuple(sorted(labels))
 
 
 def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: ThreatModel) -> Tensor:

@@ -39,10 +39,10 @@ def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
     if not model.defended:
         return None
     done = threat.pipeline.made
-    on_zeros = [each.name for each in done if "noisy" in each.marks and "pruned" not in each.marks]
-    to_zeros = [each.name for each in done if {"pruned", "signs"} & each.marks]
-    changed = [each.name for each in done if "reshaped" in each.marks]
-    inside = [each.name for each in threat.pipeline.by_example]
+    on_zeros = [defence.name for defence in done if "noisy" in defence.marks and "pruned" not in defence.marks]
+    to_zeros = [defence.name for defence in done if {"pruned", "signs"} & defence.marks]
+    changed = [defence.name for defence in done if "reshaped" in defence.marks]
+    inside = [defence.name for defence in threat.pipeline.by_example]
     if changed:
         return f"nothing is known of what {changed[0]} leaves of the zeros that show the masked patches"
     if on_zeros and to_zeros:

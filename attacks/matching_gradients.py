@@ -168,7 +168,7 @@ class _WeightTerms(torch.autograd.Function):
     def backward(ctx: Any, *derivatives: Tensor) -> tuple[Tensor, Tensor, None]:
         """Derivatives by A and B."""
         inputs, outputs, target, gradient = ctx.saved_tensors
-        by_product, by_square = (each[:, None, None] for each in derivatives)
+        by_product, by_square = (derivative[:, None, None] for derivative in derivatives)
         direction = (2 * by_square * gradient).addcmul_(by_product, target)
         return outputs @ direction, inputs @ direction.transpose(1, 2), None
 

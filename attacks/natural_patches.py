@@ -39,7 +39,7 @@ class NaturalPatches(Gaussian):
     def normalised(self, model: Entrance) -> Gaussian:
         """The same prior in the network's input space."""
         pixels = model.patch_size**2
-        centre, scale = (each.flatten().double().repeat_interleave(pixels) for each in (model.mean, model.std))
+        centre, scale = (values.flatten().double().repeat_interleave(pixels) for values in (model.mean, model.std))
         return Gaussian((self.mean - centre) / scale, self.covariance / scale[:, None] / scale)
 
 

@@ -43,7 +43,7 @@ class NaturalPictures:
         if refusal := size_refusal(model.image_size):
             raise AttackNotApplicableError(refusal)
         mean, kernel = _statistics(model.image_size)
-        centre, scale = (each.flatten().double().cpu() for each in (model.mean, model.std))
+        centre, scale = (values.flatten().double().cpu() for values in (model.mean, model.std))
         kernel = kernel * scale[:, None, None, None] * scale[:, None, None]
         spectrum = _spectrum(kernel, 2 * model.image_size)
         device, mean = model.mean.device, (mean - centre) / scale

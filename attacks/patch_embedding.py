@@ -91,8 +91,8 @@ class PatchEmbeddingWiener(PatchEmbedding):
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """How much noise there is, it estimates from equations that are left over."""
         del threat
-        told = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
-        return self.handled if told else self.handled - {"noisy"}
+        measurable = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
+        return self.handled if measurable else self.handled - {"noisy"}
 
     def _size_refusal(self, model: Entrance) -> str | None:
         return prior_refusal(model)
@@ -106,7 +106,9 @@ class PatchEmbeddingWiener(PatchEmbedding):
         # A LayerNorm behind the tokens leaves one direction of their gradients empty but for rounding.
         estimate = posterior_mean(*stacked(systems), prior, rounding, cut_off=NEGLIGIBLE)
         patches = estimate.values[:, : model.grid**2]
-        return [(each, {"relative_noise": float(noise)}) for each, noise in zip(patches, estimate.noise, strict=True)]
+        return [
+            (values, {"relative_noise": float(noise)}) for values, noise in zip(patches, estimate.noise, strict=True)
+        ]
 
 
 class OraclePatchEmbedding(Oracle[Entrance], PatchEmbeddingWiener):

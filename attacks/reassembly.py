@@ -134,7 +134,7 @@ class _Puzzle:
         misfit = self._misfit_at(source)[hole] + np.finfo(np.float64).tiny
         centres = random.choice(hole, random.integers(1, _MOST_CENTRES + 1), p=misfit / misfit.sum())
         at, of_centres = np.divmod(hole, self.grid), np.divmod(centres, self.grid)
-        down, across = (np.subtract.outer(own, its) for own, its in zip(at, of_centres, strict=True))
+        down, across = (np.subtract.outer(place, its) for place, its in zip(at, of_centres, strict=True))
         nearness = np.hypot(down, across).min(axis=1) + 0.01 * random.random(len(hole))
         size = max(2, round(len(hole) * random.uniform(_SMALLEST_PART, _LARGEST_PART)))
         return np.sort(hole[np.argsort(nearness)[:size]])
@@ -164,15 +164,15 @@ class _Puzzle:
         square = (self.grid, self.grid)
         numbers = np.pad(numbers.reshape(square), 1, constant_values=len(free))
         pieces = np.pad(source.reshape(square), 1, constant_values=-1)
-        own = source[free]
+        free_pieces = source[free]
         certain = np.zeros((len(free), len(free)))
         sides = []
         neighbours = (0, -1, self.across), (0, 1, self.across.T), (-1, 0, self.down), (1, 0, self.down.T)
         for down, across, misfit in neighbours:
             there = rows + 1 + down, columns + 1 + across
             fixed = (numbers[there] == len(free)) & (pieces[there] >= 0)
-            certain[fixed] += misfit[pieces[there][fixed]][:, own]
-            sides.append((numbers[there], np.ascontiguousarray(misfit[np.ix_(own, own)])))
+            certain[fixed] += misfit[pieces[there][fixed]][:, free_pieces]
+            sides.append((numbers[there], np.ascontiguousarray(misfit[np.ix_(free_pieces, free_pieces)])))
         return certain, sides
 
 

@@ -55,8 +55,8 @@ def recover(
         >>> patches = torch.nn.functional.conv2d((picture[None] - 0.5) / 0.2, embedding, stride=4)
         >>> tokens = patches.flatten(2).mT + positions
         >>> tokens.sin().prod(dim=1).sum().backward()  # stands for the rest of the network
-        >>> found = recover(embedding.grad, positions.grad, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
-        >>> torch.allclose(found, picture, atol=1e-3)
+        >>> recovered = recover(embedding.grad, positions.grad, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+        >>> torch.allclose(recovered, picture, atol=1e-3)
         True
     """
     centre, scale = channel_values(mean, std)
@@ -68,7 +68,7 @@ def recover(
     (patches,) = solve_patches([seen], [right])
     patch_size = patch_gradient.shape[-1]
     entered = from_patches(patches[None], patch_size * math.isqrt(len(patches)), patch_size)
-    return denormalised(entered, *(torch.tensor(each).view(3, 1, 1) for each in (centre, scale)))[0].float()
+    return denormalised(entered, *(torch.tensor(values).view(3, 1, 1) for values in (centre, scale)))[0].float()
 
 
 def solve_patches(seen: Sequence[TokenGradients], right: Sequence[Tensor]) -> list[Tensor]:
@@ -81,8 +81,8 @@ def solve_patches(seen: Sequence[TokenGradients], right: Sequence[Tensor]) -> li
     Returns:
         Of each upload the normalised patches (patches, values), in place.
     """
-    solved = least_squares(torch.stack([each.unknowns for each in seen]), torch.stack(list(right)))
-    return [each.spread(values) for each, values in zip(seen, solved, strict=True)]
+    solved = least_squares(torch.stack([tokens.unknowns for tokens in seen]), torch.stack(list(right)))
+    return [tokens.spread(values) for tokens, values in zip(seen, solved, strict=True)]
 
 
 def count_refusal(patches: int, dim: int) -> str | None:

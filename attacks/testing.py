@@ -76,7 +76,7 @@ class Trial:
     def scenario(self, *defences: str, besides: Sequence[str] = ()) -> Scenario:
         """What clients do: the defences of the threat model, others before them, and others ``besides``, after."""
         shared = set(ThreatModel.model_fields) & set(Scenario.model_fields) - {"defences"}
-        clients = self.threat.clients * (SUMMED if any("secure_sum" in each for each in besides) else 1)
+        clients = self.threat.clients * (SUMMED if any("secure_sum" in defence for defence in besides) else 1)
         values = {
             **self.threat.model_dump(include=shared),
             "model": {"name": self.model, "image_size": 64, "patch_size": 8},
@@ -88,7 +88,7 @@ class Trial:
 
     def uploads(self, model: VitClassifier) -> list[Upload]:
         """What the clients send, with labels and others where the threat model grants them, anew each time."""
-        return [_anew(each.upload) for each in _exchanges(self.scenario(*(["mjp"] if model.defended else [])))]
+        return [_anew(exchange.upload) for exchange in _exchanges(self.scenario(*(["mjp"] if model.defended else [])))]
 
     def control(self, *defences: str) -> tuple[VitClassifier, list[Upload]]:
         """The small model and what the clients send, anew each time."""
@@ -133,14 +133,14 @@ def gives_pictures(trial: Trial) -> None:
         made = trial.run(uploads, model)
         _require(len(made) == UPLOADS, f"{len(made)} reconstructions for {UPLOADS} uploads")
         expected = (trial.threat.batch_size, 3, model.image_size, model.image_size)
-        for each in made:  # a Reconstruction is finite and in [0, 1], or it could not be made
-            _require(tuple(each.images.shape) == expected, f"pictures of shape {tuple(each.images.shape)}")
+        for result in made:  # a Reconstruction is finite and in [0, 1], or it could not be made
+            _require(tuple(result.images.shape) == expected, f"pictures of shape {tuple(result.images.shape)}")
 
 
 def changes_nothing(trial: Trial) -> None:
     """Uploads, model and torch's global generator are as they were."""
     model, uploads = trial.control()
-    given = [each for upload in uploads for each in (upload, *upload.others)]
+    given = [source for upload in uploads for source in (upload, *upload.others)]
     before = copy.deepcopy([dict(upload.tensors) for upload in given])
     weights, mode, state = copy.deepcopy(model.state_dict()), model.training, torch.random.get_rng_state()
     trial.run(uploads, model)
@@ -185,7 +185,7 @@ def reads_what_it_declares(trial: Trial) -> None:
     if not declared:
         return
     try:
-        whole, reduced = (trial.run([each], model)[0].images for each in (upload, _anew(upload, declared)))
+        whole, reduced = (trial.run([version], model)[0].images for version in (upload, _anew(upload, declared)))
     except KeyError as error:
         raise ConformanceError(f"reads the tensor {error}, which it does not declare") from error
     _require(torch.equal(whole, reduced), "reads tensors that it does not declare")
@@ -238,22 +238,25 @@ def adapts_to_what_it_claims(trial: Trial) -> None:
             continue
         mine, _ = _attacked(trial.attack, scenario, 1)
         others = [_attacked(ATTACKS.get(name)(), scenario, 1)[0] for name in YARDSTICKS]
-        best = max((each for each in others if each is not None), default=None)
+        best = max((value for value in others if value is not None), default=None)
         if mine is None or best is None:
             continue
-        told = f"is adapted to {scenario.pipeline.label}, and gives {mine:.1f} dB where {best:.1f} dB are possible"
-        _require(mine >= best - WITHIN, told)
+        text = f"is adapted to {scenario.pipeline.label}, and gives {mine:.1f} dB where {best:.1f} dB are possible"
+        _require(mine >= best - WITHIN, text)
 
 
 def _attacked(attack: Attack, scenario: Scenario, count: int) -> tuple[float | None, Tensor | None]:
     """Mean PSNR in dB of so many uploads, and the pictures; None if the attack refuses or fails."""
     made, model = _exchanges(scenario)[:count], _network(scenario.network)
-    uploads, generator = [_anew(each.upload) for each in made], torch.Generator().manual_seed(SEED)
+    uploads, generator = [_anew(exchange.upload) for exchange in made], torch.Generator().manual_seed(SEED)
     try:
-        found = attack.reconstruct(uploads, copy.deepcopy(model), scenario.threat, generator=generator)
+        results = attack.reconstruct(uploads, copy.deepcopy(model), scenario.threat, generator=generator)
     except (AttackFailedError, AttackNotApplicableError):
         return None, None
-    images, private = torch.cat([each.images for each in found]), torch.cat([each.private.clean for each in made])
+    images, private = (
+        torch.cat([result.images for result in results]),
+        torch.cat([exchange.private.clean for exchange in made]),
+    )
     return float(metric("psnr").function(images, private).mean()), images
 
 
@@ -263,11 +266,11 @@ def leaks_on_its_control(trial: Trial) -> None:
         return
     model, uploads = trial.control()
     psnr = metric("psnr").function
-    made = torch.cat([each.images for each in trial.run(uploads, model)])
-    private = torch.cat([each.private.clean for each in _exchanges(trial.scenario())])
+    made = torch.cat([result.images for result in trial.run(uploads, model)])
+    private = torch.cat([exchange.private.clean for exchange in _exchanges(trial.scenario())])
     gained = float((psnr(made, private) - psnr(torch.full_like(private, 0.45), private)).mean())
-    told = f"{trial.attack.name} beats the grey picture by {gained:.1f} dB on {trial.model}, not by {trial.gain:.1f} dB"
-    _require(gained >= trial.gain, told)
+    text = f"{trial.attack.name} beats the grey picture by {gained:.1f} dB on {trial.model}, not by {trial.gain:.1f} dB"
+    _require(gained >= trial.gain, text)
 
 
 CHECKS: tuple[Callable[[Trial], None], ...] = (

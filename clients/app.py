@@ -52,8 +52,8 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
             f"clients = {scenario.clients}, but the federation has {clients}; set both to the same number"
         )
     if scenario.training is not None:
-        own = context.node_config.get("data")
-        data = None if own is None else str(own)
+        configured = context.node_config.get("data")
+        data = None if configured is None else str(configured)
         return train_round(scenario, scenario.training, run, content, client, server_round, data)
     return _upload(scenario, run, content, client, server_round)
 

@@ -91,7 +91,7 @@ class Ledger:
     def _read(self) -> dict[float, int]:
         try:
             uploads = Spendings.model_validate_json(self.path.read_bytes()).uploads
-            if len({each.multiplier for each in uploads}) < len(uploads):
+            if len({spending.multiplier for spending in uploads}) < len(uploads):
                 raise ValueError("one noise multiplier twice")
         except FileNotFoundError:
             return {}
@@ -99,7 +99,7 @@ class Ledger:
             raise DefenceError(
                 "the ledger is damaged, so nobody knows what was spent; restore it from a copy, or start a new one"
             ) from error
-        return {each.multiplier: each.count for each in uploads}
+        return {spending.multiplier: spending.count for spending in uploads}
 
     def _write(self, counts: Mapping[float, int]) -> None:
         spendings = Spendings(uploads=[Uploads(multiplier=z, count=count) for z, count in counts.items()])

@@ -143,7 +143,7 @@ class _DefenceMod:
         zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         if self.kind == "gradient":
             return zeros
-        fitting = [each for each in map(_tensors, sent) if _layout(each) == _layout(tensors)]
+        fitting = [weights for weights in map(_tensors, sent) if _layout(weights) == _layout(tensors)]
         if len(fitting) != 1:
             raise DefenceError(
                 f"{self.defence.name}: the reply has not the names and shapes of the weights that were sent; "

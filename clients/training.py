@@ -39,11 +39,11 @@ def train_round(
     content: RecordDict,
     client: int,
     server_round: int,
-    own: str | None,
+    own_data: str | None,
 ) -> RecordDict:
     """What a client sends back in a round of a training run.
 
-    In a deployment, ``own`` is where its pictures lie with it alone.
+    In a deployment, ``own_data`` is where its pictures lie with it alone.
 
     Raises:
         CheckpointError: If the weights are of another architecture.
@@ -51,8 +51,8 @@ def train_round(
         DefenceError: If a defence cannot protect the update.
         TrainingError: If no picture can be read, or the loss is no longer finite.
     """
-    pictures = _dataset(own or scenario.data, "train", classes=scenario.model.classes)
-    if own:
+    pictures = _dataset(own_data or scenario.data, "train", classes=scenario.model.classes)
+    if own_data:
         indices = np.arange(len(pictures))
     else:
         dealt = (training.partition, scenario.data, scenario.model.classes, scenario.clients, scenario.seed)
@@ -60,7 +60,7 @@ def train_round(
     recorded = bool(run.evaluator_folder) and server_round in training.records
     left = evaluator_of_round(Path(run.evaluator_folder), server_round) / scenario.folder if recorded else None
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
-    noise, seed = (SystemRandomness(), secrets.randbits(63)) if own else (None, scenario.seed)
+    noise, seed = (SystemRandomness(), secrets.randbits(63)) if own_data else (None, scenario.seed)
     return LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise).answer(content)
 
 
@@ -136,14 +136,14 @@ class LocalTraining:
         """Refuse to answer where a defence would state an epsilon that is of a shorter training than this one."""
         planned = self.scenario.planned(self._steps)
         if planned.defences != self.scenario.defences:
-            said = " and ".join(f"--defence {each.text}" for each in planned.defences)
+            said = " and ".join(f"--defence {defence.text}" for defence in planned.defences)
             raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
         steps = self.training.steps_per_upload(self._steps)
-        for each in self.scenario.pipeline.made:
-            stated = getattr(each.options, "steps_per_upload", steps)
+        for defence in self.scenario.pipeline.made:
+            stated = getattr(defence.options, "steps_per_upload", steps)
             if steps > stated:
                 raise DefenceError(
-                    f"{each.name}: this client takes {steps} steps for an upload, steps_per_upload says {stated}: "
+                    f"{defence.name}: this client takes {steps} steps for an upload, steps_per_upload says {stated}: "
                     "set it to the largest number of any client"
                 )
 
@@ -177,7 +177,7 @@ class LocalTraining:
         for step, batch in enumerate(self._batches(epoch)):
             if described:
                 self._leave(batch, trainer, epoch, step)
-            if any(each.needs_model for each in self.scenario.pipeline.made):
+            if any(defence.needs_model for defence in self.scenario.pipeline.made):
                 self.seen.append(trainer.shown(batch, epoch, step).arranged)
             yield batch
 

@@ -84,11 +84,11 @@ class Config(BaseModel):
     @classmethod
     def keys(cls) -> list[str]:
         """What can be set, those of groups as ``group.key``."""
-        found = list(cls.model_fields)
+        settable = list(cls.model_fields)
         for name, field in cls.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, Config):
-                found += [f"{name}.{key}" for key in field.annotation.keys()]  # noqa: SIM118 (no mapping)
-        return found
+                settable += [f"{name}.{key}" for key in field.annotation.keys()]  # noqa: SIM118 (no mapping)
+        return settable
 
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
         """SHA-256 of the resolved values, without some, as hex."""

@@ -137,8 +137,8 @@ def protect_trained(
         shown: Batches as they went into the network, as far as defences compute with them.
         randomness: Of what defences draw.
     """
-    images = torch.cat([each.images for each in shown]) if shown else None
-    mask = torch.cat([each.mask for each in shown]) if shown and model.defended else None
+    images = torch.cat([arranged.images for arranged in shown]) if shown else None
+    mask = torch.cat([arranged.mask for arranged in shown]) if shown and model.defended else None
     client = Client(threat.update, roles_of(model), examples, model, images, mask)
     return threat.pipeline.protect(update, client, randomness=randomness)
 

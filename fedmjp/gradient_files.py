@@ -38,7 +38,7 @@ def read_gradients(path: Path) -> GradientFile:
         raise BadInputError(f"there is no file {path}")
     content = path.read_bytes()
     tensors = parse_tensors(content, path)
-    if not isinstance(tensors, dict) or not tensors or not all(isinstance(each, Tensor) for each in tensors.values()):
+    if not isinstance(tensors, dict) or not tensors or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise BadInputError(f"{path} must hold tensors alone, by the names of named_parameters(): {_told(tensors)}")
     stated = _stated(path)
     return GradientFile(

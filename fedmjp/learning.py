@@ -89,7 +89,7 @@ class Learning(Config):
     def require_defences(self, pipeline: Pipeline, grid: int, epochs: int | None) -> None:
         """ValueError unless defences of pictures act at some time, and those of single ones get each once, unmixed."""
         recipe = self.recipe
-        for name in (each.name for each in pipeline.by_example):
+        for name in (defence.name for defence in pipeline.by_example):
             if recipe.mixup or recipe.cutmix:
                 raise ValueError(
                     f"{name} protects single pictures, and mixed ones are of two: set mixup and cutmix to 0"
@@ -154,7 +154,7 @@ class Training(Learning):
 
     @model_validator(mode="after")
     def _rounds_come(self) -> Self:
-        late = [each for each in self.records if not 1 <= each <= self.rounds]
+        late = [server_round for server_round in self.records if not 1 <= server_round <= self.rounds]
         if late:
             raise ValueError(f"records of round {late[0]} were asked for, but there are rounds 1 to {self.rounds}")
         if self.epochs is not None and self.recipe.warmup_epochs >= self.epochs:

@@ -50,14 +50,14 @@ def parse_pairs(pairs: Sequence[str], name: str, *, dashes: bool = False) -> dic
     Raises:
         ConfigError: If one has no "=" or no key, or a key is given twice.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         key, value = _pair(pair, f"{name} ")
         key = key.replace("-", "_") if dashes else key
-        if key in found:
+        if key in values:
             raise ConfigError(f"{name} {key} is given twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _pair(text: str, name: str = "") -> tuple[str, str]:

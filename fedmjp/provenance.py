@@ -60,8 +60,8 @@ def _add_source(digest: "hashlib._Hash", folder: Path, root: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Version of Python, fedmjp and of every package that numbers depend on."""
-    found = {"python": platform.python_version(), "fedmjp": fedmjp.__version__}
-    return found | {package: _version(package) for package in PACKAGES}
+    ours = {"python": platform.python_version(), "fedmjp": fedmjp.__version__}
+    return ours | {package: _version(package) for package in PACKAGES}
 
 
 def _version(package: str) -> str:

@@ -177,8 +177,8 @@ Disclosure = Reconstruction | Features
 def load_record(kind: type, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and fields of a record; RecordError if the file holds another kind."""
     tensors, fields = load_tensors(path)
-    found = fields.pop("record", "nothing")
-    require(found == kind.__name__, f"{path} holds {found}, not {kind.__name__}")
+    held = fields.pop("record", "nothing")
+    require(held == kind.__name__, f"{path} holds {held}, not {kind.__name__}")
     return tensors, fields
 
 

@@ -45,11 +45,11 @@ class Registry(Generic[T]):
         self.require(name)
         module, _, attribute = self._targets[name].partition(":")
         try:
-            found: T = getattr(importlib.import_module(module), attribute)
+            loaded: T = getattr(importlib.import_module(module), attribute)
         except Exception as error:
             if name in self._own:
                 raise
             raise PluginError(
                 f"{self.kind} {name!r} ({self._targets[name]}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
-        return found
+        return loaded

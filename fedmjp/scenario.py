@@ -183,7 +183,7 @@ class Scenario(Defended):
         """Uploads until after so many rounds, of the client that makes most."""
         if len(self.participants(1)) == self.clients:
             return rounds
-        taken = Counter(client for each in range(1, rounds + 1) for client in self.participants(each))
+        taken = Counter(client for server_round in range(1, rounds + 1) for client in self.participants(server_round))
         return max(taken.values(), default=0)
 
     def planned(self, steps_per_epoch: int) -> "Scenario":
@@ -233,8 +233,8 @@ class Scenario(Defended):
     def twins(self) -> "list[Scenario]":
         """What it is held against: the same without any defence, then, of several, without each of them."""
         names = [config.name for config in self.defences]
-        each = [self.without(name) for name in names] if len(names) > 1 else []
-        return [self.without(), *each] if names else []
+        without_one = [self.without(name) for name in names] if len(names) > 1 else []
+        return [self.without(), *without_one] if names else []
 
     def in_setting(self, setting: Setting, mask_ratio: float) -> "Scenario":
         """The same where uploads are computed from the version that an evaluation setting asks for.
@@ -292,7 +292,7 @@ DEFAULT = Scenario(defences=(DefenceConfig(name="mjp"),), clients=2)
 
 def run_config_of(scenarios: Sequence[Scenario], **places: Any) -> RunConfig:
     """What Flower is to carry: scenarios, and where a run leaves files."""
-    return RunConfig(scenarios=json.dumps([each.model_dump(mode="json") for each in scenarios]), **places)
+    return RunConfig(scenarios=json.dumps([scenario.model_dump(mode="json") for scenario in scenarios]), **places)
 
 
 def scenarios_of(run: RunConfig) -> tuple[Scenario, ...]:
@@ -303,6 +303,6 @@ def scenarios_of(run: RunConfig) -> tuple[Scenario, ...]:
         values = json.loads(run.scenarios)
     except ValueError as error:
         raise ConfigError(f"scenarios is no JSON: {error}") from None
-    if not isinstance(values, list) or not all(isinstance(each, Mapping) for each in values):
+    if not isinstance(values, list) or not all(isinstance(value, Mapping) for value in values):
         raise ConfigError('scenarios must be a JSON list of scenarios, such as [{"model": "deit_tiny"}]')
     return tuple(map(Scenario.parse, values))

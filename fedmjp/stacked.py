@@ -73,11 +73,11 @@ def entrance_gradients(
         names.POSITION_EMBEDDING: lambda: tokens.masked_fill(masked(), 0).sum(1),
         names.UNKNOWN_EMBEDDING: lambda: tokens.masked_fill(~masked(), 0).sum((1, 2)),
     }
-    found = {}
+    gradients = {}
     for name in tensors:
         like = names.POSITION_EMBEDDING if name == names.ORACLE_TOKEN_GRADIENTS else name
-        found[name] = made[name]().reshape(-1, *model.get_parameter(like).shape)
-    return [{name: values[index] for name, values in found.items()} for index in range(len(batches))]
+        gradients[name] = made[name]().reshape(-1, *model.get_parameter(like).shape)
+    return [{name: values[index] for name, values in gradients.items()} for index in range(len(batches))]
 
 
 def _token_gradients(
@@ -95,8 +95,8 @@ def _token_gradients(
         first_attention = model.get_submodule(names.FIRST_QKV_WEIGHT.removesuffix(".weight"))
         hooks.callback(first_attention.register_forward_hook(keep).remove)
         _shorten_last_block(model, hooks)
-        own = model.get_parameter(names.POSITION_EMBEDDING).expand(len(masks), -1, -1)
-        positions = (model.masked_position_embedding(masks) if model.defended else own).detach().requires_grad_()
+        embedding = model.get_parameter(names.POSITION_EMBEDDING).expand(len(masks), -1, -1)
+        positions = (model.masked_position_embedding(masks) if model.defended else embedding).detach().requires_grad_()
         logits = functional_call(model.backbone, {**frozen, "pos_embed": positions}, (normalised,))
         loss = F.cross_entropy(logits, labels, reduction="sum")
         at_tokens, at_output = torch.autograd.grad(loss, (positions, seen["output"]))

@@ -1,5 +1,6 @@
 """What the attacker sees and knows; whatever is not stated here, it does not know."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -68,8 +69,13 @@ class ThreatModel(Config):
         """The same server where clients do nothing to their updates."""
         return self.model_copy(update={"defences": ()})
 
-    def sentence(self) -> str:
-        """The threat model in one sentence, to print beside results."""
+    def sentence(self, pipelines: Iterable[Pipeline] = ()) -> str:
+        """The threat model in words, to print beside results, with what the server is told of each defence.
+
+        Args:
+            pipelines: All defences of the scenarios that it is the view of: of those that act before an update is made,
+                the server is told something, too.
+        """
         sees = "each client's own" if self.clients == 1 else f"only the sum of {self.clients} clients'"
         kind = "FedSGD gradient"
         if self.update == "delta":
@@ -78,11 +84,13 @@ class ThreatModel(Config):
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
-        told = "the labels but no masks" if self.labels_known else "neither labels nor masks"
+        knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
         done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
+        known = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
+        of_each = "".join(f" Of {name} it is told {what}." for name, what in known.items())
         return (
             f"{self.name}: knows the model and its weights, sees {sees} {kind}, "
-            f"is told {told}, sends nothing malicious.{done}"
+            f"is told {knowledge}, sends nothing malicious.{done}{of_each}"
         )
 
     @model_serializer(mode="wrap")

@@ -29,9 +29,9 @@ def local_update(
         return gradients.at(before, 0)
     weights = before
     for step in range(threat.local_steps):
-        found = gradients.at(weights, step)
+        step_gradient = gradients.at(weights, step)
         weights = {
-            name: weight - threat.local_learning_rate * found[name] if name in found else weight
+            name: weight - threat.local_learning_rate * step_gradient[name] if name in step_gradient else weight
             for name, weight in weights.items()
         }
     return {name: weight - before[name] for name, weight in weights.items()}
@@ -84,5 +84,5 @@ class _Gradients:
             logits = functional_call(self._model, leaves, (self._images[which], mask))
             loss = F.cross_entropy(logits, self._labels[which])
             # A localisation regressor has no part in it.
-            found = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
-        return dict(zip(learnt, found, strict=True))
+            gradients = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
+        return dict(zip(learnt, gradients, strict=True))

@@ -34,7 +34,7 @@ def mean_of(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] =
     """The mean over clients, in their order, by their numbers of pictures where these differ; counts are rounded."""
     if len(updates) == 1:
         return dict(updates[0])
-    return {name: _mean(torch.stack([each[name] for each in updates]), examples) for name in updates[0]}
+    return {name: _mean(torch.stack([update[name] for update in updates]), examples) for name in updates[0]}
 
 
 def _mean(stacked: Tensor, examples: Sequence[float]) -> Tensor:

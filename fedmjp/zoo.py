@@ -104,7 +104,7 @@ def zoo_model(name: str) -> ZooModel:
     """Look ``zoo:NAME`` up; UnknownNameError if there is none, with the nearest names."""
     bare = name.removeprefix(PREFIX)
     if bare not in ZOO:
-        raise UnknownNameError("model of the zoo", name, [PREFIX + each for each in ZOO])
+        raise UnknownNameError("model of the zoo", name, [PREFIX + known for known in ZOO])
     return ZOO[bare]
 
 

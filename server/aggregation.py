@@ -66,8 +66,8 @@ class Aggregator:
     def records(self, weights: Mapping[str, Tensor]) -> dict[str, ArrayRecord]:
         """A model's state as the records that cross the wire."""
         buffers = {name: value for name, value in weights.items() if name not in self._parameters}
-        found = {ARRAYS: ArrayRecord({name: value for name, value in weights.items() if name in self._parameters})}
-        return found | ({BUFFERS: ArrayRecord(buffers)} if buffers else {})
+        records = {ARRAYS: ArrayRecord({name: value for name, value in weights.items() if name in self._parameters})}
+        return records | ({BUFFERS: ArrayRecord(buffers)} if buffers else {})
 
     def expected(self, sent: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
         """What clients answer records with: the same without what is withheld."""
@@ -99,13 +99,13 @@ class Aggregator:
         if not replies or not self._step:
             return dict(weights)
         before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
-        found = self._mean_buffers(replies)
+        averaged = self._mean_buffers(replies)
         order = [name for name in weights if name in self._parameters - self._withheld]
         ahead = [self._ahead(reply, weights, order) for reply in replies]
         arrays, _ = self._strategy.aggregate_train(server_round, ahead)
-        found |= arrays.to_torch_state_dict() if arrays is not None else {}
+        averaged |= arrays.to_torch_state_dict() if arrays is not None else {}
         # Strategies compute in other types: FedAdam in float64.
-        stepped = {name: found.get(name, value).to(value.dtype) for name, value in weights.items()}
+        stepped = {name: averaged.get(name, value).to(value.dtype) for name, value in weights.items()}
         # FedAdam's second moment overflows long before its weights do, and would never move them again.
         if _all_finite(stepped) and _all_finite(self.state()):
             return stepped
@@ -126,8 +126,8 @@ class Aggregator:
     def state(self) -> dict[str, Any]:
         """What the strategy carries from round to round, as tensors."""
         moments = {name: getattr(self._strategy, name, None) for name in MOMENTS}
-        found = {name: value for name, value in moments.items() if value is not None}
-        return {name: _each(lambda array: torch.from_numpy(np.asarray(array)), value) for name, value in found.items()}
+        values = {name: value for name, value in moments.items() if value is not None}
+        return {name: _each(lambda array: torch.from_numpy(np.asarray(array)), value) for name, value in values.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
@@ -143,7 +143,7 @@ class Aggregator:
 def _all_finite(value: Any) -> bool:
     if isinstance(value, Tensor):
         return bool(value.isfinite().all())
-    return all(_all_finite(each) for each in (value.values() if isinstance(value, dict) else value))
+    return all(_all_finite(part) for part in (value.values() if isinstance(value, dict) else value))
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:

@@ -24,6 +24,6 @@ def main(grid: Grid, context: Context) -> None:
     failures: list[str] = []
     for index, scenario in enumerate(scenarios_of(run)):
         refused = Federation(grid, scenario, run, index).play()
-        failures += [f"{scenario.label}: {each}" for each in refused if scenario.training is None]
+        failures += [f"{scenario.label}: {refusal}" for refusal in refused if scenario.training is None]
     if failures:
         raise FederationError("; ".join(failures))

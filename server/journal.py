@@ -52,8 +52,8 @@ class Journal:
             aggregator.load_state(state["strategy"])
         self._history.keep_until(done)
         RefusalFile.of_run(self._folder.root).keep_until(done)
-        for each in range(1, done + 1):
-            self._uploads.update(self._scenario.participants(each))
+        for server_round in range(1, done + 1):
+            self._uploads.update(self._scenario.participants(server_round))
         return done, weights
 
     def write(
@@ -101,12 +101,12 @@ def _metrics(reply: Message) -> dict[str, float]:
 
 def _sum(reported: Sequence[Mapping[str, float]], name: str) -> int:
     """Of all clients that report it."""
-    return int(sum(each.get(name, 0) for each in reported))
+    return int(sum(metrics.get(name, 0) for metrics in reported))
 
 
 def _mean(reported: Sequence[Mapping[str, float]], name: str) -> Value:
     """Over the pictures of all clients that report it; None if none does."""
-    pairs = [(each[EXAMPLES], each[name]) for each in reported if name in each]
+    pairs = [(metrics[EXAMPLES], metrics[name]) for metrics in reported if name in metrics]
     if not pairs:
         return None
     return math.fsum(weight * value for weight, value in pairs) / sum(weight for weight, _ in pairs)

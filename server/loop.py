@@ -94,7 +94,7 @@ class Federation:
         asked = {nodes[client]: client for group in present for client in group}
         messages = self._aggregator.messages(server_round, sent, list(asked), scenario=self._index)
         replies = self._replies(server_round, messages, sent, asked)
-        clients = {each.metadata.message_id: asked[each.metadata.dst_node_id] for each in messages}
+        clients = {message.metadata.message_id: asked[message.metadata.dst_node_id] for message in messages}
         answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
         accepted: list[Message] = []
         refused: list[Refusal] = []

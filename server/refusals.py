@@ -51,10 +51,10 @@ class RefusalFile:
     def keep_until(self, last: int) -> None:
         """Drop those of the rounds after a checkpoint: they will be played again."""
         if self.path.exists():
-            self._write([each for each in self.read() if each.round <= last])
+            self._write([refusal for refusal in self.read() if refusal.round <= last])
 
     def _write(self, refusals: list[Refusal]) -> None:
         with replacing(self.path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(Refusal._fields)
-            writer.writerows((each.round, each.client, guard(each.reason)) for each in refusals)
+            writer.writerows((refusal.round, refusal.client, guard(refusal.reason)) for refusal in refusals)

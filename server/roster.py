@@ -32,9 +32,9 @@ class Roster:
             FederationError: If they are not after ``patience``, or none can say which client it is.
         """
         deadline = time.monotonic() + self.patience
-        while len(found := list(self.grid.get_node_ids())) < self.clients:
+        while len(nodes := list(self.grid.get_node_ids())) < self.clients:
             if time.monotonic() > deadline:
-                raise FederationError(f"{len(found)} of {self.clients} clients came within {self.patience:g} seconds")
+                raise FederationError(f"{len(nodes)} of {self.clients} clients came within {self.patience:g} seconds")
             time.sleep(POLL_SECONDS)
         self._nodes, reasons = self._ask()
         if reasons and not self._nodes:
@@ -50,10 +50,10 @@ class Roster:
     def _ask(self) -> tuple[dict[int, int], list[str]]:
         """Ask those that are not known: new ones, and ones that could not answer before."""
         present = set(self.grid.get_node_ids())
-        found = {client: node for client, node in self._nodes.items() if node in present}
+        nodes = {client: node for client, node in self._nodes.items() if node in present}
         messages = [
             Message(content=RecordDict({"config": ConfigRecord()}), message_type=MessageType.QUERY, dst_node_id=node)
-            for node in sorted(present.difference(found.values()))
+            for node in sorted(present.difference(nodes.values()))
         ]
         replies = list(self.grid.send_and_receive(messages, timeout=self.patience)) if messages else []
         reasons = []
@@ -63,11 +63,11 @@ class Roster:
                 reasons.append(answer)
             elif not 0 <= answer < self.clients:
                 reasons.append(f"node {node} has partition-id {answer}; there are 0 to {self.clients - 1}")
-            elif answer in found:
-                reasons.append(f"node {node} has partition-id {answer} like node {found[answer]}; give it its own")
+            elif answer in nodes:
+                reasons.append(f"node {node} has partition-id {answer} like node {nodes[answer]}; give it its own")
             else:
-                found[answer] = node
-        return found, reasons
+                nodes[answer] = node
+        return nodes, reasons
 
 
 def _answer(reply: Message) -> int | str:

@@ -33,30 +33,30 @@ def _mean(group: Sequence[Message], answers: Mapping[str, Message], number: Call
         reply = answers.get(message.metadata.message_id)
         if reply is None or reply.has_error():
             reason = "did not answer" if reply is None else last_line(reply.error.reason or "")
-            told = f"client {number(message.metadata.dst_node_id)} of its group: {reason}"
-            return Message(Error(code=REFUSED, reason=told), reply_to=group[0])
+            refusal = f"client {number(message.metadata.dst_node_id)} of its group: {reason}"
+            return Message(Error(code=REFUSED, reason=refusal), reply_to=group[0])
         contents.append(reply.content)
     return Message(content=_mean_content(contents), reply_to=group[0])
 
 
 def _mean_content(contents: Sequence[RecordDict]) -> RecordDict:
     metrics: list[dict[str, Any]] = [dict(content.metric_records[METRICS]) for content in contents]
-    examples = [float(each[EXAMPLES]) for each in metrics]
-    found = RecordDict({METRICS: MetricRecord({**_mean_metrics(metrics, examples)})})
+    examples = [float(reported[EXAMPLES]) for reported in metrics]
+    mean = RecordDict({METRICS: MetricRecord({**_mean_metrics(metrics, examples)})})
     for record in (ARRAYS, BUFFERS):
         if record in contents[0].array_records:
-            found[record] = ArrayRecord(mean_of([_tensors(each, record) for each in contents], examples))
-    return found
+            mean[record] = ArrayRecord(mean_of([_tensors(content, record) for content in contents], examples))
+    return mean
 
 
 def _mean_metrics(metrics: Sequence[Mapping[str, Any]], examples: Sequence[float]) -> dict[str, float]:
     """Counts are added, what was measured is averaged over the pictures; what one reports that cannot be is left 0."""
-    found: dict[str, float] = {}
+    combined: dict[str, float] = {}
     for name in metrics[0]:
-        values = [float(each[name]) if plausible(each[name]) else 0.0 for each in metrics]
+        values = [float(reported[name]) if plausible(reported[name]) else 0.0 for reported in metrics]
         weighed = sum(count * value for count, value in zip(examples, values, strict=True)) / sum(examples)
-        found[name] = sum(values) if name in COUNTS else weighed
-    return found
+        combined[name] = sum(values) if name in COUNTS else weighed
+    return combined
 
 
 def _tensors(content: RecordDict, record: str) -> dict[str, Tensor]:

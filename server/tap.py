@@ -95,7 +95,7 @@ class UploadTap:
             content, node = message.content, self._number(message.metadata.dst_node_id)
             if id(content) not in kept:
                 records = content.array_records.values()
-                weights = {name: value for each in records for name, value in _tensors(each).items()}
+                weights = {name: value for record in records for name, value in _tensors(record).items()}
                 kept[id(content)] = self._folder.keep_weights(weights), weights
             self._sent[message.metadata.message_id] = _Sent(self._rounds, *kept[id(content)], node)
 
@@ -129,10 +129,10 @@ def _upload(reply: Message, sent: _Sent, asked: UpdateKind | None) -> Upload:
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:
-    found = [record for name, record in content.array_records.items() if name != BUFFERS]
-    if len(found) != 1:
-        raise RecordError(f"a training message with {len(found)} array records instead of one")
-    return found[0]
+    records = [record for name, record in content.array_records.items() if name != BUFFERS]
+    if len(records) != 1:
+        raise RecordError(f"a training message with {len(records)} array records instead of one")
+    return records[0]
 
 
 def _tensors(arrays: ArrayRecord) -> dict[str, Tensor]:

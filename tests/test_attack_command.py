@@ -17,6 +17,7 @@ from fedmjp.data.selection import select_for
 from fedmjp.models import names
 from fedmjp.records import UPLOAD_FIELDS, Upload, save_tensors
 from fedmjp.scenario import Scenario
+from fedmjp.zoo import ZOO
 from tests.conftest import small_scenario
 from tests.experiments import record_directly
 
@@ -102,6 +103,45 @@ def test_repeated_defences_are_a_pipeline_with_every_twin(monkeypatch: pytest.Mo
     defended = found.drop("none")
     assert set(defended["twin"]) == {found.loc["none", "id"]}, "each is held against the same, undefended"
     assert pd.isna(found.loc["none", "twin"])
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path) -> Path:
+    """A folder with a picture of each of two classes."""
+    for label, value in (("dark", 60), ("light", 190)):
+        folder = tmp_path / "data" / label
+        folder.mkdir(parents=True)
+        noise = np.random.default_rng(value).integers(-50, 50, (32, 32, 3))
+        Image.fromarray((value + noise).astype(np.uint8)).save(folder / "picture.png")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("weights", ["zoo:coarse-mjp-0", "results/learning/runs/coarse-mjp-0/weights.safetensors"])
+def test_trained_weights_bring_what_is_known_of_their_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two_classes: Path, weights: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    given = ("--weights", weights, "--data", str(two_classes), "--limit", "2", "--defence", "mjp", "--device", "cpu")
+    assert attack(monkeypatch, tmp_path / "r", "patch_embedding", *given, small=()) == 0
+    rows = pd.read_csv(tmp_path / "r" / "leaderboard.csv").query("role == 'attack'").set_index("defence")
+    assert set(rows["model"]) == {"deit_micro"}
+    assert set(rows["weights"]) == {ZOO["coarse-mjp-0"].sha256}, "the undefended twin has the same weights"
+    assert rows.loc["none", "psnr_mean"] > 60
+
+
+def test_weights_of_another_model_are_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for given, message in (
+        (("--weights", "zoo:coarse-none-0", "--classes", "10"), "set classes to 32"),
+        (("--weights", "zoo:coarse-none-0", "--defence", "mjp"), "fits a model without one, as under no defence"),
+        (("--weights", "zoo:coarse-nine-0"), "Did you mean zoo:coarse-none-0"),
+        (("--weights", "zoo:coarse-none-0", "--model", "deit_tiny"), "take the model that it is a checkpoint of"),
+        (("--weights", str(tmp_path / "none.safetensors")), "cannot be read: No such file"),
+        (("--weights", "zoo:coarse-none-0", "--uploads", str(tmp_path / "u")), "--weights: that was decided when"),
+    ):
+        assert attack(monkeypatch, tmp_path / "r", "patch_embedding", *given, small=("--device", "cpu")) == BAD_INPUT
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_defence_none_is_no_defence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -159,6 +159,19 @@ def test_an_estimate_counts_and_says_what_cannot_run(file: Path, capsys: pytest.
     assert "untrained" in printed
 
 
+def test_an_estimate_tries_attacks_on_what_they_read_though_grids_share_a_scenario(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = "  - models: [deit_tiny]\n    defences: [none]\n    attacks: [{}]\n"
+    searched = "{name: gradient_matching, options: {iterations: 2, restarts: 1}}"
+    path = tmp_path / "shared.yaml"
+    path.write_text(FILE.partition("grids:")[0] + "grids:\n" + grid.format("patch_embedding") + grid.format(searched))
+    assert run("campaign", "estimate", path, "data.pictures=2", "--device", "cpu") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "gradient_matching" in printed
+    assert "failed when it was tried" not in printed
+
+
 def test_a_budget_that_is_spent_leaves_the_rest_for_the_next_run(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

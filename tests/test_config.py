@@ -127,6 +127,8 @@ def test_settings_are_those_of_the_paper() -> None:
 def test_threat_model_says_what_the_server_is_told() -> None:
     assert "neither labels nor masks" in ThreatModel().sentence()
     assert "is told the labels but no masks," in ThreatModel(labels_known=True).sentence()
+    assert "Of gaussian it is told the standard deviation" in ThreatModel.parse({"defences": "gaussian"}).sentence()
+    assert "Of mjp it is told" in ThreatModel().sentence([Scenario.parse({"defences": "mjp"}).pipeline])
     assert "only the sum of 3 clients'" in ThreatModel.parse({"defences": "secure_sum:clients=3"}).sentence()
 
 

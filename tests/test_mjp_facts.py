@@ -113,6 +113,11 @@ def test_the_expected_error_is_of_the_size_of_the_error(
     facts = linear_facts(upload_of(defended, batch), defended)
     error = unstated(facts, true_patches(defended, batch))[~facts.mask].square().mean()
     assert 0.1 < error / facts.variance[~facts.mask].mean() < 30
+    # White over the patches it is so, too.
+    shown = ~facts.mask
+    root = torch.linalg.cholesky(facts.covariance[shown][:, shown])
+    white = torch.linalg.solve_triangular(root, unstated(facts, true_patches(defended, batch))[shown], upper=False)
+    assert 0.1 < white.square().mean() < 30
 
 
 def test_the_mask_is_read_through_noise(defended: VitClassifier, pictures: Selection) -> None:

@@ -41,10 +41,10 @@ class Stack:
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Stack":
         """The sums, solved for their eigenvectors."""
-        basis = torch.cat([each.open for each in facts])
+        basis = torch.cat([upload.open for upload in facts])
         whole = torch.eye(basis.shape[1], dtype=basis.dtype, device=basis.device)
         strengths, directions = torch.linalg.eigh(len(facts) * whole - basis.mT @ basis)
-        return Stack(torch.stack([each.stated for each in facts]).sum(dim=0), strengths, directions)
+        return Stack(torch.stack([upload.stated for upload in facts]).sum(dim=0), strengths, directions)
 
     def solve(self, open_: Tensor) -> tuple[Tensor, Tensor]:
         """Solution (patches, values) where directions (values,) are not left open, and orthonormal rows of those."""

@@ -61,15 +61,15 @@ def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> lis
     Of a picture that no other company shows there is what one upload, or all uploads of the same batch, state: a
     mixture. Pictures without a group of uploads come last.
     """
-    alone = [Statement.of([each]) for each in facts]
+    alone = [Statement.of([fact]) for fact in facts]
     sharing = [index for index in range(1, len(facts)) if _shared(alone[0], alone[index]) >= SHARED]
-    own = [facts[index] for index in (0, *sharing)]
+    sharers = [facts[index] for index in (0, *sharing)]
     agreeing = _agreements([alone[index] for index in (0, *sharing)])
-    groups = _companies(own, agreeing, pictures)
-    found = [_member([own[place] for place in each], agreeing[each][:, each], model) for each in groups]
-    if len(found) < pictures:
-        found += [_member(own[:1], agreeing[:1, :1], model)] * (pictures - len(found))
-    return found
+    groups = _companies(sharers, agreeing, pictures)
+    batch = [_member([sharers[place] for place in group], agreeing[group][:, group], model) for group in groups]
+    if len(batch) < pictures:
+        batch += [_member(sharers[:1], agreeing[:1, :1], model)] * (pictures - len(batch))
+    return batch
 
 
 def refusal(model: Entrance, pictures: int) -> str | None:
@@ -99,7 +99,7 @@ def _agree(one: Statement, other: Statement) -> Tensor:
     if directions <= 0:
         return silent
     joint = torch.linalg.qr(spans.mT).Q
-    first, second = (each.known - (each.known @ joint) @ joint.mT for each in (one, other))
+    first, second = (statement.known - (statement.known @ joint) @ joint.mT for statement in (one, other))
     noise = directions * (one.variance + other.variance)
     energy = first[~one.unseen].square().sum(dim=1).mean() + second[~other.unseen].square().sum(dim=1).mean()
     difference = (first - second).square().sum(dim=1)
@@ -128,21 +128,21 @@ def _shared(one: Statement, other: Statement) -> float:
 
 def _agreements(alone: Sequence[Statement]) -> Tensor:
     """(uploads, uploads, patches) bool; each agrees with itself."""
-    found = alone[0].unseen.new_ones(len(alone), len(alone), len(alone[0].unseen))
+    agreeing = alone[0].unseen.new_ones(len(alone), len(alone), len(alone[0].unseen))
     for one, other in combinations(range(len(alone)), 2):
-        found[one, other] = found[other, one] = _agree(alone[one], alone[other])
-    return found
+        agreeing[one, other] = agreeing[other, one] = _agree(alone[one], alone[other])
+    return agreeing
 
 
 def _companies(facts: Sequence[LinearFacts], agreeing: Tensor, most: int) -> list[list[int]]:
     """Groups of uploads that show one picture of the first, itself included: at most ``most``, at least one."""
-    found: list[list[int]] = []
+    companies: list[list[int]] = []
     pending = list(range(1, len(facts)))
-    while pending and len(found) < most:
+    while pending and len(companies) < most:
         others = [*pending[1:], *(index for index in range(1, len(facts)) if index not in pending)]
-        found.append(_company(facts, agreeing, pending[0], others))
-        pending = [index for index in pending if index not in found[-1]]
-    return found or [[0]]
+        companies.append(_company(facts, agreeing, pending[0], others))
+        pending = [index for index in pending if index not in companies[-1]]
+    return companies or [[0]]
 
 
 def _company(facts: Sequence[LinearFacts], agreeing: Tensor, seed: int, candidates: Sequence[int]) -> list[int]:

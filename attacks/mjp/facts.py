@@ -88,12 +88,8 @@ class LinearFacts:
     stated: Tensor  # (patches, values) float64, the patches in their true places without their part along ``open``
     leak: Tensor  # (unknowns, loud) float64; |c^T leak|^2 is expected of c^T open to lie outside of the true span
     covariance: Tensor  # (patches, patches) float64, of the errors of a value of ``stated``, to an order of magnitude
+    variance: Tensor  # (patches,) float64, the same of single patches, without what the span lets pass
     unexplained: Tensor  # (equations, values) float64, noise alone, whose mean square is that of G's noise
-
-    @property
-    def variance(self) -> Tensor:
-        """(patches,) float64, of the error of each value of ``stated``."""
-        return self.covariance.diagonal()
 
 
 @dataclass(frozen=True)
@@ -154,6 +150,8 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         patches[~mask] = solver @ rest if prior is None else _posterior(visible, rest, open_, prior)
         return patches
 
+    variance = (visible.square().mean() * outside.shape[1]).reciprocal().repeat(len(mask))
+    variance[~mask] = solver.square().sum(dim=1)
     loud = span.loud
     level, turn = _level(outside.mT @ unknown, loud)
     open_ = turn @ loud.basis
@@ -166,7 +164,8 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         open=open_,
         stated=solve(open_, level),
         leak=(turn * loud.leak.sqrt()).nan_to_num(nan=0.0, posinf=math.inf),
-        covariance=_covariance(mask, solver, solver @ (patch_gradient @ open_.mT) @ turn / loud.singular, span.noise),
+        covariance=_covariance(mask, solver, solver @ (patch_gradient @ loud.basis.mT) / loud.singular, span.noise),
+        variance=variance * span.noise,
         unexplained=span.unexplained,
     )
 
@@ -174,8 +173,8 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
 def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> Tensor:
     """Fact 8, (patches, patches): of the solution, and of what the span lets pass.
 
-    Row k of B errs by noise over S_k; what is open along it takes that times the gradient along it into the equation.
-    Of masked patches nobody sees d_t; it is taken to be as others'.
+    Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Of masked
+    patches nobody sees d_t; it is taken to be as others'.
     """
     visible = solver @ solver.mT + leaked @ leaked.mT
     everywhere = torch.diag(visible.diagonal().mean().repeat(len(mask)))

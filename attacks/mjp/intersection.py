@@ -69,10 +69,10 @@ class MjpIntersection(ClosedFacts[Entrance]):
         del model
         if threat.batch_size == 1:
             return None
-        told = f"{self.name}: pictures that are always shown in the same company stay a mixture, as do all if masks "
-        told += "make two uploads leave as much open as a patch has values"
+        warning = f"{self.name}: pictures that are always shown in the same company stay a mixture, as do all if masks "
+        warning += "make two uploads leave as much open as a patch has values"
         unsure = "; which uploads share a picture is unsure as they are degraded"
-        return told + unsure if threat.marks & BLURRED else told
+        return warning + unsure if threat.marks & BLURRED else warning
 
     def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
         del generator  # nothing is drawn
@@ -92,13 +92,13 @@ def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -
 
 
 def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> Reconstruction:
-    found = batches.members(facts, pictures, model)
+    members = batches.members(facts, pictures, model)
     return Reconstruction(
-        torch.cat([picture(each.patches, model) for each in found]),
+        torch.cat([picture(member.patches, model) for member in members]),
         {
             "uploads_kept": float(len(facts)),
-            "uploads_linked": sum(each.uploads for each in found) / len(found),
-            "unknowns_per_patch": sum(each.open for each in found) / len(found),
+            "uploads_linked": sum(member.uploads for member in members) / len(members),
+            "unknowns_per_patch": sum(member.open for member in members) / len(members),
         },
     )
 

@@ -66,13 +66,9 @@ class Statement:
     known: Tensor  # (patches, values) float64
     basis: Tensor  # (open, values) float64, orthonormal rows that span what ``known`` says nothing about
     covariance: Tensor  # (patches, patches) of the errors of a value of ``known``
+    variance: Tensor  # (patches,) the same of single patches
     unexplained: Tensor  # (equations, values), noise alone
     unseen: Tensor  # (patches,) bool, True where the patch was masked in every upload
-
-    @property
-    def variance(self) -> Tensor:
-        """(patches,) of the error of each value of ``known``."""
-        return self.covariance.diagonal()
 
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Statement":
@@ -80,10 +76,12 @@ class Statement:
         unseen = torch.stack([upload.mask for upload in facts]).all(dim=0)
         unexplained = torch.cat([upload.unexplained for upload in facts])
         if len(facts) == 1:
-            return Statement(facts[0].stated, facts[0].open, facts[0].covariance, unexplained, unseen)
+            (fact,) = facts
+            return Statement(fact.stated, fact.open, fact.covariance, fact.variance, unexplained, unseen)
         stack = Stack.of(facts)
-        covariance = torch.stack([upload.covariance for upload in facts]).mean(dim=0)
-        return Statement(*stack.solve(stack.strengths < SURELY), covariance / SURELY, unexplained, unseen)
+        covariance = torch.stack([upload.covariance for upload in facts]).mean(dim=0) / SURELY
+        variance = torch.stack([upload.variance for upload in facts]).amax(dim=0) / SURELY
+        return Statement(*stack.solve(stack.strengths < SURELY), covariance, variance, unexplained, unseen)
 
 
 def compare(one: Statement, other: Statement) -> Comparison:

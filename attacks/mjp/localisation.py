@@ -28,6 +28,6 @@ def without_localisation(upload: Upload, model: VitClassifier, weight: float, th
     parameters = {name: value for name, value in model.named_parameters() if name in upload.tensors}
     with torch.enable_grad():
         loss = weight * model.localisation_loss(mask)
-        found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-    gradient = dict(zip(parameters, found, strict=True))
+        derivatives = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+    gradient = dict(zip(parameters, derivatives, strict=True))
     return replace(upload, tensors={name: value - gradient[name].to(value) for name, value in upload.tensors.items()})

@@ -96,12 +96,12 @@ class MjpMatching(ClosedFacts[VitClassifier]):
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear_facts(upload, model, threat)
-        found = picture(facts.stated, model), dict[str, float]()
+        result = picture(facts.stated, model), dict[str, float]()
         if facts.mask.any():
-            own = torch_generator(generator.initial_seed(), "start")
-            first = self._first().reconstruct([upload], model, threat, generator=own)[0].images
-            found = self._search(_Mismatch(upload, facts, model, threat), first)
-        return Reconstruction(found[0], {"masked_patches": float(facts.mask.sum()), **found[1]})
+            start_generator = torch_generator(generator.initial_seed(), "start")
+            first = self._first().reconstruct([upload], model, threat, generator=start_generator)[0].images
+            result = self._search(_Mismatch(upload, facts, model, threat), first)
+        return Reconstruction(result[0], {"masked_patches": float(facts.mask.sum()), **result[1]})
 
     def _search(self, mismatch: "_Mismatch", first: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The best picture that the budget allows, and how far the search came."""
@@ -111,7 +111,7 @@ class MjpMatching(ClosedFacts[VitClassifier]):
         def evaluate(values: Floats) -> tuple[float, Floats]:
             nonlocal best
             loss, slope = mismatch(values)
-            best = min(best, (loss, values.copy()), key=lambda each: each[0])
+            best = min(best, (loss, values.copy()), key=lambda point: point[0])
             return loss, slope
 
         def after_step(_: Floats) -> None:

@@ -50,8 +50,8 @@ class ClosedFacts(Attack[Model]):
         How loud noise is, only equations tell that are left over.
         """
         del threat
-        told = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
-        known = HANDLED if told else HANDLED - LIKE_NOISE
+        measurable = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
+        known = HANDLED if measurable else HANDLED - LIKE_NOISE
         return known if model.defended else known - MJP
 
     @abstractmethod

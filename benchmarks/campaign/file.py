@@ -41,9 +41,9 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
         details = [dict(detail) for detail in error.errors()]
         # A list is also called too short when all that it holds is wrong.
         first_hand = [detail for detail in details if detail["type"] != "too_short" or len(details) == 1]
-        told = first_hand or details
-        complaints = [_complaint(detail, root, path, overrides) for detail in told[:SHOWN]]
-        more = [f"and {len(told) - SHOWN:,} more"] if len(told) > SHOWN else []
+        relevant = first_hand or details
+        complaints = [_complaint(detail, root, path, overrides) for detail in relevant[:SHOWN]]
+        more = [f"and {len(relevant) - SHOWN:,} more"] if len(relevant) > SHOWN else []
         raise ConfigError("; ".join(dict.fromkeys([*complaints, *more]))) from None
     except BadInputError as error:  # an unknown model or attack says so itself
         raise ConfigError(f"{path}: {error}") from None
@@ -88,9 +88,9 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in get_args(annotation):
-        found = _model_in(argument)
-        if found:
-            return found
+        model = _model_in(argument)
+        if model:
+            return model
     return None
 
 
@@ -107,10 +107,10 @@ def _deepest(node: yaml.Node, location: Location) -> tuple[int, int]:
     """How many steps towards a location can be gone, and the line where they end."""
     line = node.start_mark.line + 1
     for depth, step in enumerate(location):
-        found = _child(node, step)
-        if found is None:
+        child = _child(node, step)
+        if child is None:
             return depth, line
-        line, node = found
+        line, node = child
     return len(location), line
 
 

@@ -22,7 +22,7 @@ TRIED = {
 
 def quickstart(*, device: Literal["cpu", "cuda"]) -> list[Experiment]:
     """DeiT-S without a defence and with MJP, two clients that show eight bundled pictures up to eight times."""
-    found: list[Experiment] = []
+    experiments: list[Experiment] = []
     for (model, uploads), attacks in TRIED.items():
         scenario = Scenario.parse(
             {
@@ -35,5 +35,5 @@ def quickstart(*, device: Literal["cpu", "cuda"]) -> list[Experiment]:
             }
         )
         tried = tuple(AttackConfig(name=name) for name in (*attacks, "grey"))
-        found += experiments_of(scenario, (Setting.C,), tried, mask_ratio=MASK_RATIO)
-    return found
+        experiments += experiments_of(scenario, (Setting.C,), tried, mask_ratio=MASK_RATIO)
+    return experiments

@@ -107,11 +107,11 @@ class Grid(Config):
     @property
     def views(self) -> list[dict[str, Any]]:
         """Each threat model as values of a scenario."""
-        found = []
+        views = []
         for threat in self.threats:
             lists = [value if isinstance(value, list | tuple) else [value] for value in threat.values()]
-            found += [dict(zip(threat, values, strict=True)) for values in itertools.product(*lists)]
-        return found
+            views += [dict(zip(threat, values, strict=True)) for values in itertools.product(*lists)]
+        return views
 
 
 def _count(value: object) -> int:
@@ -188,13 +188,13 @@ class Campaign(Config):
         Raises:
             ConfigError: If a combination cannot be run, with its own reason.
         """
-        found: dict[str, Experiment] = {}
+        experiments: dict[str, Experiment] = {}
         for grid in self.grids:
             asked = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
             for seed, view, mask_ratio, model, defences in asked:
                 scenario = self._asked(grid, model, with_mask_ratio(defences, mask_ratio), {**view, "seed": seed})
                 scenario = scenario.model_copy(update={"device": device})
-                for each in experiments_of(
+                for experiment in experiments_of(
                     scenario,
                     grid.settings,
                     grid.attacks,
@@ -202,9 +202,9 @@ class Campaign(Config):
                     metrics=self.metrics,
                     protocol=self.protocol,
                 ):
-                    own = self._with_weights(each)
-                    found.setdefault(own.digest(), own)
-        return list(found.values())
+                    weighted = self._with_weights(experiment)
+                    experiments.setdefault(weighted.digest(), weighted)
+        return list(experiments.values())
 
     def _asked(self, grid: Grid, model: str, defences: Defences, view: Mapping[str, Any]) -> Scenario:
         pictures = min(grid.pictures or self.data.count, self.data.count)

@@ -28,13 +28,13 @@ def describe_records(scenario: Scenario, records: Path, shares: Sequence[int]) -
     training = scenario.training
     if training is None:
         return []
-    found = {each: RunFolder(of_round(records, each)) for each in sorted(training.records)}
-    found = {each: folder for each, folder in found.items() if folder.root.exists()}
-    for server_round, folder in found.items():
+    folders = {number: RunFolder(of_round(records, number)) for number in sorted(training.records)}
+    folders = {number: folder for number, folder in folders.items() if folder.root.exists()}
+    for server_round, folder in folders.items():
         localised = _localisation_weights(scenario, training, server_round, shares)
         about = _manifest(scenario, training, folder) | {"localisation_weights": localised}
         write_json(folder.root / "manifest.json", about | provenance.environment())
-    return list(found.values())
+    return list(folders.values())
 
 
 def _localisation_weights(
@@ -46,9 +46,9 @@ def _localisation_weights(
     what defences did to an update cannot be undone.
     """
     recipe, puzzle, network = training.recipe, training.puzzle, scenario.network
-    told = recipe.batch_size == 1 or puzzle.masks == "batch" or not network.unknown_embedding
+    readable = recipe.batch_size == 1 or puzzle.masks == "batch" or not network.unknown_embedding
     computed = training.update == "gradient" and network.localisation in ("linear", "nonlinear")
-    if not (computed and told) or scenario.threat.defences:
+    if not (computed and readable) or scenario.threat.defences:
         return {}
     weights = {}
     for client, pictures in enumerate(shares):

@@ -63,16 +63,16 @@ class RunFolder:
 
         Of clients whose updates are summed, the path is that of the first one's record.
         """
-        found: dict[tuple[str, ...], list[Path]] = {}
+        paths: dict[tuple[str, ...], list[Path]] = {}
         for path in sorted((self.evaluator / scenario.folder).glob(RECORDS)):
             try:
-                fields = [load_fields(each) for each in _group(path, scenario)]
-                names = tuple(str(name) for each in fields for name in each["pictures"])
+                fields = [load_fields(member) for member in _group(path, scenario)]
+                names = tuple(str(name) for record in fields for name in record["pictures"])
             except (RecordError, KeyError, TypeError):
                 continue
             if names:
-                found.setdefault(names, []).append(path)
-        return found
+                paths.setdefault(names, []).append(path)
+        return paths
 
     def record(self, scenario: Scenario, private: Path) -> tuple[PrivateBatch, Upload]:
         """A private record and the upload that was computed from it; RecordError if one is missing or damaged."""
@@ -80,7 +80,7 @@ class RunFolder:
 
     def private(self, scenario: Scenario, path: Path) -> PrivateBatch:
         """What is behind one upload, with that of the clients it is summed with; RecordError if one is damaged."""
-        return PrivateBatch.joined([PrivateBatch.load(each) for each in _group(path, scenario)])
+        return PrivateBatch.joined([PrivateBatch.load(member) for member in _group(path, scenario)])
 
     def stands_for_group(self, scenario: Scenario, path: Path) -> bool:
         """Whether a record is that of the first of the clients that are summed."""
@@ -93,11 +93,11 @@ class RunFolder:
 
 def _group(path: Path, scenario: Scenario) -> list[Path]:
     """Private records of the clients that a record's client is summed with; nothing if it is not the first."""
-    found, together = NAME.fullmatch(path.name), scenario.pipeline.clients
-    if found is None or int(found[2]) % together:
+    matched, together = NAME.fullmatch(path.name), scenario.pipeline.clients
+    if matched is None or int(matched[2]) % together:
         return []
-    first = int(found[2])
-    return [path.with_name(record_name(int(found[1]), client)) for client in range(first, first + together)]
+    first = int(matched[2])
+    return [path.with_name(record_name(int(matched[1]), client)) for client in range(first, first + together)]
 
 
 def simulate(

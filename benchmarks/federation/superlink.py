@@ -166,10 +166,10 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which(name)
+    if program is None:
         raise FederationError(f"the program {name!r} of the package flwr is not installed beside {sys.executable}")
-    return found
+    return program
 
 
 def _free_port() -> int:

@@ -54,11 +54,11 @@ def train_federated(
     history = History(folder.history, folder.tensorboard)
 
     def on_line(line: str) -> None:
-        if found := ROUND_DONE.search(line):
+        if matched := ROUND_DONE.search(line):
             rows = history.rows()
-            on_round(rows[rows["round"] == int(found[1])].iloc[-1].to_dict())
-        elif found := SKIPPED.search(line):
-            on_skipped(found[1])
+            on_round(rows[rows["round"] == int(matched[1])].iloc[-1].to_dict())
+        elif matched := SKIPPED.search(line):
+            on_skipped(matched[1])
 
     training, shares = training_of(scenario), tuple(map(len, dealt.shares))
     records = str(folder.records.resolve()) if training.records else ""
@@ -115,8 +115,8 @@ def check_recordable(scenario: Scenario, dealt: Partition) -> None:
     wanted = {**AS_SHOWN, "batch_size": min(recipe.batch_size, *map(len, dealt.shares))}
     if changes := {name: value for name, value in wanted.items() if getattr(recipe, name) != value}:
         said = ", ".join(f"{name} {getattr(recipe, name):g}" for name in changes)
-        told = " ".join(f"recipe.{name}={value}" for name, value in changes.items())
-        raise ConfigError(f"uploads cannot be recorded with {said}: set {told}")
+        settings = " ".join(f"recipe.{name}={value}" for name, value in changes.items())
+        raise ConfigError(f"uploads cannot be recorded with {said}: set {settings}")
 
 
 def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resources:

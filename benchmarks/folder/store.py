@@ -246,8 +246,8 @@ class Store:
 
         with self._transaction() as connection:
             rows = [tuple(row) for row in _rows(connection, _TRIALS.c.keys(), keys)]
-        found = pd.DataFrame(rows, columns=_TRIALS.c.keys())
-        return found.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
+        table = pd.DataFrame(rows, columns=_TRIALS.c.keys())
+        return table.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
 
     def environments(self) -> dict[str, dict[str, Any]]:
         """Versions, revision and hardware by digest."""
@@ -308,14 +308,14 @@ def _make_tables(engine: Engine, name: str) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(LOCK_SCHEMA[engine.dialect.name])
         inspector = inspect(connection)
-        found = {
+        columns = {
             table: {column["name"] for column in inspector.get_columns(table)}
             for table in _TABLES.tables
             if inspector.has_table(table)
         }
-        if not found:
+        if not columns:
             _TABLES.create_all(connection)
-        elif found != {name: set(table.c.keys()) for name, table in _TABLES.tables.items()}:
+        elif columns != {name: set(table.c.keys()) for name, table in _TABLES.tables.items()}:
             remedy = START_OVER if engine.dialect.name == "sqlite" else "name another database"
             raise OutputError(f"{name} was written by another version of fedmjp; {remedy}")
 

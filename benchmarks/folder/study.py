@@ -39,7 +39,7 @@ def write_study(path: Path, ledger: Ledger, store: Store) -> None:
     rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
     for name in (*ledger.about["metrics"], COLOUR):
         rows[name] = [scores.get(name) for scores in rows["scores"]]
-    rows["diagnostics"] = [json.dumps(each) for each in rows["diagnostics"]]
+    rows["diagnostics"] = [json.dumps(diagnostics) for diagnostics in rows["diagnostics"]]
     about = {**ledger.about, "keep": "none"}  # pictures do not travel
     said = {
         PLAN: json.dumps({**about, "cells": CELLS.dump_python(ledger.cells, mode="json")}),
@@ -109,10 +109,10 @@ def problems_of_rows(folder: Path) -> list[str]:
     """Why the rows of a study that is no campaign cannot be those that its manifest speaks of."""
     try:
         stated = json.loads(read_file(folder / "manifest.json", LARGEST)).get(SHA256)
-        found = _sha256(folder / TRIALS)
+        actual = _sha256(folder / TRIALS)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         return [f"manifest.json or {TRIALS} is missing or damaged: {error}"]
-    return [] if stated == found else [f"{TRIALS} has SHA-256 {found}, the manifest says {stated}"]
+    return [] if stated == actual else [f"{TRIALS} has SHA-256 {actual}, the manifest says {stated}"]
 
 
 def holds_study(folder: Path) -> bool:

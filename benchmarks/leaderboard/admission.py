@@ -100,17 +100,17 @@ def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.wa
 
     Files that were changed or damaged since are left out; ``tell`` gets a line for each.
     """
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for path in _files(board_folder):
         try:
             admitted = _Admitted.read(read_file(path, 2 * LARGEST))  # indented
             submission = admitted.submission
             if admitted.sha256 != submission.digest() or path.stem != submission.entries[0].id:
                 raise AdmissionError("it was changed after it had been admitted")
-            found += _checked(submission).entries
+            entries += _checked(submission).entries
         except (OSError, BadInputError) as error:
             tell(f"{path} is left out: {error}; add the submission again")
-    return tuple(found)
+    return tuple(entries)
 
 
 def _files(board_folder: Path) -> list[Path]:
@@ -152,13 +152,13 @@ def _checked(submission: Submission) -> Submission:
     figures = Figures(
         ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
         pictures={cell: pd.DataFrame({LEAKAGE: entry.leakage}, dtype=float) for cell, entry in claimed.items()},
-        worst={cell: {name: each.worst for name, each in entry.metrics.items()} for cell, entry in claimed.items()},
+        worst={cell: {name: figure.worst for name, figure in entry.metrics.items()} for cell, entry in claimed.items()},
         recognisable_at=RECOGNISABLE,
     )
     computed = []
     for cell, entry in claimed.items():
-        found = figures.of(cell) | {"origin": "submitted", "submitter": submission.submitter}
-        ours = entry.model_copy(update=found | {"metrics": {**entry.metrics, **found["metrics"]}})
+        derived = figures.of(cell) | {"origin": "submitted", "submitter": submission.submitter}
+        ours = entry.model_copy(update=derived | {"metrics": {**entry.metrics, **derived["metrics"]}})
         _refuse(entry, _differences(entry, ours, figures.samples[cell]))
         computed.append(ours)
         _refuse(entry, _against_references(cell, claimed, figures.pairs))
@@ -225,7 +225,9 @@ def _of_defences(entry: Entry) -> Iterator[str]:
     pipeline = entry.pipeline
     seen = pipeline.of_stage("examples", "update", "aggregate").configs
     if entry.threat.defences != seen:
-        named, made = (" + ".join(each.text for each in configs) or NONE for configs in (entry.threat.defences, seen))
+        named, made = (
+            " + ".join(config.text for config in configs) or NONE for configs in (entry.threat.defences, seen)
+        )
         yield f"its threat model names {named} on the uploads, but its defences make {made}"
     if pipeline.shuffles is not (entry.setting.gradient_of is Picture.SHUFFLED):
         done = "shuffle" if pipeline.shuffles else "do not shuffle"
@@ -289,7 +291,7 @@ def _figures(entry: Entry) -> dict[str, Record | None]:
         "recognisable": entry.recognisable if entry.leakage else None,
         "over_floor": entry.over_floor,
         "over_twin": entry.over_twin,
-        **{marginal_name(each.defence): each.difference for each in entry.marginal},
+        **{marginal_name(marginal.defence): marginal.difference for marginal in entry.marginal},
     }
 
 

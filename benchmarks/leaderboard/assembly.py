@@ -25,20 +25,20 @@ Environments = Mapping[str, dict[str, Any]]
 
 def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments) -> list[Entry]:
     """One judged entry per cell, in the order of the ledger."""
-    about, planned = ledger.about, {each.cell: each for each in ledger.cells}
+    about, planned = ledger.about, {planned_cell.cell: planned_cell for planned_cell in ledger.cells}
     places = {cell: place for place, cell in enumerate(planned)}
     rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
     scores = _scores(rows, [*about["metrics"], COLOUR])
     colour = scores.pop(COLOUR)
-    own = {cell: rows[rows["cell"] == place] for cell, place in places.items()}
-    flat = {cell: _flat(each, colour[each.index], scores[LEAKAGE]) for cell, each in own.items()}
+    cell_rows = {cell: rows[rows["cell"] == place] for cell, place in places.items()}
+    flat = {cell: _flat(subset, colour[subset.index], scores[LEAKAGE]) for cell, subset in cell_rows.items()}
     scores = scores.mask(colour >= FLAT, axis=0)
     # Each picture with the mean over its seeds; only pictures with leakage that count.
     pictures = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean().dropna(subset=[LEAKAGE])
     most_revealing = {name: "max" if metric(name).higher_leaks else "min" for name in about["metrics"]}
     extremes = scores.groupby(rows["cell"]).agg(most_revealing).reindex(range(len(places)))
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
-    provenances = {cell: _provenance(own[cell], about, environments) for cell in places}
+    provenances = {cell: _provenance(cell_rows[cell], about, environments) for cell in places}
     figures = Figures(
         ids={
             cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
@@ -53,7 +53,7 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     return judged(
         _entry(
             planned[cell],
-            own[cell],
+            cell_rows[cell],
             figures.of(cell) | {"flat": flat[cell]},
             _utility(cell, about["utility"]),
             provenances[cell],
@@ -66,15 +66,15 @@ def _flat(rows: pd.DataFrame, colour: "pd.Series[float]", leakage: "pd.Series[fl
     """Leakage of the pictures of a cell that one colour tells already; none if rows lack what says so."""
     if (rows["status"].eq("ok") & colour.isna()).any():
         return None
-    told = rows[colour >= FLAT]
-    means = leakage[told.index].groupby(told["picture"]).mean()
+    flat_rows = rows[colour >= FLAT]
+    means = leakage[flat_rows.index].groupby(flat_rows["picture"]).mean()
     return {str(name): float(value) for name, value in means.items()}
 
 
 def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     """One column per metric; missing where it could not be computed, or the trial did not end well."""
     ok = rows["status"].eq("ok")
-    records = [found if fine else {} for found, fine in zip(rows["scores"], ok, strict=True)]
+    records = [values if fine else {} for values, fine in zip(rows["scores"], ok, strict=True)]
     scores = pd.DataFrame(
         {name: np.array([record.get(name) for record in records], dtype=float) for name in metrics}, index=rows.index
     )
@@ -128,7 +128,7 @@ def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Envi
         pictures_sha256=hashlib.sha256(pictures.encode()).hexdigest(),
         weights_sha256=tuple(sorted(rows["weights_sha256"].dropna().unique())),
         seeds=tuple(sorted(map(int, rows["seed"].unique()))),
-        environments=tuple(environments[each] for each in sorted(rows["environment_sha256"].dropna().unique())),
+        environments=tuple(environments[digest] for digest in sorted(rows["environment_sha256"].dropna().unique())),
         **span(rows["recorded_at"]),
     )
 

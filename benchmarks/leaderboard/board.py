@@ -10,6 +10,7 @@ import pandas as pd
 from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.assembly import entries_of, span
 from benchmarks.leaderboard.entries import SCHEMA_VERSION, Board, Entry, Reported
+from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.notes import notes
 from benchmarks.leaderboard.standings import standings
 
@@ -55,8 +56,8 @@ def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, M
         **{key: value for key, value in ledger.about.items() if key not in ("notes", "skipped")},
         "seeds": sorted({int(seed) for seed in ledger.trials["seed"]}),
         "threat_models": [
-            {**threat.model_dump(mode="json"), "sentence": threat.sentence()}
-            for threat in dict.fromkeys(planned.cell.threat for planned in ledger.cells)
+            {**threat.model_dump(mode="json"), "sentence": threat.sentence(cell.pipeline for cell in cells)}
+            for threat, cells in grouped((planned.cell for planned in ledger.cells), lambda cell: cell.threat).items()
         ],
         "trials": {
             "planned": len(ledger.trials),

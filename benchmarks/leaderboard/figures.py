@@ -60,7 +60,7 @@ class Figures:
     @cached_property
     def _intervals(self) -> dict[tuple[Cell, str], Interval]:
         """All are computed in one go."""
-        flat = {(cell, name): values for cell, own in self.samples.items() for name, values in own.items()}
+        flat = {(cell, name): values for cell, by_name in self.samples.items() for name, values in by_name.items()}
         return dict(zip(flat, intervals(list(flat.values())), strict=True))
 
     def of(self, cell: Cell) -> dict[str, Any]:

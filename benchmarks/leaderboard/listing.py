@@ -9,10 +9,10 @@ K = TypeVar("K", bound=Hashable)
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Items by what they have in common, groups and items in the order in which they come."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def listed(parts: Sequence[str], last: str = "and") -> str:

@@ -45,8 +45,8 @@ def _on_attacks(entries: Sequence[Entry]) -> Iterator[str]:
         yield APRIL
     if any(entry.role == "bound" for entry in entries):
         yield BOUND
-    made = [each for entry in entries if not entry.pipeline.shuffles for each in entry.pipeline.made]
-    if held_back := _names(each.name for each in made if each.mask_ratio):
+    made = [defence for entry in entries if not entry.pipeline.shuffles for defence in entry.pipeline.made]
+    if held_back := _names(defence.name for defence in made if defence.mask_ratio):
         yield f"In (a) nothing is shuffled: of {held_back} only the rest is done to the patches that would be."
     if alone := _names(entry.defence for entry in entries if entry.pipeline.marks == {"shuffled"}):
         yield f"{alone} shuffles and does nothing else: the control of what shuffling alone achieves."

@@ -41,17 +41,17 @@ class Pairs:
         """Of several defences, the same cell without one of them, by that one's label; those that are there."""
         if len(cell.defences) < 2:
             return {}
-        found = {
+        twins = {
             config.label: self._with(cell, tuple(other for other in cell.defences if other is not config))
             for config in cell.defences
         }
-        return {label: twin for label, twin in found.items() if twin is not None}
+        return {label: twin for label, twin in twins.items() if twin is not None}
 
     def _with(self, cell: Cell, defences: Defences) -> Cell | None:
         twins = self._alike.get(_key(cell, defences), [])
         same = [other for other in twins if other.weights == cell.weights]
-        found = same or twins
-        return found[0] if len(found) == 1 else None
+        candidates = same or twins
+        return candidates[0] if len(candidates) == 1 else None
 
 
 def _key(cell: Cell, defences: Defences) -> tuple[Any, ...]:
@@ -65,6 +65,6 @@ def _key(cell: Cell, defences: Defences) -> tuple[Any, ...]:
 
 
 def _same_target(cell: Cell, other: Cell) -> bool:
-    versions = {each.setting.compared_with for each in (cell, other)}
+    versions = {side.setting.compared_with for side in (cell, other)}
     shuffled_alike = versions == {Picture.CLEAN} or cell.mask_ratio == other.mask_ratio
     return len(versions) == 1 and shuffled_alike and cell.protocol == other.protocol

@@ -88,7 +88,7 @@ def impossible_origin(entry: Entry) -> Iterator[str]:
 
 def _impossible_times(given: Provenance) -> Iterator[str]:
     try:
-        times = [datetime.fromisoformat(each) for each in (given.first, given.last) if each is not None]
+        times = [datetime.fromisoformat(text) for text in (given.first, given.last) if text is not None]
     except ValueError:
         yield f"its times {given.first!r} and {given.last!r} are not of the form 2026-11-20T10:00:00+00:00"
         return

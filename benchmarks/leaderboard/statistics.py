@@ -21,13 +21,13 @@ def intervals(samples: Sequence[Floats]) -> list[Interval]:
 
     Samples of one length share their resamples: drawn once, from a seed, and multiplied with all of them together.
     """
-    found: list[Interval] = [None] * len(samples)
+    ranges: list[Interval] = [None] * len(samples)
     for n in sorted({len(sample) for sample in samples if len(sample) > 1}):
         places = [index for index, sample in enumerate(samples) if len(sample) == n]
         bounds = _percentiles(np.stack([samples[index] for index in places]))
         for index, (low, high) in zip(places, bounds, strict=True):
-            found[index] = (float(low), float(high))
-    return found
+            ranges[index] = (float(low), float(high))
+    return ranges
 
 
 def _percentiles(samples: Floats) -> Floats:

@@ -59,8 +59,8 @@ def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Nu
     for start in [*range(0, n, STACK)] * REPEATS:
         stack = batches[start : start + STACK]
         for name, run in runs.items():
-            found, seconds = timed(partial(run, stack))
-            made[name] += found
+            images, seconds = timed(partial(run, stack))
+            made[name] += images
             turns[name].append(seconds / len(stack))
     figures = {name: _figures(run, turns[name], made[name], made[PEER], batches) for name, run in runs.items()}
     for name in OURS:
@@ -81,14 +81,14 @@ def _peer(model: VitClassifier) -> Run:
         from breaching.attacks.analytic_attack import AprilAttacker  # type: ignore[import-untyped]
 
     def run(batches: Sequence[PrivateBatch]) -> list[Tensor]:
-        found = []
+        images = []
         for batch in batches:
             tensors = gradient(model, batch)
             # It wants the timm model in a container and gradients at fixed places of a list.
             listed = [None, tensors[names.POSITION_EMBEDDING], None, None, tensors[names.FIRST_QKV_WEIGHT]]
             patches = AprilAttacker.closed_form_april(SimpleNamespace(model=model.backbone), {"gradients": listed})
-            found.append(model.denormalise(AprilAttacker.recover_patch(patches)).float())
-        return found
+            images.append(model.denormalise(AprilAttacker.recover_patch(patches)).float())
+        return images
 
     return run
 
@@ -98,9 +98,12 @@ def _ours(name: str, model: VitClassifier) -> Run:
 
     def run(batches: Sequence[PrivateBatch]) -> list[Tensor]:
         tensors = entrance_gradients(model, batches, attack.tensors(model))
-        uploads = [Upload(each, "gradient", 1, 1, node, "") for node, each in enumerate(tensors)]
+        uploads = [Upload(gradients, "gradient", 1, 1, node, "") for node, gradients in enumerate(tensors)]
         generator = torch.Generator().manual_seed(SEED)
-        return [each.images[0] for each in attack.reconstruct(uploads, model, ThreatModel(), generator=generator)]
+        return [
+            reconstruction.images[0]
+            for reconstruction in attack.reconstruct(uploads, model, ThreatModel(), generator=generator)
+        ]
 
     return run
 

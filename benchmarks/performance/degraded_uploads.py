@@ -71,8 +71,8 @@ def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Nu
     """Degrade, attack, score."""
     model = build_vit(MODEL)
     made = [SCENARIO.exchange([picture], model=model) for picture in unseen(pictures, n, MODEL, SEED)]
-    private = torch.cat([each.private.clean for each in made])
-    uploads = [each.upload for each in made]
+    private = torch.cat([exchange.private.clean for exchange in made])
+    uploads = [exchange.upload for exchange in made]
     results = {
         name: {attack: _psnr(attack, _degraded(uploads, name), model, private) for attack in ATTACKS_COMPARED}
         for name in DEGRADATIONS
@@ -101,9 +101,9 @@ def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Ten
         made = ATTACKS.get(attack)().reconstruct(uploads, model, SCENARIO.threat, generator=generator)
     except AttackNotApplicableError as error:
         return str(error)
-    values = metric("psnr").function(torch.cat([each.images for each in made]), private)
-    found = np.asarray(values, dtype=float)
-    figures = statistics(found, intervals([found])[0], worst=float(found.max()), higher_leaks=True)
+    values = metric("psnr").function(torch.cat([reconstruction.images for reconstruction in made]), private)
+    decibels = np.asarray(values, dtype=float)
+    figures = statistics(decibels, intervals([decibels])[0], worst=float(decibels.max()), higher_leaks=True)
     return {name: None if value is None else round(value, 2) for name, value in figures.model_dump().items()}
 
 

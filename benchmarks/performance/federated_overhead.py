@@ -88,8 +88,8 @@ def without_flower(scenario: Scenario, resources: Resources) -> list[float]:
         for server_round in range(1, scenario.rounds + 1):
             started = time.perf_counter()
             work = [(scenario, client, share, server_round, weights) for client, share in enumerate(dealt.shares)]
-            found = pool.starmap(_train, work, chunksize=1)
-            weights = _mean(found, [len(share) for share in dealt.shares])
+            trained = pool.starmap(_train, work, chunksize=1)
+            weights = _mean(trained, [len(share) for share in dealt.shares])
             seconds.append(time.perf_counter() - started)
     return seconds
 
@@ -127,8 +127,8 @@ def _prepared(scenario: Scenario) -> tuple[Classifier, LabelledDataset]:
     return model, open_dataset(scenario.data, "train", classes=scenario.model.classes)
 
 
-def _mean(found: list[Arrays], pictures: list[int]) -> Arrays:
-    return {name: np.average([each[name] for each in found], axis=0, weights=pictures) for name in found[0]}
+def _mean(trained: list[Arrays], pictures: list[int]) -> Arrays:
+    return {name: np.average([arrays[name] for arrays in trained], axis=0, weights=pictures) for name in trained[0]}
 
 
 if __name__ == "__main__":

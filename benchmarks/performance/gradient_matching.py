@@ -60,8 +60,8 @@ def main(
     seconds = dict.fromkeys(attacks, np.zeros(2))
     for first in range(0, n, GradientMatching.stack):
         for name, attack in attacks.items():
-            found, taken = measure(attack, model, chosen[first : first + GradientMatching.stack], seed)
-            psnr[name] += found
+            decibels, taken = measure(attack, model, chosen[first : first + GradientMatching.stack], seed)
+            psnr[name] += decibels
             seconds[name] = seconds[name] + taken
         typer.echo(f"{len(psnr['ours'])} of {n} pictures")
     figures = compare(psnr, {name: taken / n / iterations for name, taken in seconds.items()})

@@ -58,7 +58,7 @@ def main(
         written, writing = timed(partial(publish, board, folder, formats=FORMATS, pictures=None))
         sizes = {path.name: path.stat().st_size for path in written if path.parent == folder}
     taken = {"store": reading, "board": computing, "files": writing, "all": reading + computing + writing}
-    seconds = {name: round(each, 2) for name, each in taken.items()}
+    seconds = {name: round(duration, 2) for name, duration in taken.items()}
     keep_figures(json, {"trials": len(ledger.trials), "cells": CELLS, "seconds": seconds, "bytes": sizes}, {})
 
 

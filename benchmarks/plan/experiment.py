@@ -72,7 +72,7 @@ class AttackConfig(Config):
         attack, _, then = label.partition(" then ")
         name, *options = attack.split(" ")
         ATTACKS.get(name)
-        pairs = (each.partition("=") for each in options)
+        pairs = (option.partition("=") for option in options)
         values = {key: None if value == "None" else value for key, _, value in pairs}
         return cls.parse({"name": name, "options": values, "then": then or None})
 
@@ -98,7 +98,7 @@ class AttackConfig(Config):
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""
         said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]
-        return "; ".join(each for each in said if each) or None
+        return "; ".join(remark for remark in said if remark) or None
 
 
 def named(value: object) -> object:
@@ -124,10 +124,10 @@ class Experiment(Config):
         size = self.scenario.model.image_size
         if size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
             raise ValueError(f"image size {size} is less than SSIM's window of {SMALLEST}")
-        other = [str(each) for each in self.settings if each.gradient_of is not self.scenario.gradient_of]
+        other = [str(setting) for setting in self.settings if setting.gradient_of is not self.scenario.gradient_of]
         if other:
             shown = self.scenario.gradient_of
-            fitting = " or ".join(str(each) for each in Setting if each.gradient_of is shown)
+            fitting = " or ".join(str(setting) for setting in Setting if setting.gradient_of is shown)
             raise ValueError(
                 f"settings {', '.join(other)} do not fit uploads of the {shown} picture: ask for setting {fitting}"
             )
@@ -171,23 +171,23 @@ def experiments_of(
         ConfigError: If values contradict each other.
     """
     shared = {"metrics": tuple(metrics), "protocol": protocol}
-    ranked = tuple(each for each in attacks if each.made().role == "attack")
+    ranked = tuple(attack for attack in attacks if attack.made().role == "attack")
     on_twins = ranked if set(settings) != {Setting.B} else attacks
-    found: dict[tuple[str, ...], Experiment] = {}
+    experiments: dict[tuple[str, ...], Experiment] = {}
 
     def add(asked: Scenario, compared: Sequence[Setting], tried: Sequence[AttackConfig]) -> None:
-        key = (asked.digest(), *(each.label for each in tried))
-        known = found[key].settings if key in found else ()
+        key = (asked.digest(), *(attack.label for attack in tried))
+        known = experiments[key].settings if key in experiments else ()
         values = {"scenario": asked, "attacks": tuple(tried), "settings": tuple(dict.fromkeys([*known, *compared]))}
-        found[key] = Experiment.parse({**values, **shared})
+        experiments[key] = Experiment.parse({**values, **shared})
 
     for version in dict.fromkeys(setting.gradient_of for setting in settings):
-        own = [setting for setting in settings if setting.gradient_of is version]
-        asked = scenario.in_setting(own[0], mask_ratio)
-        add(asked, own, attacks)
+        of_version = [setting for setting in settings if setting.gradient_of is version]
+        asked = scenario.in_setting(of_version[0], mask_ratio)
+        add(asked, of_version, attacks)
         for twin in asked.twins if ranked else ():
-            add(twin, own if twin.gradient_of is version else (Setting.A,), on_twins)
-    return list(found.values())
+            add(twin, of_version if twin.gradient_of is version else (Setting.A,), on_twins)
+    return list(experiments.values())
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,15 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
     known: set[str] = set()
     parts: list[Part] = []
     code = provenance.code_digest()  # once: files may change while a long plan is made
-    for experiment, own in zip(experiments, batches, strict=True):
+    for experiment, experiment_batches in zip(experiments, batches, strict=True):
         shared = {**_shared(experiment), "uploads": uploads, "code": code}
         trials: list[PlannedTrial] = []
         for tried, setting in itertools.product(experiment.attacks, experiment.settings):
             cell = _cell(experiment, tried, setting)
             refusal = _refusal(experiment, tried, uploads)
-            planned = [] if refusal else _trials(experiment, tried, cell, shared, own)
+            planned = [] if refusal else _trials(experiment, tried, cell, shared, experiment_batches)
             if cell not in cells:
-                left_out = 0 if refusal else sum(map(len, own)) - len(planned)
+                left_out = 0 if refusal else sum(map(len, experiment_batches)) - len(planned)
                 cells[cell] = _planned(experiment.arm, tried, cell, refusal, left_out)
             trials += [trial for trial in planned if trial.key not in known]
             known |= {trial.key for trial in planned}
@@ -58,10 +58,10 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
 
 def require_applicable(planned: Plan) -> None:
     """AttackNotApplicableError, with the reason, if one of the planned cells cannot be attacked."""
-    for each in planned.cells:
-        if each.refusal:
+    for cell in planned.cells:
+        if cell.refusal:
             raise AttackNotApplicableError(
-                f"{each.cell.attack} on {each.cell.model}-{each.cell.defence}: {each.refusal}"
+                f"{cell.cell.attack} on {cell.cell.model}-{cell.cell.defence}: {cell.refusal}"
             )
 
 
@@ -103,13 +103,13 @@ def _trials(
     experiment: Experiment, tried: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
 ) -> list[PlannedTrial]:
     """One per picture, without the pictures that the attack's prior was made of."""
-    own = {
+    specific = {
         "cell": _cell_record(cell),
         "attack": [tried.digest(), _code(ATTACKS.get(tried.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
         "model": experiment.arm.digest(),
     }
-    determined = _digest({**shared, **own})
+    determined = _digest({**shared, **specific})
     has_prior = tried.made().uses_natural_patches
     return [
         PlannedTrial(

@@ -31,12 +31,12 @@ def advice(board: Board) -> list[str]:
         return []
     plain = min(several, key=lambda entries: len(entries[0].defences))
     subject, system = plain[0].defence, _system(plain[0])
-    ratio = min({entry.mask_ratio for entry in plain}, key=lambda found: abs(found - USUAL_RATIO))
+    ratio = min({entry.mask_ratio for entry in plain}, key=lambda candidate: abs(candidate - USUAL_RATIO))
     strongest = _strongest(entry for entry in known if _system(entry) == system and entry.mask_ratio in (0.0, ratio))
-    own = [entry for entry in strongest if entry.defence == subject and entry.mask_ratio == ratio]
-    by_count = sorted({_uploads(entry): entry for entry in own if _is_plain(entry)}.values(), key=_uploads)
+    of_subject = [entry for entry in strongest if entry.defence == subject and entry.mask_ratio == ratio]
+    by_count = sorted({_uploads(entry): entry for entry in of_subject if _is_plain(entry)}.values(), key=_uploads)
     others = [entry for entry in strongest if entry.defence != subject]
-    others += [entry for entry in own if not _is_plain(entry)]
+    others += [entry for entry in of_subject if not _is_plain(entry)]
     where = (f"at mask ratio {ratio:g} " if ratio else "") + f"on {system[0]} ({numbers.weights(system[1])})"
     return [
         _once(board, by_count[0], where),
@@ -47,9 +47,9 @@ def advice(board: Board) -> list[str]:
 
 def _once(board: Board, fewest: Entry, where: str) -> str:
     naive = _strongest(
-        each
-        for each in board.entries
-        if not each.adapted and each.role == "attack" and each.leakage and _cell(each) == _cell(fewest)
+        entry
+        for entry in board.entries
+        if not entry.adapted and entry.role == "attack" and entry.leakage and _cell(entry) == _cell(fewest)
     )
     blind = f"; attacks that do not know {fewest.defence} recover {_middle(naive[0])}" if naive else ""
     times = "once" if _uploads(fewest) == 1 else f"{_uploads(fewest)} times"

@@ -41,14 +41,14 @@ def citation(board: Board) -> Citation:
     environments = environments_of(board)
     versions = (one.get("versions") for one in environments)
     revisions = (one.get("revision") for one in environments)
-    found = [each.get("fedmjp") for each in versions if isinstance(each, dict)]
-    commits = [each.get("commit") for each in revisions if isinstance(each, dict)]
+    releases = [packages.get("fedmjp") for packages in versions if isinstance(packages, dict)]
+    commits = [revision.get("commit") for revision in revisions if isinstance(revision, dict)]
     ended = [entry.provenance.last for entry in board.entries if entry.provenance.last]
     installed = metadata("fedmjp")
     return Citation(
         title=board.title,
-        version=", ".join(sorted({str(each) for each in found if each})) or installed["Version"],
-        commit=", ".join(sorted({str(each)[:SHORT] for each in commits if each})),
+        version=", ".join(sorted({str(release) for release in releases if release})) or installed["Version"],
+        commit=", ".join(sorted({str(commit)[:SHORT] for commit in commits if commit})),
         date=max(ended, default=str(board.about.get("rendered_at", "")))[:10],
         licence=installed["License-Expression"],
     )

@@ -68,7 +68,7 @@ def _lines(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
 
 def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Entry]) -> Figure:
     system = (server, entries[0].model, entries[0].protocol)
-    guesses = floors(each for each in board.entries if (each.server, each.model, each.protocol) == system)
+    guesses = floors(entry for entry in board.entries if (entry.server, entry.model, entry.protocol) == system)
     scale = Scale("y", board.recognisable_at, [end for entry in entries for end in quartiles_of(entry)], guesses)
     lines = _lines(entries)
     drawn = styles_of(board, entries)
@@ -158,7 +158,7 @@ def upload_counts(board: Board) -> list[Plot]:
             f"grey guess. {CEILING_NOTE}",
             _upload_count_figure(board, entries),
         )
-        for place, entries in enumerate((each for each in lines if len(_counts(each)) >= FEWEST), start=1)
+        for place, entries in enumerate((line for line in lines if len(_counts(line)) >= FEWEST), start=1)
     ]
 
 
@@ -186,7 +186,9 @@ def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
         label = f"mask ratio {ratio:g}" if ratio else entries[0].defence
         handles.append(Line2D([], [], **style, label=label))
     same = (entries[0].model, entries[0].weights, Picture.CLEAN)
-    guesses = floors(each for each in board.entries if (each.model, each.weights, each.setting.compared_with) == same)
+    guesses = floors(
+        entry for entry in board.entries if (entry.model, entry.weights, entry.setting.compared_with) == same
+    )
     for guess in guesses.values():
         axes.axhline(guess, **DOTTED)
     values = [value for entry in entries for value in quartiles_of(entry)]

@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.leaderboard.entries import Board, Entry, Marginal
 from benchmarks.report import numbers
-from benchmarks.report.legend import told_of
 
 Facts = list[tuple[str, str]]
 
@@ -17,23 +16,23 @@ def facts(board: Board) -> tuple[dict[str, Facts], Facts]:
     by_id = {entry.id: [*_facts(entry), *_provenance(entry, environments)] for entry in board.entries}
     alike = set.intersection(*map(set, by_id.values())) if len(by_id) > 1 else set()
     shared = [fact for fact in next(iter(by_id.values()), []) if fact in alike]
-    return {name: [fact for fact in own if fact not in alike] for name, own in by_id.items()}, shared
+    return {name: [fact for fact in entry_facts if fact not in alike] for name, entry_facts in by_id.items()}, shared
 
 
 def environments_of(board: Board) -> list[dict[str, Any]]:
     """What trials were run with, each once."""
-    found = (one for entry in board.entries for one in entry.provenance.environments)
-    return list({json.dumps(one, sort_keys=True): one for one in found}.values())
+    environments = (one for entry in board.entries for one in entry.provenance.environments)
+    return list({json.dumps(one, sort_keys=True): one for one in environments}.values())
 
 
 def _facts(entry: Entry) -> Facts:
     cost, utility = entry.cost, entry.utility
     pairs = [
-        ("Threat model", " ".join(filter(None, [entry.threat.sentence(), told_of([entry.pipeline])]))),
+        ("Threat model", entry.threat.sentence([entry.pipeline])),
         ("Caveat", entry.caveat),
         ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
         ("Against no defence, dB", numbers.difference(entry.over_twin).text if entry.over_twin else None),
-        *((f"Adds, {each.defence}, dB", _added(each)) for each in entry.marginal),
+        *((f"Adds, {marginal.defence}, dB", _added(marginal)) for marginal in entry.marginal),
         ("Over grey, dB", numbers.difference(entry.over_floor).text if entry.over_floor else None),
         ("Recognisable pictures", numbers.share(entry.recognisable).text if entry.recognisable else None),
         ("Recognisable and 3 dB over the guess", f"{entry.exposed} of {entry.n} pictures" if entry.n else None),

@@ -78,17 +78,17 @@ class Style(NamedTuple):
 def styles(board: Board) -> dict[str, Style]:
     """Of every defence by its label, in the order in which they first appear; no defence comes first."""
     labels = dict.fromkeys(entry.defence for entry in board.entries if entry.defences)
-    found = {NONE: Style(UNDEFENDED_COLOUR, LINES[0], UNDEFENDED_MARKER)}
+    by_label = {NONE: Style(UNDEFENDED_COLOUR, LINES[0], UNDEFENDED_MARKER)}
     for place, label in enumerate(labels):
         rounds, colour = divmod(place, len(COLOURS))
-        found[label] = Style(COLOURS[colour], LINES[rounds % len(LINES)], MARKERS[place % len(MARKERS)])
-    return found
+        by_label[label] = Style(COLOURS[colour], LINES[rounds % len(LINES)], MARKERS[place % len(MARKERS)])
+    return by_label
 
 
 def judging(board: Board, server: ThreatModel) -> list[Entry]:
     """The strongest attack on each model with its defences, per setting; those with a score."""
-    found = [strongest(board, standing) for standing in board.standings if standing.server == server]
-    return [entry for entry in found if entry.leakage]
+    entries = [strongest(board, standing) for standing in board.standings if standing.server == server]
+    return [entry for entry in entries if entry.leakage]
 
 
 def by_model(entries: Iterable[Entry]) -> list[list[Entry]]:
@@ -147,8 +147,8 @@ class Scale:
         across(self.recognisable_at, **DASHED)
         if setting in self.guesses:
             across(self.guesses[setting], **DOTTED)
-        found = [capped(value) for value in (*self.values, *self.guesses.values(), self.recognisable_at)]
-        low, high = 10 * (min(found) // 10), min(CEILING, 10 * (max(found) // 10 + 1))
+        values = [capped(value) for value in (*self.values, *self.guesses.values(), self.recognisable_at)]
+        low, high = 10 * (min(values) // 10), min(CEILING, 10 * (max(values) // 10 + 1))
         low = min(low, high - 10)
         step = 20 if self.axis == "x" and high - low > SPARSE else 10
         ticks = [high - step * place for place in range(int((high - low) / step) + 1)]

@@ -19,10 +19,10 @@ _SYSTEM = attrgetter("model", "weights", "defence", "mask_ratio", "protocol", "o
 def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
     """One line per defended model, the worst first; at most ``LINES``, and how many more there are."""
     judged = [(standing, strongest(board, standing)) for standing in standings if standing.defences]
-    systems = grouped(judged, lambda found: _SYSTEM(found[0])).values()
-    worst_first = sorted(systems, key=lambda found: min(map(_badness, found)))
+    systems = grouped(judged, lambda pair: _SYSTEM(pair[0])).values()
+    worst_first = sorted(systems, key=lambda pairs: min(map(_badness, pairs)))
     more = len(systems) - LINES
-    return [_line(board, found) for found in worst_first[:LINES]] + ([f"and {more} more below"] if more > 0 else [])
+    return [_line(board, pairs) for pairs in worst_first[:LINES]] + ([f"and {more} more below"] if more > 0 else [])
 
 
 def deployed(entry: Entry) -> bool:
@@ -42,23 +42,23 @@ def strongest(board: Board, standing: Standing) -> Entry:
     )
 
 
-def _badness(found: tuple[Standing, Entry]) -> tuple[int, float, float]:
-    standing, entry = found
+def _badness(pair: tuple[Standing, Entry]) -> tuple[int, float, float]:
+    standing, entry = pair
     share, median = headline(entry)
     return SEVERITY.index(standing.verdict), -share, -median
 
 
-def _line(board: Board, found: Sequence[tuple[Standing, Entry]]) -> str:
+def _line(board: Board, pairs: Sequence[tuple[Standing, Entry]]) -> str:
     """Settings that say the same share a clause; what all are held against is said once."""
-    ordered = sorted(found, key=_badness)
+    ordered = sorted(pairs, key=_badness)
     references = {_references(board, entry) for _, entry in ordered if entry.exact}
     shared = references.pop() if len(references) == 1 else ""
     clauses = grouped(ordered, lambda pair: _clause(*pair, "" if shared else _references(board, pair[1])))
     settings = [listed(sorted(str(standing.setting) for standing, _ in alike)) for alike in clauses.values()]
     said = [before + named + after for (before, after), named in zip(clauses, settings, strict=True)]
-    tried = [standing for standing, _ in found if standing.attacks]
+    tried = [standing for standing, _ in pairs if standing.attacks]
     naive = [NAIVE] if tried and not any(standing.adapted for standing in tried) else []
-    return f"{_named(found[0][0])}{shared}: {'; '.join([*said, *naive])}"
+    return f"{_named(pairs[0][0])}{shared}: {'; '.join([*said, *naive])}"
 
 
 def _named(standing: Standing) -> str:

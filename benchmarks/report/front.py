@@ -62,7 +62,7 @@ def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
         return []
     cells = row.measured
     if len(cells) == 1:
-        firsts = [each.measured[0] for each in shown.rows if each.measured]
+        firsts = [shown_row.measured[0] for shown_row in shown.rows if shown_row.measured]
         cells = [cell for cell in firsts if cell.entry.model == cells[0].entry.model]
         cells.sort(key=lambda cell: (bool(cell.entry.defences), cell is not row.measured[0]))
     return [KeyFigure(cell.entry, _values(board, cell.entry)) for cell in cells[:KEY_FIGURES]]

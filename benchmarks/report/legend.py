@@ -1,9 +1,8 @@
 """What columns, metrics and verdicts are called, and what they mean."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import EXACT, FLAT, LEAKAGE, Board, Verdict
-from fedmjp.defences.pipeline import Pipeline
 from fedmjp.metrics import METRICS
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
@@ -82,12 +81,6 @@ def threat_title(threat: ThreatModel) -> str:
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
     repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
     return f"{update_title(threat)} of {pictures}{repeated}, labels {'told' if threat.labels_known else 'not told'}"
-
-
-def told_of(pipelines: Iterable[Pipeline]) -> str:
-    """What the server is told of each defence, a sentence for each; each once."""
-    told = {defence.name: defence.told for pipeline in pipelines for defence in pipeline.made}
-    return " ".join(f"Of {name} it is told {what}." for name, what in told.items())
 
 
 def heading(name: str) -> str:

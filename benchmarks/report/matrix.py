@@ -89,8 +89,8 @@ class Matrix:
     def undefended(self, cell: MatrixCell) -> MatrixCell | None:
         """The cell of the same model before the same server where clients do nothing."""
         wanted = (cell.entry.model, cell.entry.server)
-        plain = (each for row in self.rows for each in row.measured if not each.entry.defences)
-        return next((each for each in plain if (each.entry.model, each.entry.server) == wanted), None)
+        plain = (other for row in self.rows for other in row.measured if not other.entry.defences)
+        return next((other for other in plain if (other.entry.model, other.entry.server) == wanted), None)
 
     @cached_property
     def subject(self) -> MatrixRow | None:

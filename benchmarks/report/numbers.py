@@ -40,21 +40,21 @@ def score(value: float, name: str) -> str:
     return format(value, FORMATS.get(name, ".3f")).removesuffix(".")
 
 
-def mean(found: Statistics, name: str) -> Value:
+def mean(statistics: Statistics, name: str) -> Value:
     """A mean with its interval, where it has one: ``17.3 (16.1 to 18.4)``."""
-    interval = _interval(found, lambda value: score(value, name))
-    return Value(score(found.mean, name), found.mean, "" if interval else NO_INTERVAL, interval)
+    interval = _interval(statistics, lambda value: score(value, name))
+    return Value(score(statistics.mean, name), statistics.mean, "" if interval else NO_INTERVAL, interval)
 
 
-def difference(found: Difference) -> Value:
+def difference(measured: Difference) -> Value:
     """``-3.2 (-4.1 to -2.3), p < 0.001``."""
-    interval = _interval(found, lambda value: f"{value:+.1f}")
-    return Value(f"{found.mean:+.1f}", found.mean, interval=interval, test=p_value(found.p_value))
+    interval = _interval(measured, lambda value: f"{value:+.1f}")
+    return Value(f"{measured.mean:+.1f}", measured.mean, interval=interval, test=p_value(measured.p_value))
 
 
-def share(found: Share) -> Value:
+def share(measured: Share) -> Value:
     """In percent: ``25 % (10 to 40)``."""
-    return Value(percent(found.share), found.share, interval=_interval(found, _percent))
+    return Value(percent(measured.share), measured.share, interval=_interval(measured, _percent))
 
 
 def percent(value: float) -> str:
@@ -66,18 +66,22 @@ def percent(value: float) -> str:
 
 def exact(entry: Entry) -> Value:
     """Pictures recovered exactly: ``12 of 46 (16 to 40 %)``."""
-    found = entry.exact
-    if found is None:
+    recovered = entry.exact
+    if recovered is None:
         return Value("")
-    return Value(exactly(entry), found.share, interval=f" ({_percent(found.low)} to {_percent(found.high)} %)")
+    return Value(
+        exactly(entry), recovered.share, interval=f" ({_percent(recovered.low)} to {_percent(recovered.high)} %)"
+    )
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.0f}"
 
 
-def _interval(found: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:
-    return "" if found.low is None or found.high is None else f" ({shown(found.low)} to {shown(found.high)})"
+def _interval(measured: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:
+    return (
+        "" if measured.low is None or measured.high is None else f" ({shown(measured.low)} to {shown(measured.high)})"
+    )
 
 
 def p_value(value: float | None) -> str:

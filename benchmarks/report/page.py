@@ -68,8 +68,10 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
             rows=rows,
             standings={row.entry.id: row.standing for row in rows if row.standing},
             attacks={cell.entry.id: cell.attacks for row in shown.rows for cell in row.cells if cell},
-            servers=servers(board),
-            told=legend.told_of(entry.pipeline for entry in board.entries),
+            servers={
+                server: server.sentence(entry.pipeline for entry in board.entries if entry.server == server)
+                for server in servers(board)
+            },
             reported=reported_rows(board),
             differences=grouped(board.reported, lambda row: f"{row.source}: {row.differs}"),
             gallery=gallery,
@@ -115,7 +117,7 @@ def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
     if entry is None:
         return None
     kept = gallery[entry.id]
-    return entry, next((each for each in kept if each.label == LABEL), kept[0])
+    return entry, next((picture for picture in kept if picture.label == LABEL), kept[0])
 
 
 @cache

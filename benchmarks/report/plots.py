@@ -43,11 +43,11 @@ def inline(plot: Plot, content: str) -> str:
     """
     element = content[content.index("<svg ") :]
     element = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", element, flags=re.S)
-    element = re.sub(r' style="([^"]*)"', lambda found: _attributes(found[1]), element)
+    element = re.sub(r' style="([^"]*)"', lambda matched: _attributes(matched[1]), element)
     element = re.sub(r"(\d\.\d)\d+", r"\1", element)
     element = re.sub(r"\s+", " ", element).replace("> <", "><")
     used = set(re.findall(r"#([\w.-]+)", element))
-    element = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", element)
+    element = re.sub(r' id="([^"]*)"', lambda matched: matched[0] if matched[1] in used else "", element)
     element = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{plot.name}-", element)
     element = element.replace("#000000", "currentColor")
     # Text without a fill of its own is black, which the page's colour has to replace.

@@ -76,13 +76,13 @@ def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder)
 
 def _shown(cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
     rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
-    found = []
+    shown = []
     for label, key in extremes(cell).items():
         row = rows[key]
         original, shuffled, made = (pictures / row[name] for name in ("clean", "shuffled", "reconstruction"))
         if original.exists() and made.exists():
-            found.append(Shown(label, row["picture"], row["scores"]["psnr"], original, shuffled, made))
-    return tuple(found)
+            shown.append(Shown(label, row["picture"], row["scores"]["psnr"], original, shuffled, made))
+    return tuple(shown)
 
 
 def _trials(ledger: Ledger, store: Store) -> pd.DataFrame:

@@ -49,7 +49,7 @@ def _result(entry: Entry, standing: Standing | None) -> Result:
 
 
 def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
-    found, median = entry.metrics.get(LEAKAGE), headline(entry)[1]
+    leakage, median = entry.metrics.get(LEAKAGE), headline(entry)[1]
     over = entry.over_twin
     rank = standing.rank if standing else None
     return {
@@ -62,7 +62,7 @@ def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
         "verdict": Value((standing or entry).verdict),
         EXACTLY: numbers.share(entry.exact) if entry.exact else Value(""),
         MEDIAN_HEADING: Value(numbers.score(median, LEAKAGE), median) if entry.exact else Value(""),
-        "mean, dB (95 % interval)": numbers.mean(found, LEAKAGE) if found else Value(""),
+        "mean, dB (95 % interval)": numbers.mean(leakage, LEAKAGE) if leakage else Value(""),
         AGAINST_HEADING: Value(f"{over.mean:+.1f}", over.mean) if over else Value(""),
         "pictures": Value(str(entry.n), entry.n),
     }
@@ -71,10 +71,12 @@ def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
 def result_columns(rows: Sequence[Result]) -> list[str]:
     """Headings of the columns that are not empty throughout, without names that all rows share."""
     texts = {name: {row.values[name].text for row in rows} for name in (rows[0].values if rows else ())}
-    return [name for name, found in texts.items() if found != {""} and (name not in OPTIONAL or len(found) > 1)]
+    return [
+        name for name, distinct in texts.items() if distinct != {""} and (name not in OPTIONAL or len(distinct) > 1)
+    ]
 
 
 def choices(rows: Iterable[Result], columns: Sequence[str]) -> dict[str, list[str]]:
     """By heading, what a column can be filtered by; none where there is nothing to choose."""
-    found = {name: list(dict.fromkeys(row.values[name].text for row in rows)) for name in FILTERS if name in columns}
-    return {name: texts for name, texts in found.items() if len(texts) > 1}
+    offered = {name: list(dict.fromkeys(row.values[name].text for row in rows)) for name in FILTERS if name in columns}
+    return {name: texts for name, texts in offered.items() if len(texts) > 1}

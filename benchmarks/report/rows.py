@@ -17,7 +17,6 @@ from benchmarks.report.legend import (
     LEAKAGE_HEADING,
     MEDIAN_HEADING,
     threat_title,
-    told_of,
 )
 from benchmarks.report.numbers import Value
 from fedmjp.threat import ThreatModel
@@ -25,7 +24,7 @@ from fedmjp.threat import ThreatModel
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")
 TEXT = (*FILTERED, ADDED_HEADING, "origin", "source", "row", "differs", "nearest of ours")
 NOT_RECORDED = "these trials do not say which pictures are flat"
-CHANGED = "This is what it sees where clients leave their updates as they are; defences change it."
+CHANGED = "What it sees is said of clients that leave their updates as they are; defences change it."
 
 _COUNTED: dict[Verdict, tuple[str, str]] = {
     "leaks": ("leaks", "leak"),
@@ -87,7 +86,7 @@ def _section(board: Board, server: ThreatModel, place: int) -> Section:
     standings = [standing for standing in board.standings if standing.server == server]
     entries = [entry for entry in board.entries if entry.server == server]
     changed = CHANGED if any(entry.threat.defences for entry in entries) else ""
-    sentences = [server.sentence(), changed, told_of(entry.pipeline for entry in entries)]
+    sentences = [server.sentence(entry.pipeline for entry in entries), changed]
     several = len({standing.protocol for standing in standings}) > 1
     rankings = grouped(standings, lambda standing: _compared(standing, scored=several))
     return Section(
@@ -167,8 +166,8 @@ def number(order: float | None, text: str, why: str) -> Value:
 
 def metric(entry: Entry, name: str) -> Value:
     """A metric's mean with its interval, or why there is none."""
-    found = entry.metrics.get(name)
-    return numbers.mean(found, name) if found else Value("", why=_no_score(entry))
+    statistics = entry.metrics.get(name)
+    return numbers.mean(statistics, name) if statistics else Value("", why=_no_score(entry))
 
 
 def _statistic(entry: Entry, name: str) -> Value:
@@ -178,15 +177,19 @@ def _statistic(entry: Entry, name: str) -> Value:
     return Value(numbers.score(value, LEAKAGE), value)
 
 
-def _difference(found: Difference | None, other: str) -> Value:
-    return numbers.difference(found) if found else Value("", why=f"nothing to compare with: no scored {other}")
+def _difference(measured: Difference | None, other: str) -> Value:
+    return numbers.difference(measured) if measured else Value("", why=f"nothing to compare with: no scored {other}")
 
 
 def _added(entry: Entry) -> Value:
     if len(entry.defences) < 2:
         return Value("", why="there are not several defences")
-    found = [f"{each.defence} {each.difference.mean:+.1f}" for each in entry.marginal if each.difference]
-    return Value("; ".join(found), why="" if found else "nothing to compare with: no scored twin without one of them")
+    additions = [
+        f"{marginal.defence} {marginal.difference.mean:+.1f}" for marginal in entry.marginal if marginal.difference
+    ]
+    return Value(
+        "; ".join(additions), why="" if additions else "nothing to compare with: no scored twin without one of them"
+    )
 
 
 def _no_score(entry: Entry) -> str:

@@ -53,7 +53,7 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
         **entry.model_dump(mode="json", exclude=NESTED),
         "errors": "; ".join(entry.errors),
         "defences": " + ".join(config.text for config in entry.defences) or NONE,  # as the command line takes them
-        "marginal": json.dumps([each.model_dump() for each in entry.marginal]) if entry.marginal else None,
+        "marginal": json.dumps([marginal.model_dump() for marginal in entry.marginal]) if entry.marginal else None,
         **_headline(entry),
         **_prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"})),
         **{key: value for name in metrics for key, value in _fields(name, Statistics, entry.metrics.get(name)).items()},
@@ -69,12 +69,12 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
 
 def _headline(entry: Entry) -> dict[str, Any]:
     """What every table begins with: ``exact`` is a share."""
-    found = entry.exact
+    exact = entry.exact
     return {
-        "exact": found and found.share,
-        "exact_low": found and found.low,
-        "exact_high": found and found.high,
-        "median": headline(entry)[1] if found else None,
+        "exact": exact and exact.share,
+        "exact_low": exact and exact.low,
+        "exact_high": exact and exact.high,
+        "median": headline(entry)[1] if exact else None,
         "flat": None if entry.flat is None else len(entry.flat),
     }
 
@@ -96,7 +96,11 @@ def markdown_text(board: Board) -> str:
             _escaped(section.sentence),
             *([_listing(section.findings)] if section.findings else []),
             _escaped(section.summary),
-            *(part for each in section.rankings for part in (f"### Standings, {each.title}", _markdown(each.rows))),
+            *(
+                part
+                for ranking in section.rankings
+                for part in (f"### Standings, {ranking.title}", _markdown(ranking.rows))
+            ),
             "### All cells",
             _markdown(section.cells),
         ]

@@ -52,7 +52,7 @@ def _within(image: Image.Image, side: int) -> Image.Image:
     longest = max(image.size)
     if longest <= side:
         return image
-    width, height = (max(1, round(each * side / longest)) for each in image.size)
+    width, height = (max(1, round(pixels * side / longest)) for pixels in image.size)
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
 

@@ -97,17 +97,17 @@ class Engine:
         finished = self._finished(job.trials)
         self.progress.trials(len(finished))
         trials = [trial for trial in job.trials if trial.key not in finished]
-        found = self.source.uploads(list(_by_batch(trials)))
-        recorded = {batch: each for batch, each in found.items() if isinstance(each, Exchange)}
-        reasons = {batch: source_error or each for batch, each in found.items() if isinstance(each, str)}
+        exchanges = self.source.uploads(list(_by_batch(trials)))
+        recorded = {batch: exchange for batch, exchange in exchanges.items() if isinstance(exchange, Exchange)}
+        reasons = {batch: source_error or reason for batch, reason in exchanges.items() if isinstance(reason, str)}
         if reasons:
             self.source.stale()
         self._put([self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons])
         for attack in dict.fromkeys(trial.attack for trial in trials):
-            own = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
-            for stack in _in_chunks(list(own), ATTACKS.get(attack.name).stack):
+            by_batch = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
+            for stack in _in_chunks(list(by_batch), ATTACKS.get(attack.name).stack):
                 made = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
-                self._put([row for batch in stack for row in self._rows(own[batch], recorded[batch], made[batch])])
+                self._put([row for batch in stack for row in self._rows(by_batch[batch], recorded[batch], made[batch])])
 
     def give_up(self, job: Job, error: str) -> None:
         """Make what is missing of a job failed rows, without trying it again."""
@@ -124,32 +124,35 @@ class Engine:
         that cannot be attacked does not take the others with it.
         """
         made: dict[Batch, _Attacked | str] = {}
-        for weights in dict.fromkeys(each.upload.weights for each in held.values()):
-            stack = {batch: each for batch, each in held.items() if each.upload.weights == weights}
+        for weights in dict.fromkeys(exchange.upload.weights for exchange in held.values()):
+            stack = {batch: exchange for batch, exchange in held.items() if exchange.upload.weights == weights}
             try:
                 made |= self._reconstruct(attack, stack)
             except Exception as error:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
                 if len(stack) == 1:
                     made |= dict.fromkeys(stack, described(error))
                     continue
-                for batch, each in stack.items():
-                    made |= self._reconstruct_each(attack, {batch: each})
+                for batch, exchange in stack.items():
+                    made |= self._reconstruct_each(attack, {batch: exchange})
         return made
 
     def _reconstruct(self, attack: AttackConfig, stack: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
         if attack.made().uses_natural_patches:
-            _refuse_known([each.private for each in stack.values()])
+            _refuse_known([exchange.private for exchange in stack.values()])
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(weights)
         adversary = Adversary(model, self.experiment.threat, self.experiment.scenario.seed)
-        uploads = [each.upload for each in stack.values()]
+        uploads = [exchange.upload for exchange in stack.values()]
         started = time.perf_counter()
         reconstructions = adversary.reconstruct(
             attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
         )
         seconds = (time.perf_counter() - started) / sum(len(batch) for batch in stack)
-        return {batch: _Attacked(each, seconds) for batch, each in zip(stack, reconstructions, strict=True)}
+        return {
+            batch: _Attacked(reconstruction, seconds)
+            for batch, reconstruction in zip(stack, reconstructions, strict=True)
+        }
 
     def _rows(self, trials: _Trials, recorded: Exchange, made: _Attacked | str) -> list[Trial]:
         """Trials that share an upload and a reconstruction, scored in their settings."""
@@ -158,15 +161,15 @@ class Engine:
         rows: list[Trial] = []
         metrics, protocol = self.experiment.metrics, self.experiment.protocol
         for setting in sorted({trial.cell.setting for trial in trials}):
-            own = [trial for trial in trials if trial.cell.setting is setting]
+            in_setting = [trial for trial in trials if trial.cell.setting is setting]
             try:
                 values = evaluator.score(
                     made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
                 ) | {COLOUR: evaluator.score_of_colour(recorded.private)}
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
-                rows += [self._failed(trial, described(error)) for trial in own]
+                rows += [self._failed(trial, described(error)) for trial in in_setting]
                 continue
-            rows += [self._scored(trial, recorded, made, values) for trial in own]
+            rows += [self._scored(trial, recorded, made, values) for trial in in_setting]
         self._save_pictures(trials, recorded.private, made.reconstruction)
         return rows
 
@@ -238,12 +241,13 @@ def jobs(plan: Plan, store: Store) -> list[Job]:
     uploads of the same pictures, so that these are computed once.
     """
     finished = store.finished([trial.key for trial in plan.trials])
-    found = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
-    places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in found))}
+    missing = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
+    places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in missing))}
     shared = [one_upload(part.experiment.scenario) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
     grouped = [
-        replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads))) for job in found
+        replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads)))
+        for job in missing
     ]
     return sorted(grouped, key=lambda job: (places[job.arm], job.uploads))
 
@@ -254,7 +258,7 @@ def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Jo
     # Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
     # is the same whenever a run is interrupted.
     for chunk in _in_chunks(list(_by_batch(planned).values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
-        missing = tuple(trial for own in chunk for trial in own if trial.key not in finished)
+        missing = tuple(trial for trials in chunk for trial in trials if trial.key not in finished)
         if missing:
             yield Job(part, missing)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from attacks.adversary import Adversary
 from benchmarks.campaign.prepare import Prepared
 from benchmarks.folder.pictures import save_png
-from benchmarks.plan.experiment import AttackConfig, Experiment, PlannedTrial
+from benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
 from benchmarks.running import evaluator
 from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory, one_upload
 from benchmarks.uploads.source import Batch, described
@@ -76,13 +76,13 @@ class _Kind:
 
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
-        own = {trial.stem for trial in self.trials if tried is None or trial.attack == tried}
-        return len(own) // self.experiment.threat.pictures
+        stems = {trial.stem for trial in self.trials if tried is None or trial.attack == tried}
+        return len(stems) // self.experiment.threat.pictures
 
     def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
         """Some of the pictures behind them."""
-        found = (trial.batch for trial in self.trials if tried is None or trial.attack == tried)
-        return list(dict.fromkeys(found))[:at_most]
+        batches = (trial.batch for trial in self.trials if tried is None or trial.attack == tried)
+        return list(dict.fromkeys(batches))[:at_most]
 
 
 def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
@@ -93,7 +93,7 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
         on_probe(f"{kinds[0].experiment.scenario.label}, uploads")
         probes.append(_upload_probe(kinds, prepared.selection))
         memory = Memory()
-        for kind, tried in ((each, tried) for each in kinds for tried in each.attacks):
+        for kind, tried in ((asking, tried) for asking in kinds for tried in asking.attacks):
             on_probe(f"{kind.experiment.scenario.label}, {tried.label}")
             source = DirectUploads(kind.experiment, prepared.selection, memory)
             probe, recorded, made = _attack_probe(kind, source, tried)
@@ -111,19 +111,25 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
 
 
 def _kinds(prepared: Prepared) -> list[_Kind]:
-    found: dict[Scenario, _Kind] = {}
+    """Uploads of a scenario that several grids attack hold what the attacks of all of them read."""
+    parts: defaultdict[Scenario, list[Part]] = defaultdict(list)
     for part in prepared.plan.parts:
-        for trial in part.trials:
-            found.setdefault(part.experiment.scenario, _Kind(part.experiment, [])).trials.append(trial)
-    return list(found.values())
+        if part.trials:
+            parts[part.experiment.scenario].append(part)
+    kinds = []
+    for shared in parts.values():
+        attacks = dict.fromkeys(tried for part in shared for tried in part.experiment.attacks)
+        experiment = shared[0].experiment.model_copy(update={"attacks": tuple(attacks)})
+        kinds.append(_Kind(experiment, [trial for part in shared for trial in part.trials]))
+    return kinds
 
 
 def _sharing(kinds: Sequence[_Kind]) -> list[list[_Kind]]:
     """Those whose uploads are the same but for their number, by that number."""
-    found: defaultdict[Hashable, list[_Kind]] = defaultdict(list)
+    groups: defaultdict[Hashable, list[_Kind]] = defaultdict(list)
     for kind in sorted(kinds, key=lambda kind: kind.experiment.threat.uploads_per_picture):
-        found[one_upload(kind.experiment.scenario)].append(kind)
-    return list(found.values())
+        groups[one_upload(kind.experiment.scenario)].append(kind)
+    return list(groups.values())
 
 
 def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
@@ -134,9 +140,9 @@ def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
     # Builds the model and finds its kernels, which is done once.
     DirectUploads(fewest.experiment, selection).uploads(batches[:1])
     began = time.perf_counter()
-    found = DirectUploads(kind.experiment, selection).uploads(batches)
+    exchanges = DirectUploads(kind.experiment, selection).uploads(batches)
     seconds = (time.perf_counter() - began) / len(batches)
-    failures = [each for each in found.values() if isinstance(each, str)]
+    failures = [outcome for outcome in exchanges.values() if isinstance(outcome, str)]
     return Probe(what, seconds, kind.uploads(), failures[0] if failures else None)
 
 
@@ -144,11 +150,11 @@ def _attack_probe(
     kind: _Kind, source: DirectUploads, tried: AttackConfig
 ) -> tuple[Probe, Sequence[Exchange], Sequence[Reconstruction]]:
     what, count = f"{kind.experiment.scenario.label}: {tried.label}", kind.uploads(tried)
-    found = source.uploads(kind.batches(tried))
-    recorded = [each for each in found.values() if isinstance(each, Exchange)]
+    exchanges = source.uploads(kind.batches(tried))
+    recorded = [exchange for exchange in exchanges.values() if isinstance(exchange, Exchange)]
     if not recorded:
         return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
-    uploads = [each.upload for each in recorded]
+    uploads = [exchange.upload for exchange in recorded]
     adversary = Adversary(source.model(uploads[0].weights), kind.experiment.threat, kind.experiment.scenario.seed)
     began, made, failure = time.perf_counter(), list[Reconstruction](), None
 

@@ -47,7 +47,7 @@ class Retention:
                 self._cells_of[path].add(trial.cell)
         finished = store.finished([trial.key for trial in plan.trials])
         self._pending = {cell: trials.keys() - finished for cell, trials in self._trials.items()}
-        self._in_work = {cell for cell, own in self._pending.items() if 0 < len(own) < len(self._trials[cell])}
+        self._in_work = {cell for cell, pending in self._pending.items() if 0 < len(pending) < len(self._trials[cell])}
         self._shown: set[Path] = set()
         for cell in self._trials:
             if not self._pending[cell]:
@@ -79,12 +79,12 @@ class Retention:
         return [self._pictures / name for name in files_of(trial).values()]
 
     def _show(self, cell: Cell) -> None:
-        own = self._trials[cell]
-        keys = list(own)
+        trials = self._trials[cell]
+        keys = list(trials)
         if self._keep == "extremes":
             keys = list(extremes(self._store.frame(keys)).values())
         if self._keep != "none":
-            self._shown.update(path for key in keys for path in self._files(own[key]))
+            self._shown.update(path for key in keys for path in self._files(trials[key]))
 
     def _delete(self, paths: Iterable[Path]) -> None:
         if self._keep == "all":

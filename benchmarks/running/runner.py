@@ -173,9 +173,9 @@ class Foreman:
 
     def _next(self, slot: int, waiting: deque[Job]) -> Job:
         """One whose uploads this worker has computed, or no worker has; the first one if there is none."""
-        own, others = self._computed.get(slot), set(self._computed.values())
+        computed, others = self._computed.get(slot), set(self._computed.values())
         preferred = chain(
-            (place for place, job in enumerate(waiting) if job.uploads == own),
+            (place for place, job in enumerate(waiting) if job.uploads == computed),
             (place for place, job in enumerate(waiting) if job.uploads not in others),
         )
         place = next(preferred, 0)

@@ -58,9 +58,9 @@ def status(ledger: Ledger, store: Store) -> CampaignStatus:
     )
     times = rows["recorded_at"].sort_values()
     return CampaignStatus(
-        ok=sum(own.ok for _, own in cells),
-        failed=sum(own.failed for _, own in cells),
-        missing=sum(own.missing for _, own in cells),
+        ok=sum(tally.ok for _, tally in cells),
+        failed=sum(tally.failed for _, tally in cells),
+        missing=sum(tally.missing for _, tally in cells),
         cells=cells,
         last=None if times.empty else times.iloc[-1].to_pydatetime(),
         rate=_rate(times),

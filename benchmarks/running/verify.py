@@ -50,34 +50,34 @@ class Verification:
 
 def verify(folder: OutputFolder, ledger: Ledger, store: Store) -> Verification:
     """Check rows against the plan and kept pictures against scores."""
-    found = Verification()
+    verification = Verification()
     rows = store.frame(ledger.trials["key"].tolist())
     joined = ledger.trials.merge(rows, on="key", how="left", suffixes=("", "_stored"))
-    _check_rows(joined, found)
-    _rescore(folder, ledger, joined[joined["status"] == "ok"], found)
-    _compare_environments(store.environments(), set(rows["environment_sha256"]), found)
-    return found
+    _check_rows(joined, verification)
+    _rescore(folder, ledger, joined[joined["status"] == "ok"], verification)
+    _compare_environments(store.environments(), set(rows["environment_sha256"]), verification)
+    return verification
 
 
-def _check_rows(joined: pd.DataFrame, found: Verification) -> None:
+def _check_rows(joined: pd.DataFrame, verification: Verification) -> None:
     missing = int(joined["status"].isna().sum())
     if missing:
-        found.problems.append(f"{missing} of {len(joined)} planned trials have no row: run the campaign again")
+        verification.problems.append(f"{missing} of {len(joined)} planned trials have no row: run the campaign again")
     present = joined[joined["status"].notna()]
     for name in present.loc[present["picture_sha256"] != present["picture_sha256_stored"], "picture"].unique():
-        found.problems.append(f"picture {name!r} has another digest in the database than in the plan")
+        verification.problems.append(f"picture {name!r} has another digest in the database than in the plan")
     counts = Counter(present["status"])
-    found.checked.append(f"{len(present)} rows: {counts['ok']} ok, {counts['failed']} failed")
+    verification.checked.append(f"{len(present)} rows: {counts['ok']} ok, {counts['failed']} failed")
 
 
-def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found: Verification) -> None:
+def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, verification: Verification) -> None:
     """Score again what lies in the folder of pictures."""
     rescored, owed = 0, _owed(ledger, finished)
     for row in finished.to_dict("records"):
         path = folder.pictures / row["reconstruction"]
         if not path.exists():
             if row["key"] in owed:
-                found.problems.append(
+                verification.problems.append(
                     f"{row['reconstruction']} is missing, which keep: {ledger.about['keep']} promises"
                 )
             continue
@@ -85,16 +85,16 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, found
         try:
             pair = _picture(path), _picture(folder.pictures / row[str(cell.setting.compared_with)])
         except OSError as error:
-            found.problems.append(f"{row['reconstruction']}: {error}")
+            verification.problems.append(f"{row['reconstruction']}: {error}")
             continue
         if pair[0].shape != pair[1].shape:
-            found.problems.append(f"{row['reconstruction']} is not of the size of the original")
+            verification.problems.append(f"{row['reconstruction']} is not of the size of the original")
             continue
         problem = _disagreement(pair, row["scores"], rounded=cell.protocol == "8bit")
         if problem:
-            found.problems.append(f"{row['reconstruction']} in setting {cell.setting}: {problem}")
+            verification.problems.append(f"{row['reconstruction']} in setting {cell.setting}: {problem}")
         rescored += 1
-    found.checked.append(f"{rescored} kept reconstructions scored again")
+    verification.checked.append(f"{rescored} kept reconstructions scored again")
 
 
 def _owed(ledger: Ledger, finished: pd.DataFrame) -> set[str]:
@@ -131,13 +131,13 @@ def _distance(name: str, value: float) -> float:
     return math.sqrt(value) if name == "mse" else 10 ** (-value / 20)
 
 
-def _compare_environments(known: Mapping[str, Mapping[str, Any]], used: set[str], found: Verification) -> None:
+def _compare_environments(known: Mapping[str, Mapping[str, Any]], used: set[str], verification: Verification) -> None:
     now: Mapping[str, Any] = provenance.environment()
     for sha256 in sorted(used):
-        found.differences += [
+        verification.differences += [
             f"{where}: {before!r} then, {after!r} now" for where, before, after in _different(known[sha256], now)
         ]
-    found.differences = list(dict.fromkeys(found.differences))
+    verification.differences = list(dict.fromkeys(verification.differences))
 
 
 def _different(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -150,7 +150,7 @@ def _different(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any,
 
 def repeat(prepared: Prepared, ledger: Ledger, store: Store, count: int) -> Verification:
     """Run ``count`` finished trials, drawn with a fixed seed, again from their pictures and compare every score."""
-    found = Verification()
+    verification = Verification()
     finished = store.frame(ledger.trials["key"].tolist())
     finished = ledger.trials.merge(finished[finished["status"] == "ok"], on="key", suffixes=("", "_stored"))
     order = torch.randperm(len(finished), generator=torch_generator(0, "verify"))[:count].tolist()
@@ -163,14 +163,14 @@ def repeat(prepared: Prepared, ledger: Ledger, store: Store, count: int) -> Veri
         cell, name, _ = what
         where = f"{cell.model}, {cell.defence}, {cell.attack}, setting {cell.setting}, {name}"
         if what not in again:
-            found.problems.append(f"{where}: could not be run again")
-        found.problems += [
+            verification.problems.append(f"{where}: could not be run again")
+        verification.problems += [
             f"{where}: {metric_name} is {again[what][metric_name]!r} now, {value!r} was stored"
             for metric_name, value in scores.items()
             if what in again and again[what].get(metric_name) != value
         ]
-    found.checked.append(f"{len(stored)} trials run again from their pictures")
-    return found
+    verification.checked.append(f"{len(stored)} trials run again from their pictures")
+    return verification
 
 
 def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tuple[Any, str, int], dict[str, Any]]:
@@ -179,7 +179,7 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
         folder = OutputFolder(Path(scratch))
         store = folder.store()
         for part in prepared.plan.parts:
-            trials = [each for each in part.trials if (each.cell, each.picture.name, each.seed) in wanted]
+            trials = [trial for trial in part.trials if (trial.cell, trial.picture.name, trial.seed) in wanted]
             trials.sort(key=lambda trial: trial.key)  # as the store gives them
             source = DirectUploads(part.experiment, prepared.selection)
             Engine(part.experiment, folder, store, RunProgress(), source).run(trials)
@@ -218,10 +218,10 @@ def _compare_tables(path: Path, board: Mapping[str, Any]) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
     made = {entry["id"]: entry for entry in board["entries"]}
-    changed = [each for each, entry in made.items() if not _same(published.get(each), entry)]
+    changed = [entry_id for entry_id, entry in made.items() if not _same(published.get(entry_id), entry)]
     return [
-        *(f"{path.name}: entry {each} is not that of the trials" for each in changed),
-        *(f"{path.name}: entry {each} is in no plan" for each in published.keys() - made.keys()),
+        *(f"{path.name}: entry {entry_id} is not that of the trials" for entry_id in changed),
+        *(f"{path.name}: entry {entry_id} is in no plan" for entry_id in published.keys() - made.keys()),
     ]
 
 

@@ -88,7 +88,7 @@ def main(pictures: Pictures) -> None:
     table = frame.groupby(keys, sort=False).agg(
         pictures=("psnr", "size"),
         median=("psnr", "median"),
-        exact=("psnr", lambda found: (found >= EXACT).mean()),
+        exact=("psnr", lambda decibels: (decibels >= EXACT).mean()),
         seconds=("seconds", "mean"),
     )
     about = {
@@ -107,8 +107,8 @@ def _rows(case: Case, source: str) -> Iterator[dict[str, Any]]:
     chosen = unseen(source, case.clients * count, scenario.model, SEED)
     cell = {name: getattr(case, name) for name in ("model", "image_size", "batch", "masks", "company")}
     for client in range(case.clients):
-        own = chosen[client * count : (client + 1) * count]
-        made = [_exchange(case, company, network, epoch) for epoch, company in _companies(case, own)]
+        client_pictures = chosen[client * count : (client + 1) * count]
+        made = [_exchange(case, company, network, epoch) for epoch, company in _companies(case, client_pictures)]
         for epochs in EPOCHS:
             for row in _attacked(made[: epochs * BATCHES], network, scenario):
                 yield {**cell, "client": client, "epochs": epochs, **row}
@@ -129,7 +129,7 @@ def _exchange(case: Case, company: Sequence[LabelledPicture], network: VitClassi
     """As ``Scenario.exchange`` makes it, with one mask for all pictures if asked for, and no more than is attacked."""
     private = private_of(case.scenario, company, epoch)
     if case.masks == "batch":
-        mask, source = (each[:1].expand_as(each) for each in (private.mask, private.source))
+        mask, source = (tensor[:1].expand_as(tensor) for tensor in (private.mask, private.source))
         private = replace(private, mask=mask, source=source, shuffled=rearrange(private.clean, source))
     (sent,) = entrance_gradients(network, [private], required_tensors(network))
     return Exchange(private, upload_of(case.scenario, sent, private, server_round=epoch + 1, node=0, weights=""))
@@ -138,23 +138,28 @@ def _exchange(case: Case, company: Sequence[LabelledPicture], network: VitClassi
 def _attacked(made: Sequence[Exchange], network: VitClassifier, scenario: Scenario) -> Iterator[dict[str, Any]]:
     """Rows of the pictures of the last epoch's first batches."""
     for place in range(len(made) - BATCHES, len(made) - BATCHES + ATTACKED):
-        others = tuple(each.upload for index, each in enumerate(made) if index != place)
+        others = tuple(exchange.upload for index, exchange in enumerate(made) if index != place)
         began = time.thread_time()
-        (found,) = MjpIntersection().reconstruct(
+        (reconstruction,) = MjpIntersection().reconstruct(
             [replace(made[place].upload, others=others)],
             network,
             scenario.threat,
             generator=torch_generator(SEED, "attack"),
         )
         seconds = time.thread_time() - began
-        for name, psnr in _best(found.images, made[place].private):
-            yield {"picture": name, "psnr": psnr, "uploads": found.diagnostics["uploads_linked"], "seconds": seconds}
+        for name, psnr in _best(reconstruction.images, made[place].private):
+            yield {
+                "picture": name,
+                "psnr": psnr,
+                "uploads": reconstruction.diagnostics["uploads_linked"],
+                "seconds": seconds,
+            }
 
 
-def _best(found: Tensor, private: PrivateBatch) -> Iterator[tuple[str, float]]:
+def _best(images: Tensor, private: PrivateBatch) -> Iterator[tuple[str, float]]:
     """PSNR of each clean picture under the assignment of largest sum."""
     psnr = metric("psnr").function
-    scores = torch.stack([psnr(found, each.expand_as(found)) for each in private.clean])
+    scores = torch.stack([psnr(images, picture.expand_as(images)) for picture in private.clean])
     rows, columns = linear_sum_assignment(scores.numpy(), maximize=True)
     for row, column in zip(rows, columns, strict=True):
         yield private.pictures[row], float(scores[row, column])

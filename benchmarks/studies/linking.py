@@ -109,12 +109,12 @@ def _different(facts: list[list[LinearFacts]], count: int, *, crops: bool) -> li
 
 
 def _compared(pairs: Sequence[tuple[LinearFacts, LinearFacts]]) -> dict[str, Any]:
-    found = [compare(Statement.of([one]), Statement.of([other])) for one, other in pairs]
-    decided = [each for each in found if each.verdict is not Verdict.UNDECIDED]
-    verdicts = Counter(each.verdict for each in found)
-    ratios = [each.difference / each.energy**0.5 for each in decided]
+    comparisons = [compare(Statement.of([one]), Statement.of([other])) for one, other in pairs]
+    decided = [comparison for comparison in comparisons if comparison.verdict is not Verdict.UNDECIDED]
+    verdicts = Counter(comparison.verdict for comparison in comparisons)
+    ratios = [comparison.difference / comparison.energy**0.5 for comparison in decided]
     return {
-        "count": len(found),
+        "count": len(comparisons),
         **{verdict.value: verdicts[verdict] for verdict in Verdict},
         # Below 1: joined. How close any pair came to the wrong side.
         "least_difference_to_bound": min(ratios, default=None),
@@ -124,9 +124,9 @@ def _compared(pairs: Sequence[tuple[LinearFacts, LinearFacts]]) -> dict[str, Any
 
 def _grouped(facts: list[list[LinearFacts]]) -> dict[str, Any]:
     owner = [picture for picture, uploads in enumerate(facts) for _ in uploads]
-    found = groups([each for uploads in facts for each in uploads])
-    mixed = sum(len({owner[member] for member in members}) > 1 for members in found)
-    return {"count": len(owner), "groups": len(found), "mixed_groups": mixed}
+    clusters = groups([upload for uploads in facts for upload in uploads])
+    mixed = sum(len({owner[member] for member in members}) > 1 for members in clusters)
+    return {"count": len(owner), "groups": len(clusters), "mixed_groups": mixed}
 
 
 if __name__ == "__main__":

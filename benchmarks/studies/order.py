@@ -84,7 +84,7 @@ def main(
         "seed": SEED,
         "pictures": [entry.name for entry in selection.entries],
         "psnr": f"setting c, dB, each capped at {CAP:g}; seconds are of reassembly alone",
-        "refused": {f"{each['patches']} at {each['mask_ratio']:g}": each["refusal"] for each in counts},
+        "refused": {f"{cell['patches']} at {cell['mask_ratio']:g}": cell["refusal"] for cell in counts},
         "degraded": {name: threat.model_dump(mode="json") for name, threat in DEGRADED.items()},
     }
     keep_table(output, frame, about)

@@ -47,9 +47,9 @@ def main(
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """By number of uploads: linked ones, PSNR over the pictures, seconds."""
     groups = table.groupby("uploads")
-    found = groups["psnr"].agg(["count", "min", "median", "max"]).rename(columns={"count": "pictures"})
-    found.insert(1, "linked", groups["linked"].mean())
-    return found.assign(seconds=groups["seconds"].mean()).round(1)
+    figures = groups["psnr"].agg(["count", "min", "median", "max"]).rename(columns={"count": "pictures"})
+    figures.insert(1, "linked", groups["linked"].mean())
+    return figures.assign(seconds=groups["seconds"].mean()).round(1)
 
 
 def recovered(rounds: RecordedRounds) -> pd.DataFrame:
@@ -93,8 +93,8 @@ def figure(table: pd.DataFrame) -> Figure:
     """A line per picture."""
     drawn = Figure(figsize=(5.2, 3.2))
     axes = drawn.subplots()
-    for _, own in table.groupby("picture"):
-        axes.plot(own["uploads"], own["psnr"].clip(upper=CEILING), marker="o", markersize=4, linewidth=1.2)
+    for _, rows in table.groupby("picture"):
+        axes.plot(rows["uploads"], rows["psnr"].clip(upper=CEILING), marker="o", markersize=4, linewidth=1.2)
     Scale("y", RECOGNISABLE, table["psnr"].tolist(), {}).draw(axes, "c")
     axes.set(
         xlabel="uploads of the picture, each in another round",

@@ -64,9 +64,9 @@ def rows_with(
     weights = given.pop("weights", None)
     trained = {} if weights is None else {"weights": Checkpoint.of(weights)}
     config = ModelConfig.parse({"name": "deit_small", "unknown_embedding": True, **given, **trained})
-    told = (f"{key}={value}" for key, value in sorted(given.items()) if key != "name")
+    options = (f"{key}={value}" for key, value in sorted(given.items()) if key != "name")
     label = {
-        "model": " ".join([config.name, *told]),
+        "model": " ".join([config.name, *options]),
         "weights": "untrained" if weights is None else "/".join(Path(weights).parts[-2:]),
     }
     chosen = undeveloped(
@@ -90,13 +90,13 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _read_options(text: str) -> dict[str, str]:
-    found = {}
+    options = {}
     for pair in filter(None, text.split(",")):
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise ConfigError(f"--model: {pair!r} is not KEY=VALUE, such as name=deit_tiny")
-        found[key] = value
-    return found
+        options[key] = value
+    return options
 
 
 def _read_ratios(text: str) -> list[float]:

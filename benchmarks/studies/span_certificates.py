@@ -61,26 +61,26 @@ def attacked(exchange: Exchange, network: VitClassifier, *, seconds: float) -> d
         attack.reconstruct([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
         for attack in (MjpSpan({"seconds": seconds}), MjpPrior())
     )
-    psnr, told = metric("psnr").function, made.diagnostics
+    psnr, diagnostics = metric("psnr").function, made.diagnostics
     return {
-        "certified": int(told["certified"]),
-        "found": int(told["found_patches"]),
-        "masked": int(told["masked_patches"]),
-        **{name: told[name] for name in ("residual_median", "residual_max", "expected_error")},
+        "certified": int(diagnostics["certified"]),
+        "found": int(diagnostics["found_patches"]),
+        "masked": int(diagnostics["masked_patches"]),
+        **{name: diagnostics[name] for name in ("residual_median", "residual_max", "expected_error")},
         "worst_patch": worst_patch(made, exchange.private, network.patch_size),
         "psnr": float(psnr(made.images, exchange.private.clean)),
         "psnr_prior": float(psnr(prior.images, exchange.private.clean)),
-        "seconds": told["seconds"],
+        "seconds": diagnostics["seconds"],
     }
 
 
 def worst_patch(made: Reconstruction, batch: PrivateBatch, patch_size: int) -> float:
     """PSNR of the worst patch, masked ones under the assignment of least squared error."""
     mask = batch.mask[0]
-    found, true = (to_patches(images.double(), patch_size)[0] for images in (made.images, batch.clean))
-    errors = (found - true).square().mean(dim=1)[~mask]
-    distances = torch.cdist(found[mask], true[mask], compute_mode="donot_use_mm_for_euclid_dist")
-    between = distances.square() / found.shape[1]
+    recovered, true = (to_patches(images.double(), patch_size)[0] for images in (made.images, batch.clean))
+    errors = (recovered - true).square().mean(dim=1)[~mask]
+    distances = torch.cdist(recovered[mask], true[mask], compute_mode="donot_use_mm_for_euclid_dist")
+    between = distances.square() / recovered.shape[1]
     rows, columns = linear_sum_assignment(between.numpy())
     worst = torch.cat([errors, between[rows, columns]]).max().clamp(min=1e-12)
     return float(-10 * torch.log10(worst))

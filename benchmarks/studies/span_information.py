@@ -74,7 +74,7 @@ def main(
 def bounds(exchange: Exchange, model: VitClassifier) -> dict[str, Any]:
     """PSNR in dB that an upload allows its masked patches: their median and the worst; nan without any."""
     first, second = patch_bounds(exchange.upload, exchange.private, model)
-    worst = [float(each.min()) if len(each) else float("nan") for each in (first, second)]
+    worst = [float(decibels.min()) if len(decibels) else float("nan") for decibels in (first, second)]
     return {
         "masked": len(first),
         "median": float(first.median()),
@@ -97,8 +97,8 @@ def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> t
     attention = setup.block.attention(tokens, setup.block.keys_values(torch.cat([setup.class_token, tokens])))
     bounds = []
     for place in setup.hole.tolist():
-        own, further = _information(setup, second, setup.start[place] + attention[place], truth[place])
-        bounds.append([_psnr(own, setup, model), _psnr(own + further, setup, model)])
+        information, further = _information(setup, second, setup.start[place] + attention[place], truth[place])
+        bounds.append([_psnr(information, setup, model), _psnr(information + further, setup, model)])
     first, both = torch.tensor(bounds).unbind(dim=1)
     return first, both
 

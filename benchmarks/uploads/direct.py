@@ -92,10 +92,10 @@ class DirectUploads(UploadSource):
         parts = scenario.pipeline.parts and scenario.pipeline.clients == 1
         gradients = scenario.update == "gradient" and model.has_positions
         stacked = parts and gradients and names and names <= ENTRANCE
-        found: Found = {}
+        exchanges: Found = {}
         for stack in self._stacks(batches) if stacked else [[batch] for batch in batches]:
-            found |= self._computed(model, stack, names, number)
-        return {batch: found[batch] for batch in batches}
+            exchanges |= self._computed(model, stack, names, number)
+        return {batch: exchanges[batch] for batch in batches}
 
     def _stacks(self, batches: Sequence[Batch]) -> list[list[Batch]]:
         """Whole passes that the batches are in: how many are in a pass shows in the last bit of its gradients."""
@@ -107,14 +107,14 @@ class DirectUploads(UploadSource):
     def _computed(self, model: VitClassifier, stack: Sequence[Batch], names: frozenset[str], number: int) -> Found:
         """Uploads of one pass, or of one batch alone."""
         scenario = self._scenario
-        found: Found = {}
+        exchanges: Found = {}
         private: dict[Batch, PrivateBatch] = {}
         for batch in stack:
             try:
                 pictures = [self.selection.load(entry) for entry in self._entries[batch]]
                 private[batch] = private_of(scenario, pictures, number)
             except FedmjpError as error:
-                found[batch] = str(error)
+                exchanges[batch] = str(error)
         try:
             updates = self._updates(model, list(private.values()), names, number)
             digest = _initial_digest(scenario.network, scenario.device)
@@ -122,11 +122,11 @@ class DirectUploads(UploadSource):
                 client, place = divmod(self._places[batch], scenario.batches_per_client)
                 turn = scenario.round_of(Turn(place, number))
                 upload = upload_of(scenario, sent, made, server_round=turn, node=client, weights=digest)
-                found[batch] = Exchange(made, upload)
+                exchanges[batch] = Exchange(made, upload)
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
             for batch in private:
-                found.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
-        return found
+                exchanges.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
+        return exchanges
 
     def _updates(
         self, model: VitClassifier, batches: Sequence[PrivateBatch], names: frozenset[str], number: int
@@ -170,11 +170,11 @@ def one_upload(scenario: Scenario) -> Scenario:
 
 
 def _together(made: Sequence[Exchange | str]) -> Exchange | str:
-    failures = [each for each in made if isinstance(each, str)]
+    failures = [outcome for outcome in made if isinstance(outcome, str)]
     if failures:
         return failures[0]
-    first, *later = (each for each in made if isinstance(each, Exchange))
-    return replace(first, upload=replace(first.upload, others=tuple(each.upload for each in later)))
+    first, *later = (outcome for outcome in made if isinstance(outcome, Exchange))
+    return replace(first, upload=replace(first.upload, others=tuple(exchange.upload for exchange in later)))
 
 
 # Jobs come in the order of their weights; one arm more, for jobs that are tried again.

@@ -66,11 +66,11 @@ class Recording:
         Raises:
             BadInputError: If it was not recorded.
         """
-        found = [each for each in self.scenarios if model in (None, each.model.name)]
-        if not found:
-            recorded = ", ".join(dict.fromkeys(each.model.name for each in self.scenarios))
+        chosen = [scenario for scenario in self.scenarios if model in (None, scenario.model.name)]
+        if not chosen:
+            recorded = ", ".join(dict.fromkeys(scenario.model.name for scenario in self.scenarios))
             raise BadInputError(f"model {model!r} was not recorded in {self.folder.root}: {recorded}")
-        return [each.model_copy(update={"device": device}) for each in found]
+        return [scenario.model_copy(update={"device": device}) for scenario in chosen]
 
     def source(self, experiment: Experiment) -> UploadSource:
         """What gives an experiment these uploads."""
@@ -82,12 +82,12 @@ class Recording:
         Raises:
             BadInputError: If there is no readable one.
         """
-        found: dict[Batch, tuple[PictureEntry, ...]] = {}
+        entries: dict[Batch, tuple[PictureEntry, ...]] = {}
         for names, (path, *_) in self.folder.index(scenario).items():
-            found |= self.entries(scenario, names, path)
-        if not found:
+            entries |= self.entries(scenario, names, path)
+        if not entries:
             raise BadInputError(f"{self.folder.evaluator} holds no readable record of pictures that the manifest names")
-        return list(found.values())
+        return list(entries.values())
 
     def entries(self, scenario: Scenario, names: Batch, path: Path) -> dict[Batch, tuple[PictureEntry, ...]]:
         """The pictures in a private record, by their names; nothing if it, or the manifest, does not show them."""
@@ -118,14 +118,14 @@ class Recording:
         uploads, private = self.folder.uploads / scenario.folder, self.folder.evaluator / scenario.folder
         names = sorted({path.name for folder in (uploads, private) for path in folder.glob(RECORDS)})
         sent: set[str] = set()
-        found: list[str] = []
+        problems: list[str] = []
         for name in names:
             if not self.folder.stands_for_group(scenario, private / name):
                 continue
             try:
                 batch = self.folder.private(scenario, private / name)
             except FedmjpError as error:
-                found.append(f"{private / name}: {error}")
+                problems.append(f"{private / name}: {error}")
                 continue
             try:
                 upload = Upload.load(uploads / name)
@@ -134,13 +134,13 @@ class Recording:
             except FedmjpError as error:
                 problem = str(error)
             if problem:
-                found.append(f"{uploads / name}: {problem}")
+                problems.append(f"{uploads / name}: {problem}")
         for digest in sorted(sent):
             try:
                 self.folder.upload_folder(scenario.folder).weights(digest)
             except FedmjpError as error:
-                found.append(f"{uploads}: the weights that had been sent: {error}")
-        return found
+                problems.append(f"{uploads}: the weights that had been sent: {error}")
+        return problems
 
 
 def _problem(

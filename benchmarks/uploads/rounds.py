@@ -72,7 +72,7 @@ class RecordedRounds:
         rounds = tuple(Recording.open(path.parent) for path in sorted(folder.glob("round-*/manifest.json")))
         if not rounds:
             raise BadInputError(f"{folder} holds no records of `fedmjp record` or `fedmjp simulate --uploads`")
-        if len({tuple(scenario.network.digest() for scenario in each.scenarios) for each in rounds}) > 1:
+        if len({tuple(scenario.network.digest() for scenario in recording.scenarios) for recording in rounds}) > 1:
             raise BadInputError(f"{folder} holds rounds of different models; attack one round at a time")
         return RecordedRounds(rounds)
 
@@ -84,10 +84,10 @@ class RecordedRounds:
         Raises:
             BadInputError: If the model was not recorded.
         """
-        return [self._attacked(each) for each in self.rounds[-1].attacked(model, device=device)]
+        return [self._attacked(scenario) for scenario in self.rounds[-1].attacked(model, device=device)]
 
     def _attacked(self, scenario: Scenario) -> Scenario:
-        seen = Counter(name for each in self.records(scenario) for name in each.pictures)
+        seen = Counter(name for record in self.records(scenario) for name in record.pictures)
         changes: dict[str, Any] = {"uploads_per_picture": max(seen.values(), default=1)}
         sent = next((self.rounds[-1].folder.uploads / scenario.folder).glob(WEIGHTS), None)
         if sent is not None:
@@ -100,20 +100,20 @@ class RecordedRounds:
         Raises:
             BadInputError: If there is no readable one.
         """
-        found: dict[Batch, tuple[PictureEntry, ...]] = {}
-        for each in attacked(self.records(scenario)):
-            found |= each.recording.entries(scenario, each.pictures, each.path)
-        if not found:
+        entries: dict[Batch, tuple[PictureEntry, ...]] = {}
+        for record in attacked(self.records(scenario)):
+            entries |= record.recording.entries(scenario, record.pictures, record.path)
+        if not entries:
             raise BadInputError(f"{self.rounds[-1].folder.root.parent} holds no readable record of a picture")
-        return list(found.values())
+        return list(entries.values())
 
     def digest(self) -> str:
         """SHA-256 over all records: changed records make new trials."""
-        return hashlib.sha256("".join(each.digest() for each in self.rounds).encode()).hexdigest()
+        return hashlib.sha256("".join(recording.digest() for recording in self.rounds).encode()).hexdigest()
 
     def problems(self, experiment: Experiment) -> list[str]:
         """Each record that cannot be used: its file, and what is wrong with it."""
-        return [problem for each in self.rounds for problem in each.problems(experiment)]
+        return [problem for recording in self.rounds for problem in recording.problems(experiment)]
 
     def source(self, experiment: Experiment) -> UploadSource:
         """What gives an experiment these uploads."""
@@ -158,19 +158,19 @@ class RoundUploads(UploadSource):
 
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
         """Read the last upload of each batch, and all others of its client."""
-        last = {each.pictures: each for each in self._records}
-        found: dict[Batch, Exchange | str] = {}
+        last = {recorded.pictures: recorded for recorded in self._records}
+        exchanges: dict[Batch, Exchange | str] = {}
         for batch in batches:
             record = last.get(batch)
             try:
-                found[batch] = MISSING if record is None else self._read(record)
+                exchanges[batch] = MISSING if record is None else self._read(record)
             except FedmjpError as error:
-                found[batch] = f"{MISSING}: {error}"
-        return found
+                exchanges[batch] = f"{MISSING}: {error}"
+        return exchanges
 
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that an upload was computed with."""
-        return next(each for each in self._records if each.weights == weights).model()
+        return next(record for record in self._records if record.weights == weights).model()
 
     def _read(self, record: _Record) -> Exchange:
         private, others = record.private(), self._others(record)
@@ -182,8 +182,8 @@ class RoundUploads(UploadSource):
         scenario = self.experiment.scenario
         read = tensors_read(self.experiment, blueprint(scenario.network), of_others=True)
         if read and not self._kept:
-            reduced = ((each, self._reduced(each, read)) for each in self._records)
-            self._kept.extend((each, upload) for each, upload in reduced if upload is not None)
+            reduced = ((other, self._reduced(other, read)) for other in self._records)
+            self._kept.extend((other, upload) for other, upload in reduced if upload is not None)
         return tuple(up for other, up in self._kept if other.node == record.node and other.path != record.path)
 
     def _reduced(self, record: _Record, read: frozenset[str]) -> Upload | None:

@@ -42,8 +42,8 @@ class UploadSource(ABC):
 
 def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
     """Names of the tensors that some attack of the experiment reads: of uploads, or of their others."""
-    tried = [each for each in experiment.attacks if each.made().reads_others or not of_others]
-    return frozenset(name for each in tried for name in each.tensors(model))
+    tried = [attack for attack in experiment.attacks if attack.made().reads_others or not of_others]
+    return frozenset(name for attack in tried for name in attack.tensors(model))
 
 
 def described(error: Exception) -> str:
@@ -71,21 +71,21 @@ class RecordedUploads(UploadSource):
         """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others."""
         scenario = self.experiment.scenario
         paths = self.folder.index(scenario)
-        found: dict[Batch, Exchange | str] = {}
+        exchanges: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
                 first_ones = paths.get(batch, [])[: scenario.uploads_per_picture]  # a run may have gone on for others
                 records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
-                found[batch] = f"{MISSING}: {error}"
+                exchanges[batch] = f"{MISSING}: {error}"
                 continue
             if not records:
-                found[batch] = MISSING
+                exchanges[batch] = MISSING
                 continue
             (private, first), *later = records
-            others = tuple(told(upload, own, scenario) for own, upload in later)
-            found[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
-        return found
+            others = tuple(told(upload, private_batch, scenario) for private_batch, upload in later)
+            exchanges[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
+        return exchanges
 
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that were recorded."""
@@ -114,8 +114,10 @@ class FederatedRun:
             return None
         self.finish()
         experiments = [part.experiment for part in self.plan.parts]
-        scenarios = played(each.scenario for each in experiments)
-        tensors = sorted(frozenset().union(*(tensors_read(each, blueprint(each.arm)) for each in experiments)))
+        scenarios = played(experiment.scenario for experiment in experiments)
+        tensors = sorted(
+            frozenset().union(*(tensors_read(experiment, blueprint(experiment.arm)) for experiment in experiments))
+        )
         self.progress.federation(sum(scenario.rounds for scenario in scenarios))
         try:
             self.record(scenarios, self.folder, upload_tensors=tensors, on_round=self.progress.round)
@@ -138,7 +140,7 @@ def played(scenarios: Iterable[Scenario]) -> list[Scenario]:
     longest: dict[Scenario, Scenario] = {}
     for scenario in scenarios:
         once = scenario.model_copy(update={"uploads_per_picture": 1})
-        longest[once] = max(longest.get(once, once), scenario, key=lambda each: each.uploads_per_picture)
+        longest[once] = max(longest.get(once, once), scenario, key=lambda candidate: candidate.uploads_per_picture)
     return list(longest.values())
 
 

@@ -33,6 +33,7 @@ app.command(
     epilog=examples(
         "fedmjp attack --attack patch_embedding --limit 4",
         "fedmjp attack --attack mjp_prior --defence mjp:mask_ratio=0.27",
+        "fedmjp attack --attack mjp_prior --defence mjp --weights zoo:coarse-mjp-0 --data FOLDER",
         "fedmjp attack --attack mjp_intersection --defence mjp --uploads-per-picture 4",
         "fedmjp attack --attack mjp_prior --uploads results/record",
     ),

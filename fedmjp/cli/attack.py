@@ -32,7 +32,7 @@ from fedmjp.cli.options import (
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
-from fedmjp.cli.runs import choose, published_command, require_apart, single_batches
+from fedmjp.cli.runs import choose, of_weights, published_command, require_apart, single_batches
 from fedmjp.cli.their_model import OUTPUT, attack_module, refuse_options
 from fedmjp.config import MAX_COUNT
 from fedmjp.overrides import parse_pairs
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "seed", "image_size", "patch_size", "classes",
+    "local_learning_rate", "seed", "weights", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -127,6 +127,15 @@ def attack(
     data: Data = "bundled",
     limit: Annotated[int, typer.Option(help="Number of pictures.", min=1, max=MAX_COUNT, rich_help_panel=PICTURES)] = 8,
     model: Model = "deit_small",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Trained weights: a file, or zoo:NAME. Of ours, and beside the manifest of a run, model, sizes and "
+            "classes are known. Untrained by default.",
+            metavar="FILE",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     defences: Defences = [],
     mask_ratio: Annotated[
         float,
@@ -172,7 +181,7 @@ def attack(
     planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
     require_applicable(planned)
     ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())
-    problems = [] if recording is None else [each for one in experiments for each in recording.problems(one)]
+    problems = [] if recording is None else [problem for one in experiments for problem in recording.problems(one)]
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
     store = folder.store()
@@ -201,24 +210,30 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
     from fedmjp.data.selection import open_source, select
     from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
     from fedmjp.errors import BadInputError
+    from fedmjp.models.build import build
     from fedmjp.scenario import of_single_batches
 
     if "local_learning_rate" in named and "local_steps" not in named:
         raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
+    if options["weights"] is not None:
+        known = of_weights(options["weights"])
+        options = {**options, **{key: value for key, value in known.items() if key == "weights" or key not in named}}
     ratio = options["mask_ratio"]
     defences = tuple(DefenceConfig.parse(text) for text in options["defences"] if text != "none")
     values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
     scenario = of_single_batches(values, options["limit"])
     experiments = experiments_of(scenario, _settings(options, scenario), _attacks(options), mask_ratio=ratio)
+    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
+        build(arm)  # a checkpoint that does not fit is told before anything is run
     pictures = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
-    known = sum(measured_on(name) for name in pictures.names())
-    if known:
-        console.print(f"{known} pictures are left out: the prior of natural patches was measured on them.")
+    in_prior = sum(measured_on(name) for name in pictures.names())
+    if in_prior:
+        console.print(f"{in_prior} pictures are left out: the prior of natural patches was measured on them.")
     selection = select(pictures, options["limit"], seed=scenario.seed, leave_out=measured_on)
     tell(console, *(f"Skipped: {reason}" for reason in selection.skipped))
     memory = Memory()
-    sources: list[UploadSource] = [DirectUploads(each, selection, memory) for each in experiments]
-    batches = [selection.batches(each.scenario) for each in experiments]
+    sources: list[UploadSource] = [DirectUploads(experiment, selection, memory) for experiment in experiments]
+    batches = [selection.batches(experiment.scenario) for experiment in experiments]
     return experiments, batches, sources, "computed in process (direct mode)"
 
 
@@ -228,18 +243,20 @@ def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Ask
     from fedmjp.errors import BadInputError
 
     if given := [key for key in RECORDED if key in named]:
-        told = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in given)
-        raise BadInputError(f"{told}: that was decided when {folder} was recorded; leave it out with --uploads")
+        flags = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in given)
+        raise BadInputError(f"{flags}: that was decided when {folder} was recorded; leave it out with --uploads")
     recording = open_records(folder)
     model = options["model"] if "model" in named else None
     known = {"labels_known": options["labels_known"]}
-    scenarios = [each.model_copy(update=known) for each in recording.attacked(model, device=choose(options["device"]))]
-    experiments = [
-        Experiment.parse({"scenario": each, "attacks": _attacks(options), "settings": _settings(options, each)})
-        for each in scenarios
+    scenarios = [
+        scenario.model_copy(update=known) for scenario in recording.attacked(model, device=choose(options["device"]))
     ]
-    batches = [recording.batches(each.scenario) for each in experiments]
-    return experiments, batches, [recording.source(each) for each in experiments], "recorded before"
+    experiments = [
+        Experiment.parse({"scenario": scenario, "attacks": _attacks(options), "settings": _settings(options, scenario)})
+        for scenario in scenarios
+    ]
+    batches = [recording.batches(experiment.scenario) for experiment in experiments]
+    return experiments, batches, [recording.source(experiment) for experiment in experiments], "recorded before"
 
 
 def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":

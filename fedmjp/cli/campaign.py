@@ -52,8 +52,8 @@ def estimate(file: File, overrides: Overrides = [], weights: Weights = [], devic
     console = wide_console()
     prepared = _prepared(file, overrides, weights, device)
     with console.status("Trying each kind of work") as shown:
-        found = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
-    print_estimate(prepared, found, console)
+        estimated = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
+    print_estimate(prepared, estimated, console)
 
 
 @campaign.command(
@@ -147,14 +147,14 @@ def verify(
         _tell_verification(checks.Verification(problems_of_rows(folder), [], ["rows against the manifest"]))
         return
     ledger, store = open_results(output, database)
-    found = checks.verify(output, ledger, store)
+    verification = checks.verify(output, ledger, store)
     board = board_in(ledger, store, folder).model_dump(mode="json")
-    found.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
+    verification.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
         again = checks.repeat(_prepared(file, overrides, weights, device), ledger, store, rerun)
-        found.problems += again.problems
-        found.checked += again.checked
-    _tell_verification(found)
+        verification.problems += again.problems
+        verification.checked += again.checked
+    _tell_verification(verification)
 
 
 @campaign.command(epilog=examples("fedmjp campaign publish results/mine studies/mine"))
@@ -172,8 +172,8 @@ def publish(
     study.mkdir(parents=True, exist_ok=True)
     write_study(study / TRIALS, ledger, store)
     write_json(study / "manifest.json", board_in(*read_study(study), study).about)
-    told = f"Written to {study}: {TRIALS}, manifest.json. `fedmjp leaderboard {study}` makes the tables."
-    tell(wide_console(), told)
+    written = f"Written to {study}: {TRIALS}, manifest.json. `fedmjp leaderboard {study}` makes the tables."
+    tell(wide_console(), written)
 
 
 def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
@@ -213,12 +213,12 @@ def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: 
     )
 
 
-def _tell_verification(found: "Verification") -> None:
+def _tell_verification(verification: "Verification") -> None:
 
     console = wide_console()
-    tell(console, *(f"Checked: {line}" for line in found.checked))
-    tell(console, *(f"Not as when it ran: {line}" for line in found.differences), style="yellow")
-    tell(console, *(f"Wrong: {line}" for line in found.problems), style="bold red")
-    if found.problems:
+    tell(console, *(f"Checked: {line}" for line in verification.checked))
+    tell(console, *(f"Not as when it ran: {line}" for line in verification.differences), style="yellow")
+    tell(console, *(f"Wrong: {line}" for line in verification.problems), style="bold red")
+    if verification.problems:
         raise typer.Exit(FAILED)
     console.print("Nothing contradicts the results.", style="bold green")

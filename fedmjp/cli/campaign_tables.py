@@ -21,32 +21,32 @@ if TYPE_CHECKING:
 SHOWN_KINDS = 12
 
 
-def print_estimate(prepared: "Prepared", found: "Estimate", console: "Console") -> None:
+def print_estimate(prepared: "Prepared", estimate: "Estimate", console: "Console") -> None:
     """Cells, trials, times, disk, and what cannot run here."""
     cells = prepared.plan.cells
     tell(console, f"{prepared.campaign.name}: {len(cells)} cells, {len(prepared.plan.trials)} trials, "
                    f"{prepared.campaign.data.count} pictures from {prepared.campaign.data.label}.")  # fmt: skip
     table = _table("Most of the time goes into", "what", "times", "seconds each", "in all")
-    for probe in sorted(found.probes, key=lambda probe: -probe.total)[:SHOWN_KINDS]:
+    for probe in sorted(estimate.probes, key=lambda probe: -probe.total)[:SHOWN_KINDS]:
         table.add_row(escape(probe.what), str(probe.count), f"{probe.seconds:.3f}", _span(probe.total))
     console.print(table)
     hours = prepared.campaign.budget.hours
     budget = f" The budget is {hours:g} h; what is left then waits for the next run." if hours else ""
-    tell(console, f"Time: about {_span(found.seconds)} on one worker with all cores of this machine.{budget}")
-    end, peak = _size(found.picture_bytes), _size(found.peak_picture_bytes)
+    tell(console, f"Time: about {_span(estimate.seconds)} on one worker with all cores of this machine.{budget}")
+    end, peak = _size(estimate.picture_bytes), _size(estimate.peak_picture_bytes)
     tell(
         console,
-        f"Disk: {_size(found.database_bytes)} of trials, {end} of pictures in the end, at most {peak} on the way "
+        f"Disk: {_size(estimate.database_bytes)} of trials, {end} of pictures in the end, at most {peak} on the way "
         f"(keep: {prepared.campaign.keep}).",
     )
-    tell(console, *(f"- {reason}" for reason in _hindrances(prepared, found)))
+    tell(console, *(f"- {reason}" for reason in _hindrances(prepared, estimate)))
 
 
-def _hindrances(prepared: "Prepared", found: "Estimate") -> list[str]:
+def _hindrances(prepared: "Prepared", estimate: "Estimate") -> list[str]:
     """What of a campaign cannot run on this machine, and why."""
     from fedmjp.metrics import metric
 
-    reasons = [f"{probe.what} failed when it was tried: {probe.failure}" for probe in found.probes if probe.failure]
+    reasons = [f"{probe.what} failed when it was tried: {probe.failure}" for probe in estimate.probes if probe.failure]
     refused = Counter(
         f"{planned.cell.attack} on {planned.cell.model}, {planned.cell.defence}: refused, {planned.refusal}"
         for planned in prepared.plan.cells
@@ -65,37 +65,42 @@ def _hindrances(prepared: "Prepared", found: "Estimate") -> list[str]:
     return reasons + [f"skipped: {reason}" for reason in prepared.selection.skipped]
 
 
-def print_status(ledger: "Ledger", found: "CampaignStatus", running: bool, console: "Console") -> None:
+def print_status(ledger: "Ledger", status: "CampaignStatus", running: bool, console: "Console") -> None:
     """Progress in sum and per cell."""
-    share = found.ok / found.planned if found.planned else 1.0
-    tell(console, f"{ledger.about['name']}: {found.ok} of {found.planned} trials finished ({share:.0%}), "
-                   f"{found.failed} failed, {found.missing} not tried.")  # fmt: skip
-    tell(console, _pace(found, running))
+    from benchmarks.leaderboard.listing import grouped
+
+    share = status.ok / status.planned if status.planned else 1.0
+    tell(console, f"{ledger.about['name']}: {status.ok} of {status.planned} trials finished ({share:.0%}), "
+                   f"{status.failed} failed, {status.missing} not tried.")  # fmt: skip
+    tell(console, _pace(status, running))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
-    servers = dict.fromkeys(planned.cell.threat.undefended for planned, _ in found.cells)
-    numbers = {server: str(number) for number, server in enumerate(servers, 1)}
-    for planned, own in found.cells:
+    cells = grouped((planned.cell for planned, _ in status.cells), lambda cell: cell.threat.undefended)
+    numbers = {server: str(number) for number, server in enumerate(cells, 1)}
+    for planned, counts in status.cells:
         cell = planned.cell
-        todo = "refused" if planned.refusal else str(own.missing or "")
-        style = "dim" if planned.refusal or not own.failed + own.missing else ""
+        todo = "refused" if planned.refusal else str(counts.missing or "")
+        style = "dim" if planned.refusal or not counts.failed + counts.missing else ""
         names = (cell.model, cell.defence, f"{cell.mask_ratio:g}", escape(cell.attack), str(cell.setting))
-        table.add_row(*names, numbers[cell.threat.undefended], str(own.ok), str(own.failed or ""), todo, style=style)
+        table.add_row(
+            *names, numbers[cell.threat.undefended], str(counts.ok), str(counts.failed or ""), todo, style=style
+        )
     console.print(table)
-    tell(console, *(f"Threat model {number}: {server.sentence()}" for server, number in numbers.items()))
+    for number, (server, shown) in enumerate(cells.items(), 1):
+        tell(console, f"Threat model {number}: {server.sentence(cell.pipeline for cell in shown)}")
 
 
-def _pace(found: "CampaignStatus", running: bool) -> str:
-    if found.missing == 0:
-        return "Nothing is left to do." if not found.failed else "Failed trials are tried again by the next run."
+def _pace(status: "CampaignStatus", running: bool) -> str:
+    if status.missing == 0:
+        return "Nothing is left to do." if not status.failed else "Failed trials are tried again by the next run."
     if not running:
         return "No run is at work on it from this machine; `fedmjp campaign run` goes on."
-    if found.remaining is None or found.last is None:
+    if status.remaining is None or status.last is None:
         return "A run is at work; it has no rate yet."
-    ago = datetime.now(UTC).replace(tzinfo=None) - found.last
-    end = datetime.now().astimezone() + found.remaining
+    ago = datetime.now(UTC).replace(tzinfo=None) - status.last
+    end = datetime.now().astimezone() + status.remaining
     return (
-        f"A run is at work: {found.rate:.1f} trials per second, last {_span(ago.total_seconds())} ago, "
-        f"done in about {_span(found.remaining.total_seconds())} ({end:%H:%M})."
+        f"A run is at work: {status.rate:.1f} trials per second, last {_span(ago.total_seconds())} ago, "
+        f"done in about {_span(status.remaining.total_seconds())} ({end:%H:%M})."
     )
 
 

@@ -83,9 +83,9 @@ def _print_table(entries: list[dict[str, str]], columns: tuple[str, ...], consol
 def _attacks() -> list[dict[str, str]]:
     from attacks import ATTACKS
 
-    told = ("name", "summary", "role", "requires", "exploits")
+    columns = ("name", "summary", "role", "requires", "exploits")
     return [
-        {key: getattr(a, key) for key in told} | {"options": _options(a.options_type), "paper": a.paper}
+        {key: getattr(a, key) for key in columns} | {"options": _options(a.options_type), "paper": a.paper}
         for a in map(ATTACKS.get, ATTACKS)
     ]
 
@@ -111,13 +111,13 @@ def _defences() -> list[dict[str, str]]:
 
 def _options(options_type: type["BaseModel"]) -> str:
     """Name, default and meaning of each option."""
-    found = [
+    texts = [
         f"{name}={'none' if field.default is None else field.default} ({field.description})"
         for name, field in options_type.model_fields.items()
     ]
     if options_type.model_config.get("extra") == "allow":
-        found.append("any other key is an override of the configuration that the attack wraps")
-    return "; ".join(found) or "none"
+        texts.append("any other key is an override of the configuration that the attack wraps")
+    return "; ".join(texts) or "none"
 
 
 def _models() -> list[dict[str, str]]:

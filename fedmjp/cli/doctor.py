@@ -24,8 +24,8 @@ def doctor() -> None:
     tell(console, f"\nmachine       {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB")
     tell(console, f"device        {', '.join(machine['gpus']) or 'cpu (torch sees no CUDA device)'}")
     reason = missing_backbone()
-    found = f"available, {backbone_path()}" if reason is None else f"not available: {reason}"
-    tell(console, f"\nLPIPS         {found}")
+    availability = f"available, {backbone_path()}" if reason is None else f"not available: {reason}"
+    tell(console, f"\nLPIPS         {availability}")
     if reason:
         tell(console, f"              put {BACKBONE_FILE} into {backbone_path().parent}")
         tell(console, f"              with a network: {FETCH}")
@@ -53,10 +53,10 @@ def refuse_shadows(command: str | None) -> None:
 def shadowed() -> dict[str, tuple[Path, Path]]:
     """Packages of ours that an import would not reach: name to (our path, the path that wins)."""
     root = Path(__file__).resolve().parents[2]
-    found: dict[str, tuple[Path, Path]] = {}
+    shadows: dict[str, tuple[Path, Path]] = {}
     for package in PACKAGES:
         spec = importlib.machinery.PathFinder.find_spec(package, sys.path)
         origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
         if origin is not None and origin.parent != root / package:
-            found[package] = (root / package, origin)
-    return found
+            shadows[package] = (root / package, origin)
+    return shadows

@@ -94,10 +94,10 @@ def evaluate(
         task = bars.add_task("Pictures", total=sum(len(pictures.indices) for pictures in samples))
         how: dict[str, Any] = {"device": chosen, "workers": workers}
         how |= {"on_pictures": partial(bars.advance, task), "on_skipped": bars.skip}
-        each = zip(runs, samples, strict=True)
-        found = [list(figures(measure(run, pictures, puzzles, **how))) for run, pictures in each]
-    _tell_doubts(runs, found, console)
-    _report(runs, found, samples[0], output, console)
+        pairs = zip(runs, samples, strict=True)
+        measured = [list(figures(measure(run, pictures, puzzles, **how))) for run, pictures in pairs]
+    _tell_doubts(runs, measured, console)
+    _report(runs, measured, samples[0], output, console)
     write_manifest(
         output / "manifest.json",
         "evaluation",
@@ -124,9 +124,9 @@ def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -
     return [Trained(weights.name, ModelConfig.parse(values), None)]
 
 
-def _tell_doubts(runs: "Sequence[Trained]", found: "Sequence[Sequence[Figures]]", console: "Console") -> None:
+def _tell_doubts(runs: "Sequence[Trained]", measured: "Sequence[Sequence[Figures]]", console: "Console") -> None:
 
-    for run, every in zip(runs, found, strict=True):
+    for run, every in zip(runs, measured, strict=True):
         doubts = [f"its training has not ended: {run.unfinished}"] if run.unfinished else []
         if undecided := every[0].undecided:
             doubts.append(
@@ -138,7 +138,7 @@ def _tell_doubts(runs: "Sequence[Trained]", found: "Sequence[Sequence[Figures]]"
 
 def _report(
     runs: "Sequence[Trained]",
-    found: "Sequence[Sequence[Figures]]",
+    measured: "Sequence[Sequence[Figures]]",
     pictures: "Sample",
     output: Path,
     console: "Console",
@@ -150,14 +150,14 @@ def _report(
     from fedmjp.texts import guard, printable
 
     data = _named(pictures)
-    lines = summarise(runs, found)
+    lines = summarise(runs, measured)
     tables, remarks = sheets(lines, data), notes(lines)
-    write_text(output / "evaluation.csv", printable(frame(runs, found).map(guard).to_csv(index=False)))
+    write_text(output / "evaluation.csv", printable(frame(runs, measured).map(guard).to_csv(index=False)))
     write_text(output / "table.md", markdown(tables, remarks))
     figure = output / "sweep.png"
     figure.unlink(missing_ok=True)
     written = ["evaluation.csv", "table.md", "manifest.json"]
-    if len(found[0]) > 1:
+    if len(measured[0]) > 1:
         sweep(lines, data).savefig(figure, dpi=150)
         written.append(figure.name)
     print_sheets(tables, console)

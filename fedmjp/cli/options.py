@@ -57,7 +57,7 @@ def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
 
 def share(value: Any) -> Any:
     """The same share, or list of them; BadParameter if one is no number, which no range excludes."""
-    if any(each != each for each in (value if isinstance(value, Sequence) else [value])):
+    if any(entry != entry for entry in (value if isinstance(value, Sequence) else [value])):
         raise typer.BadParameter("nan is not in the range 0<=x<=1.")
     return value
 

@@ -150,8 +150,8 @@ class FederatedProgress(LiveBars):
         refused = f", {row['refused']:.0f} refused" if row["refused"] else ""
         skipped = f", {row['skipped']:.0f} unreadable pictures skipped" if row["skipped"] else ""
         loss = "" if math.isnan(row["loss"]) else f"loss {row['loss']:.3f}, "
-        told = f"{row['clients']:.0f} clients{refused}, {loss}{top1}, {speed}{skipped}"
-        tell(self.console, f"Round {number} of {self._rounds}: {told}")
+        summary = f"{row['clients']:.0f} clients{refused}, {loss}{top1}, {speed}{skipped}"
+        tell(self.console, f"Round {number} of {self._rounds}: {summary}")
         self.update(self._task, completed=number, description=f"Rounds ({top1}, {speed})")
 
 

@@ -30,7 +30,7 @@ def quickstart(
     experiments = experiments_of(device=choose(device))
     folder, scenario = OutputFolder(output), experiments[0].scenario
     selection = select_for(scenario)
-    batches = [selection.batches(each.scenario) for each in experiments]
+    batches = [selection.batches(experiment.scenario) for experiment in experiments]
     planned = plan(experiments, batches, uploads="federated")
     uploads = f"recorded from a federation of {scenario.clients} Flower clients"
     ledger = ledger_of(experiments, planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")

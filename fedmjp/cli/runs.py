@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Warm-up of the paper's recipe: 20 of 300 epochs.
 WARMUP, EPOCHS = 20, 300
+# What is known of a model beside its name.
+OF_MODEL = ("image_size", "patch_size", "classes", "index_embedding")
 # Where results go says nothing elsewhere, and a database's URL may hold a password.
 LEFT_OUT = ("--output", "--database")
 
@@ -114,6 +116,31 @@ def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def of_weights(file: str) -> dict[str, Any]:
+    """Options of a model with trained weights: of those in the zoo, and beside a run's manifest, all that are known.
+
+    Raises:
+        BadInputError: If there are no such weights, or they cannot be read.
+    """
+    from fedmjp.config import Checkpoint
+    from fedmjp.models.checkpoints import holds_unknown_embedding
+    from fedmjp.training.run_folder import TrainingFolder
+    from fedmjp.zoo import PREFIX, zoo_model
+
+    checkpoint, run = Checkpoint.of(file), TrainingFolder(Path(file).parent)
+    known: dict[str, Any] = {}
+    if file.startswith(PREFIX):
+        known = zoo_model(file).model
+    elif run.weights.name == Path(file).name and run.holds_run():
+        known = run.config().network.model_dump()
+    return {
+        **({"model": known["name"]} if known else {}),
+        **{key: known[key] for key in OF_MODEL if key in known},
+        "unknown_embedding": holds_unknown_embedding(checkpoint),
+        "weights": checkpoint.model_dump(),
+    }
+
+
 def write_manifest(path: Path, kind: str, **about: Any) -> None:
     """Write what made the results beside it, with the command and everything about this process."""
     from benchmarks.folder.output import write_json
@@ -145,5 +172,5 @@ def _without_folder(word: str) -> str:
 def tell_held_out(pictures: "Pictures", trained_on: str, console: "Console") -> None:
     """Say it where there is no validation split."""
     if not pictures.held_out:
-        told = f"has no validation split: Top-1 is measured on the pictures that {trained_on}"
-        tell(console, f"{pictures.train.name} {told}.")
+        caveat = f"has no validation split: Top-1 is measured on the pictures that {trained_on}"
+        tell(console, f"{pictures.train.name} {caveat}.")

@@ -133,8 +133,8 @@ def simulate(
     tell_held_out(pictures, "the clients train on", console)
     tell(console, f"{resources.sentence()}.")
     if asked.training and asked.training.records and asked.training.update != "gradient":
-        told = "holds changes of weights, which no attack here reads: record with --strategy fedsgd to attack them"
-        tell(console, f"What is recorded of {asked.training.strategy} {told}.")
+        caveat = "holds changes of weights, which no attack here reads: record with --strategy fedsgd to attack them"
+        tell(console, f"What is recorded of {asked.training.strategy} {caveat}.")
     if done:
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     with FederatedProgress(console, done, scenario.rounds) as progress:
@@ -176,7 +176,7 @@ def _tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Cons
     from server.refusals import RefusalFile
 
     refused = RefusalFile(folder.refused).read()
-    tell(console, *(f"Refused: {each}" for each in refused[:TOLD]))
+    tell(console, *(f"Refused: {refusal}" for refusal in refused[:TOLD]))
     if len(refused) > TOLD:
         tell(console, f"{len(refused)} replies were refused in all; see {folder.refused}.")
     tell(console, f"Written to {folder.root}: weights.safetensors, history.csv, history.png.")

@@ -151,11 +151,11 @@ def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatM
     if threat.batch_size > 1:
         return None
     rows, right = upload.tensors[names.POSITION_EMBEDDING][0].double(), upload.tensors[names.PATCH_WEIGHT].double()
-    found = inexact_refusal(shown_tokens(rows, adopted.prefix_tokens), right.flatten(1))
-    if found is None or attack.role == "floor" or "noisy" in attack.handles(adopted, threat):
-        return found
+    refusal = inexact_refusal(shown_tokens(rows, adopted.prefix_tokens), right.flatten(1))
+    if refusal is None or attack.role == "floor" or "noisy" in attack.handles(adopted, threat):
+        return refusal
     raise AttackNotApplicableError(
-        f"{attack.name}: {found}; give --batch-size N of a batch (a mixture comes back), or take "
+        f"{attack.name}: {refusal}; give --batch-size N of a batch (a mixture comes back), or take "
         "patch_embedding_wiener, which has a prior of natural pictures"
     )
 
@@ -194,5 +194,5 @@ def _scores(images: "Tensor", private: "Tensor") -> dict[str, float]:
 
     nothing = torch.zeros(1, 1, dtype=torch.int64)
     batch = PrivateBatch(private[None], private[None], nothing.bool(), nothing, nothing[0], ("private",), Picture.CLEAN)
-    found = score(Reconstruction(images), batch, metrics=METRICS)
-    return {name: float(value[0]) for name, value in found.items()}
+    scores = score(Reconstruction(images), batch, metrics=METRICS)
+    return {name: float(value[0]) for name, value in scores.items()}

@@ -40,7 +40,7 @@ def table(context: typer.Context) -> None:
         tell(console, f"{PREFIX + ours.name:<{NAME_WIDTH}}{where}, Top-1 {ours.top1} %", f"  {trained}")
         tell(console, f"  sha256 {ours.sha256}")
     tell(console, f"{PREFIX}NAME stands wherever a file of weights is taken; its digest is checked.")
-    tell(console, "\nNames are those of the models that weights fit. Looked in:", *(f"- {each}" for each in searched()))
+    tell(console, "\nNames are those of the models that weights fit. Looked in:", *(f"- {text}" for text in searched()))
     tell(console, "`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
 
 
@@ -80,12 +80,12 @@ def verify(
     from fedmjp.models.checkpoints import load_checkpoint
     from fedmjp.models.known import checked
 
-    found = architecture(model)
+    design = architecture(model)
     config = ModelConfig.parse(
         {
             "name": model,
             "image_size": image_size,
-            "patch_size": patch_size or found.patch_size or 16,
+            "patch_size": patch_size or design.patch_size or 16,
             "classes": classes,
             "localisation": localisation,
             "localisation_layers": localisation_layers,
@@ -95,7 +95,7 @@ def verify(
     checkpoint = checked(file)
     pipeline = read_pipeline(defences or [])
     built = build(pipeline.change_model(config))
-    layout = load_checkpoint(built, checkpoint, ignored=found.ignored_weights)
+    layout = load_checkpoint(built, checkpoint, ignored=design.ignored_weights)
     parameters = sum(parameter.numel() for parameter in built.parameters())
     tell(
         wide_console(),

@@ -121,7 +121,7 @@ def open_dataset(data: str, split: Split, *, classes: int) -> LabelledDataset:
     if highest >= classes:
         raise DataError(
             f"{dataset.name} has label {highest} ({dataset.class_names[highest]}), but the model knows {classes} "
-            f"classes; give it at least {highest + 1}"
+            f"classes; give it at least {highest + 1}, or name pictures of its classes"
         )
     return dataset
 
@@ -142,7 +142,7 @@ def _open(data: str, split: Split) -> LabelledDataset:
         return open_hub(data, split)
     folder = Path(data)
     try:
-        files = {each: parquet_files(folder, each) for each in SPLIT_FOLDERS}
+        files = {part: parquet_files(folder, part) for part in SPLIT_FOLDERS}
         if not any(files.values()):
             return _image_folder(folder, split)
     except (OSError, ValueError) as error:  # no right to look into it, or no name that a file could have
@@ -167,7 +167,7 @@ def _image_folder(folder: Path, split: Split) -> LabelledDataset:
     splits = split_folders(folder)
     if splits and split not in splits:
         raise DataError(f"{folder} has no folder {' or '.join(SPLIT_FOLDERS[split])}, only {splits.popitem()[1].name}")
-    classes = {each: class_folders(place) for each, place in (splits or {split: folder}).items()}
+    classes = {part: class_folders(place) for part, place in (splits or {split: folder}).items()}
     unknown = sorted(set(classes.get("validation", [])) - set(classes.get("train", []))) if len(classes) > 1 else []
     if unknown:
         raise DataError(
@@ -176,15 +176,15 @@ def _image_folder(folder: Path, split: Split) -> LabelledDataset:
         )
     class_names = sorted({name for names in classes.values() for name in names})
     place = splits.get(split, folder)
-    found = [sorted(pictures_in(place / name)) if (place / name).is_dir() else [] for name in class_names]
-    if not any(found):
+    files = [sorted(pictures_in(place / name)) if (place / name).is_dir() else [] for name in class_names]
+    if not any(files):
         expected = f"expected FOLDER/CLASS/picture with {', '.join(sorted(SUFFIXES))}"
         raise DataError(f"{place} holds no picture; {expected}")
     beginning = f"{place.name}/" if splits else ""
-    keys = [f"{beginning}{name}/{picture}" for name, names in zip(class_names, found, strict=True) for picture in names]
+    keys = [f"{beginning}{name}/{picture}" for name, names in zip(class_names, files, strict=True) for picture in names]
     return LabelledDataset(
         name=f"{folder} ({split})" if splits else str(folder),
-        labels=np.repeat(np.arange(len(class_names)), [len(names) for names in found]),
+        labels=np.repeat(np.arange(len(class_names)), [len(names) for names in files]),
         class_names=tuple(class_names),
         keys=keys,
         read=partial(_read_file, folder.absolute(), keys),

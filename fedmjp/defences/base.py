@@ -140,7 +140,7 @@ class Defence(ABC):
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
         """From the gradients of single pictures, (batch, *shape) by name, to that of the step."""
         del randomness
-        return {name: each.mean(dim=0) for name, each in gradients.items()}
+        return {name: gradient.mean(dim=0) for name, gradient in gradients.items()}
 
     # Stage "update".
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:

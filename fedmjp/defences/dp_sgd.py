@@ -59,15 +59,15 @@ class DpSgd(Calibrated):
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
         """As of ``Defence``; DefenceError also if a step has more pictures than ``batch_size``."""
         require_finite(gradients, self.name)
-        batch = max((len(each) for each in gradients.values()), default=0)
+        batch = max((len(gradient) for gradient in gradients.values()), default=0)
         if batch > self.options.batch_size:
             raise DefenceError(
                 f"{self.name}: a step has {batch} pictures, batch-size is {self.options.batch_size}; set it to {batch}"
             )
         return {
-            name: each.sum(dim=0) / self.options.batch_size
-            + self.deviation * randomness.normal(name, each.shape[1:]).to(each)
-            for name, each in clipping.clip_examples(gradients, self.options.clipping_norm).items()
+            name: gradient.sum(dim=0) / self.options.batch_size
+            + self.deviation * randomness.normal(name, gradient.shape[1:]).to(gradient)
+            for name, gradient in clipping.clip_examples(gradients, self.options.clipping_norm).items()
         }
 
     def spent(self, uploads: int) -> Spent:

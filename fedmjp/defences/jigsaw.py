@@ -45,11 +45,11 @@ class Jigsaw(Defence):
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """One puzzle per picture."""
         drawn = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
-        mask, source = (torch.cat([getattr(each, name) for each in drawn]) for name in ("mask", "source"))
+        mask, source = (torch.cat([getattr(puzzle, name) for puzzle in drawn]) for name in ("mask", "source"))
         shown = jigsaw.rearrange(images, source.to(images.device)) if self.options.shuffle else images
         return Arranged(shown, mask, source)
 
     def refusal(self, before: Sequence[Defence]) -> str | None:
         """Shuffling twice is a jigsaw with another mask ratio."""
-        other = next((each for each in before if isinstance(each, Jigsaw)), None)
+        other = next((defence for defence in before if isinstance(defence, Jigsaw)), None)
         return f"{other.name} and {self.name} both shuffle patches: name one of them" if other else None

@@ -21,7 +21,7 @@ NONE = "none"  # how an empty pipeline is called
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
 MASK_RATIO = "mask_ratio"
-FOLLOWING = frozenset({MASK_RATIO, *(each.name for each in fields(Plan))})
+FOLLOWING = frozenset({MASK_RATIO, *(field.name for field in fields(Plan))})
 ELSEWHERE = FOLLOWING | {"shuffle"}
 
 
@@ -54,7 +54,7 @@ class DefenceConfig(Config):
             raise ValueError(f"defence {self.name}: {error}") from None
         # Options as they were understood, so that text from a command line equals numbers from a file; without those
         # that say what is the default anyway, but for those that a campaign or a run would else set.
-        given, defaults = (each.options.model_dump(mode="json") for each in (made, type(made)()))
+        given, defaults = (defence.options.model_dump(mode="json") for defence in (made, type(made)()))
         said = sorted(key for key in self.options if key in FOLLOWING or given[key] != defaults[key])
         object.__setattr__(self, "options", {key: given[key] for key in said})
         return self
@@ -82,7 +82,7 @@ class DefenceConfig(Config):
 
 
 def _text(name: str, options: Mapping[str, Any]) -> str:
-    values = {key: "+".join(map(str, each)) if isinstance(each, list) else each for key, each in options.items()}
+    values = {key: "+".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
     pairs = ",".join(f"{key}={value}" for key, value in values.items())
     return f"{name}:{pairs}" if pairs else name
 
@@ -120,12 +120,12 @@ class Pipeline:
     configs: tuple[DefenceConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [each.name for each in self.configs]
+        names = [config.name for config in self.configs]
         for place, defence in enumerate(self.made):
             before = self.made[:place]
             if defence.name in names[:place]:
                 raise ConfigError(f"defence {defence.name!r} is named twice in {self.label!r}; name it once")
-            late = next((each for each in before if _first(defence) < _first(each)), None)
+            late = next((other for other in before if _first(defence) < _first(other)), None)
             if late is not None:
                 unseen = late.stages == ("aggregate",)
                 because = " (no client can change the sum, which it does not see)" if unseen else ""
@@ -157,55 +157,55 @@ class Pipeline:
     @property
     def marks(self) -> frozenset[Mark]:
         """What all of them leave on an upload."""
-        found: frozenset[Mark] = frozenset().union(*(each.marks for each in self.made))
-        return found if self.shuffles else found - {"shuffled"}
+        marks: frozenset[Mark] = frozenset().union(*(defence.marks for defence in self.made))
+        return marks if self.shuffles else marks - {"shuffled"}
 
     @property
     def mask_ratio(self) -> float:
         """Wanted share of shuffled patches; 0 if nothing shuffles."""
-        return max((each.mask_ratio for each in self.made), default=0.0)
+        return max((defence.mask_ratio for defence in self.made), default=0.0)
 
     @property
     def shuffles(self) -> bool:
         """Whether pictures are shuffled before they go into the network."""
-        return any(each.shuffles for each in self.made)
+        return any(defence.shuffles for defence in self.made)
 
     @property
     def clients(self) -> int:
         """How many clients' updates the server sees as one."""
-        return max((each.clients for each in self.made), default=1)
+        return max((defence.clients for defence in self.made), default=1)
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """Pictures as they go into the network, by the defence that changes them, if there is one."""
-        arranging = next((each for each in self.made if "pictures" in each.stages), Defence())
+        arranging = next((defence for defence in self.made if "pictures" in defence.stages), Defence())
         return arranging.arrange(images, grid, randomness=randomness)
 
     @property
     def parts(self) -> bool:
         """Whether a part of an update is protected as the whole is."""
-        return all(each.scope == "tensor" for each in self.made)
+        return all(defence.scope == "tensor" for defence in self.made)
 
     @property
     def rounding(self) -> float:
         """Largest relative error that is left in an entry."""
-        return max((each.rounding for each in self.made), default=0.0)
+        return max((defence.rounding for defence in self.made), default=0.0)
 
     def noise_on(self, uploaded: Tensor) -> float:
         """Standard deviation of the noise on the entries of an uploaded tensor."""
-        return float(sum(each.noise_on(uploaded) ** 2 for each in self.made) ** 0.5)
+        return float(sum(defence.noise_on(uploaded) ** 2 for defence in self.made) ** 0.5)
 
     @property
     def bits(self) -> float:
         """Bits per value of an upload that an encoder needs."""
-        found = FULL_BITS
-        for each in self.made:
-            found = each.bits(found)
-        return found
+        bits = FULL_BITS
+        for defence in self.made:
+            bits = defence.bits(bits)
+        return bits
 
     def spent(self, uploads: int) -> Spent | None:
         """Privacy that so many uploads of one client cost: the best guarantee of those that give one."""
-        found = [spent for each in self.made if (spent := each.spent(uploads)) is not None]
-        return min(found, key=lambda spent: spent.epsilon, default=None)
+        costs = [spent for defence in self.made if (spent := defence.spent(uploads)) is not None]
+        return min(costs, key=lambda spent: spent.epsilon, default=None)
 
     def of_stage(self, *stages: Stage) -> "Pipeline":
         """Those that act at one of these stages."""
@@ -218,13 +218,13 @@ class Pipeline:
 
     def change_model(self, model: ModelConfig) -> ModelConfig:
         """The network that a client trains in place of ``model``."""
-        for each in self.made:
-            model = each.change_model(model)
+        for defence in self.made:
+            model = defence.change_model(model)
         return model
 
     def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
         """Names of tensors that never leave."""
-        return frozenset().union(*(each.withheld(roles) for each in self.made))
+        return frozenset().union(*(defence.withheld(roles) for defence in self.made))
 
     @property
     def by_example(self) -> tuple[Defence, ...]:
@@ -233,26 +233,26 @@ class Pipeline:
 
     def combine(self, single: Sequence[Mapping[str, Tensor]], *, randomness: Randomness) -> dict[str, Tensor]:
         """The gradient of a step from those of its pictures, by the defences that protect these."""
-        found = {name: torch.stack([each[name] for each in single]) for name in single[0]}
+        gradients = {name: torch.stack([gradient[name] for gradient in single]) for name in single[0]}
         for place, defence in enumerate(self.by_example):
-            found = defence.protect_examples(found, randomness=randomness.of(place))
-        return found
+            gradients = defence.protect_examples(gradients, randomness=randomness.of(place))
+        return gradients
 
     def planned(self, plan: Plan) -> tuple[DefenceConfig, ...]:
         """Their configurations with what the plan says of options that were not given."""
         planned = []
         for config, made in zip(self.configs, self.made, strict=True):
             known = made.options_type.model_fields
-            follows = {key: each for key, each in asdict(plan).items() if key in known and each != known[key].default}
+            follows = {key: item for key, item in asdict(plan).items() if key in known and item != known[key].default}
             planned.append(DefenceConfig.model_validate({"name": config.name, **follows, **config.options}))
         return tuple(planned)
 
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
         """An update as it leaves a client; DefenceError if a defence cannot protect it, which must not leave then."""
         protected = dict(update)
-        for place, each in enumerate(self.made):
-            if "update" in each.stages:
-                protected = each.protect(protected, client, randomness=randomness.of(place, each.name))
+        for place, defence in enumerate(self.made):
+            if "update" in defence.stages:
+                protected = defence.protect(protected, client, randomness=randomness.of(place, defence.name))
         return protected
 
 
@@ -300,7 +300,7 @@ def with_mask_ratio(configs: tuple[DefenceConfig, ...], ratio: float) -> tuple[D
 
 def read_pipeline(texts: Sequence[str]) -> Pipeline:
     """The pipeline that a command line names, one ``NAME:KEY=VALUE,KEY=VALUE`` each."""
-    return pipeline_of(tuple(DefenceConfig.parse(each) for each in texts if each != NONE))
+    return pipeline_of(tuple(DefenceConfig.parse(text) for text in texts if text != NONE))
 
 
 def _first(defence: Defence) -> int:

@@ -40,5 +40,5 @@ class Pixels(Jigsaw):
             places = torch.randperm(grid**2, generator=generator)
             moved.append(patches.view(grid**2, 3, -1)[places.to(images.device)][..., pixels].flatten(1))
             sources.append(places)
-        found = torch.stack(sources)
-        return Arranged(from_patches(torch.stack(moved), images.shape[-1], size), torch.ones_like(found).bool(), found)
+        order = torch.stack(sources)
+        return Arranged(from_patches(torch.stack(moved), images.shape[-1], size), torch.ones_like(order).bool(), order)

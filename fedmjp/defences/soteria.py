@@ -66,13 +66,13 @@ class Soteria(Defence):
 
     def refusal(self, before: Sequence[Defence]) -> str | None:
         """Its choice depends on the pictures and on the head's own gradient."""
-        guaranteed = next((each for each in before if each.spent(1) is not None), None)
+        guaranteed = next((other for other in before if other.spent(1) is not None), None)
         if guaranteed is not None:
             return (
                 f"what {self.name} removes depends on the pictures, so after {guaranteed.name} its guarantee of "
                 f"differential privacy is lost; name {self.name} first"
             )
-        changed = next((each for each in before if "update" in each.stages and each.marks - {"withheld"}), None)
+        changed = next((other for other in before if "update" in other.stages and other.marks - {"withheld"}), None)
         if changed is not None:
             return f"{self.name} needs the head's own gradient, which {changed.name} changes; name {self.name} first"
         return None

@@ -42,7 +42,7 @@ class Trial:
         """Tensors of all kinds that an update can hold, anew each time."""
         drawn = torch_generator(SEED, "update")
         parameters = _network().named_parameters()
-        update = {name: 0.01 * torch.randn(each.shape, generator=drawn) for name, each in parameters}
+        update = {name: 0.01 * torch.randn(parameter.shape, generator=drawn) for name, parameter in parameters}
         return {
             "large": torch.randn(LARGE, generator=drawn),
             "heavy": 1e-4 * torch.randn(500, generator=drawn) ** 3,
@@ -117,11 +117,11 @@ def changes_nothing_that_it_is_given(trial: Trial) -> None:
     trial.protect(update)
     gradients = {name: torch.stack([tensor] * EXAMPLES) for name, tensor in _real(update).items()}
     if "examples" in trial.defence.stages:
-        before, one = copy.deepcopy(gradients), {name: each[:1] for name, each in gradients.items()}
+        before, one = copy.deepcopy(gradients), {name: gradient[:1] for name, gradient in gradients.items()}
         protected = trial.defence.protect_examples(one, randomness=SeededRandomness(SEED))
         _require(_same(before, gradients), "changes the gradients that it is given")
-        for name, each in gradients.items():
-            _require(protected[name].shape == each.shape[1:], f"{name} has another shape than its gradient")
+        for name, gradient in gradients.items():
+            _require(protected[name].shape == gradient.shape[1:], f"{name} has another shape than its gradient")
     _require(_same(update, trial.update()), "changes the update that it is given")
     _require(_same(weights, _network().state_dict()), "changes the client's model")
     _require(torch.equal(torch.random.get_rng_state(), state), "draws from torch's global generator")
@@ -241,11 +241,11 @@ def needs_no_more_bits(trial: Trial) -> None:
 def spends_more_with_every_upload(trial: Trial) -> None:
     """Where there is a guarantee, no upload costs nothing, and each costs something."""
     spent = [trial.defence.spent(uploads) for uploads in (0, 1, 2, 10)]
-    found = [each for each in spent if each is not None]
-    if not found:
+    guarantees = [cost for cost in spent if cost is not None]
+    if not guarantees:
         return
-    _require(len(found) == len(spent), "gives a guarantee for some numbers of uploads only")
-    epsilons = [each.epsilon for each in found]
+    _require(len(guarantees) == len(spent), "gives a guarantee for some numbers of uploads only")
+    epsilons = [cost.epsilon for cost in guarantees]
     _require(epsilons[0] == 0, "no upload costs nothing")
     _require(epsilons == sorted(set(epsilons)), "more uploads do not cost more")
 

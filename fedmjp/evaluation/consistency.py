@@ -55,7 +55,7 @@ class Puzzles:
         drawn = [
             jigsaw.draw(grid, ratio, generator=torch_generator(self.seed, "consistency", ratio, key)) for key in keys
         ]
-        return torch.cat([each.source for each in drawn]), torch.cat([each.mask for each in drawn])
+        return torch.cat([puzzle.source for puzzle in drawn]), torch.cat([puzzle.mask for puzzle in drawn])
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def _compare(model: Classifier, batch: Batch, puzzles: Puzzles, keys: Sequence[s
     undecided = predicted == UNDECIDED
     realised, difference, agrees, right = [], [], [], []
     for ratio in puzzles.ratios:
-        source, mask = (each.to(device) for each in puzzles.draw(model.grid, ratio, keys))
-        told = mask if model.defended and puzzles.tell_mask else None
-        moved = model.features(jigsaw.rearrange(images, source), told)
+        source, mask = (tensor.to(device) for tensor in puzzles.draw(model.grid, ratio, keys))
+        known_mask = mask if model.defended and puzzles.tell_mask else None
+        moved = model.features(jigsaw.rearrange(images, source), known_mask)
         now = predictions(model.logits(moved))
         undecided = undecided | (now == UNDECIDED)
         realised.append(mask.double().mean(dim=1))

@@ -52,18 +52,18 @@ class Figures:
     top1_shuffled: Estimate  # on x~
 
 
-def figures(found: Consistency) -> Iterator[Figures]:
+def figures(consistency: Consistency) -> Iterator[Figures]:
     """One for each mask ratio."""
-    for index, ratio in enumerate(found.ratios):
+    for index, ratio in enumerate(consistency.ratios):
         yield Figures(
             ratio=ratio,
-            realised=float(found.realised[index].mean()),
-            pictures=len(found.keys),
-            undecided=int(found.undecided.sum()),
-            top1=_share(found.correct),
-            difference=_mean(found.difference[index]),
-            consistency=_share(found.agrees[index]),
-            top1_shuffled=_share(found.correct_shuffled[index]),
+            realised=float(consistency.realised[index].mean()),
+            pictures=len(consistency.keys),
+            undecided=int(consistency.undecided.sum()),
+            top1=_share(consistency.correct),
+            difference=_mean(consistency.difference[index]),
+            consistency=_share(consistency.agrees[index]),
+            top1_shuffled=_share(consistency.correct_shuffled[index]),
         )
 
 
@@ -110,16 +110,16 @@ class Line:
         return value
 
 
-def summarise(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> list[Line]:
+def summarise(runs: Sequence[Trained], measured: Sequence[Sequence[Figures]]) -> list[Line]:
     """A line for each kind and mask ratio, in the order of the runs, of each run's figures at each ratio."""
     groups: dict[Kind, list[int]] = {}
     for index, kind in enumerate(kinds(runs)):
         groups.setdefault(kind, []).append(index)
     lines = []
     for kind, places in groups.items():
-        for same in zip(*(found[place] for place in places), strict=True):
+        for same in zip(*(measured[place] for place in places), strict=True):
             first = same[0]
-            spreads = {name: _spread([getattr(each, name) for each in same]) for name in MEASURES}
+            spreads = {name: _spread([getattr(run_figures, name) for run_figures in same]) for name in MEASURES}
             about = (first.ratio, first.realised, first.pictures)
             lines.append(Line(kind, len(same), *about, spreads, runs[places[0]]))
     return lines
@@ -127,7 +127,7 @@ def summarise(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> li
 
 def _spread(estimates: Sequence[Estimate | None]) -> Estimate | None:
     """Of one figure over runs; None if one of them has no such figure."""
-    values = [each.value for each in estimates if each is not None]
+    values = [estimate.value for estimate in estimates if estimate is not None]
     if len(values) < len(estimates):
         return None
     return estimates[0] if len(values) == 1 else Estimate(statistics.fmean(values), deviation=statistics.stdev(values))

@@ -63,7 +63,9 @@ class Trained:
             del values["recipe"]["epochs"]  # rounds take its place
         if self.config is not None:
             made = self.config.pipeline.made
-            values["defences"] = [(each.name, each.options.model_dump(exclude={"mask_ratio"})) for each in made]
+            values["defences"] = [
+                (defence.name, defence.options.model_dump(exclude={"mask_ratio"})) for defence in made
+            ]
             values["mask_ratio"] = self.config.pipeline.mask_ratio
         if "data" in values:
             values["data"] = Path(values["data"]).name  # wherever it lies
@@ -110,13 +112,13 @@ def refuse_twins(runs: Iterable[Trained]) -> None:
 def kinds(runs: Sequence[Trained]) -> list[Kind]:
     """The kind of each run. Kinds that read the same say what else they differ in."""
     described = [_described(run) for run in runs]
-    found = []
+    distinct = []
     for run, kind in zip(runs, described, strict=True):
         alike = [other.settings for other, same in zip(runs, described, strict=True) if same == kind]
         differing = [key for key, value in run.settings.items() if any(other.get(key) != value for other in alike)]
         more = "".join(f"; {key} {run.settings[key]}" for key in differing)
-        found.append(Kind(kind.model, kind.defence, kind.localisation, kind.training + more))
-    return found
+        distinct.append(Kind(kind.model, kind.defence, kind.localisation, kind.training + more))
+    return distinct
 
 
 def told_apart(kinds: Sequence[Kind]) -> tuple[str, list[str]]:

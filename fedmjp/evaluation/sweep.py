@@ -60,7 +60,7 @@ def sweep(lines: Sequence[Line], data: str) -> Figure:
 
 def _points(lines: Sequence[Line], measure: str) -> list[tuple[float, Estimate]]:
     """By ratio; the accuracy on x~ of ratio 0 is that on x."""
-    points = [(line.ratio, found) for line in lines if (found := line.spreads[measure]) is not None]
+    points = [(line.ratio, estimate) for line in lines if (estimate := line.spreads[measure]) is not None]
     whole = lines[0].spreads["top1"]
     if measure == "top1_shuffled" and whole is not None and all(ratio > 0 for ratio, _ in points):
         points.append((0.0, whole))
@@ -68,9 +68,9 @@ def _points(lines: Sequence[Line], measure: str) -> list[tuple[float, Estimate]]
 
 
 def _draw(axes: Axes, points: Sequence[tuple[float, Estimate]], name: str, colour: str, marker: str) -> None:
-    ratios, values = [ratio for ratio, _ in points], [found.value for _, found in points]
+    ratios, values = [ratio for ratio, _ in points], [estimate.value for _, estimate in points]
     axes.plot(ratios, values, color=colour, marker=marker, label=name, linewidth=2, clip_on=False)
-    bands = [found.band for _, found in points]
+    bands = [estimate.band for _, estimate in points]
     axes.fill_between(ratios, [low for low, _ in bands], [high for _, high in bands], color=colour, alpha=0.18, lw=0)
 
 

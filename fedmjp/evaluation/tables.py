@@ -51,24 +51,24 @@ def sheets(lines: Sequence[Line], data: str) -> list[Sheet]:
 
 def notes(lines: Sequence[Line]) -> list[str]:
     """What the figures of the tables are."""
-    found = [
+    remarks = [
         "x~ ratio: the wanted share of shuffled patches, and the realised one.",
         "Diff. Norm.: L2 norm of the difference of x's and x~'s features. Consistency: predictions that stay the same.",
     ]
     if any(line.seeds > 1 for line in lines):
-        found.append("± is the standard deviation over seeds.")
+        remarks.append("± is the standard deviation over seeds.")
     if any(line.seeds == 1 for line in lines):
-        found.append("A range is the 95 % interval over the pictures, for one seed.")
+        remarks.append("A range is the 95 % interval over the pictures, for one seed.")
     if any(line.reported for line in lines):
-        found.append(
+        remarks.append(
             f"Reported: {PAPER} (MJP), not measured here; {SETTING}. The ratio of its x~ is known for Top-1 only."
         )
-    return found
+    return remarks
 
 
-def print_sheets(found: Sequence[Sheet], console: Console) -> None:
+def print_sheets(shown: Sequence[Sheet], console: Console) -> None:
     """On a narrow terminal spreads stand below their means."""
-    for sheet in found:
+    for sheet in shown:
         table = Table(box=box.SIMPLE_HEAD, title=Text(sheet.title), title_justify="left", padding=(0, 1, 0, 0))
         narrow = console.width < NARROW
         for place, name in enumerate(sheet.head):
@@ -82,10 +82,10 @@ def print_sheets(found: Sequence[Sheet], console: Console) -> None:
         console.print(table)
 
 
-def markdown(found: Sequence[Sheet], remarks: Sequence[str]) -> str:
+def markdown(shown: Sequence[Sheet], remarks: Sequence[str]) -> str:
     """All tables and what has to be said of them."""
     parts = ["# Accuracy and consistency"]
-    for sheet in found:
+    for sheet in shown:
         rows = [[_on_one_line(cell).replace("|", "\\|") for cell in row] for row in sheet.rows]
         align = ["left", *["right"] * (len(sheet.head) - 1)]
         body = tabulate(rows, headers=list(sheet.head), tablefmt="pipe", disable_numparse=True, colalign=align)
@@ -93,7 +93,7 @@ def markdown(found: Sequence[Sheet], remarks: Sequence[str]) -> str:
     return "\n\n".join([*parts, "\n".join(f"- {remark}" for remark in remarks)]) + "\n"
 
 
-def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.DataFrame:
+def frame(runs: Sequence[Trained], measured: Sequence[Sequence[Figures]]) -> pd.DataFrame:
     """One row per run and mask ratio, every number at full precision."""
     return pd.DataFrame(
         [
@@ -110,7 +110,7 @@ def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.Dat
                 "undecided": figures.undecided,
                 **_columns(figures),
             }
-            for run, kind, every in zip(runs, kinds(runs), found, strict=True)
+            for run, kind, every in zip(runs, kinds(runs), measured, strict=True)
             for figures in every
         ]
     )
@@ -119,8 +119,8 @@ def frame(runs: Sequence[Trained], found: Sequence[Sequence[Figures]]) -> pd.Dat
 def _columns(figures: Figures) -> dict[str, float | None]:
     row: dict[str, float | None] = {}
     for name in MEASURES:
-        found: Estimate | None = getattr(figures, name)
-        value, low, high = (found.value, found.low, found.high) if found else (None, None, None)
+        estimate: Estimate | None = getattr(figures, name)
+        value, low, high = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
         row |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return row
 
@@ -132,8 +132,8 @@ def families(lines: Sequence[Line]) -> list[Family]:
         settings = {key: value for key, value in line.example.settings.items() if key != RATIO}
         if line.example.settings.get(RATIO) and settings not in shared.values():
             shared[_name(line)] = settings
-    found = [_family(name, settings, lines) for name, settings in shared.items()]
-    return [family for family in found if len(family.trained_with) > 1]
+    candidates = [_family(name, settings, lines) for name, settings in shared.items()]
+    return [family for family in candidates if len(family.trained_with) > 1]
 
 
 def _name(line: Line) -> str:
@@ -144,7 +144,7 @@ def _name(line: Line) -> str:
 
 def _family(name: str, settings: Mapping[str, Any], lines: Sequence[Line]) -> Family:
     placed = [(ratio, line) for line in lines if (ratio := _trained_with(line, settings)) is not None]
-    placed.sort(key=lambda each: each[0])
+    placed.sort(key=lambda pair: pair[0])
     by_ratio = {
         ratio: [line for _, line in placed if line.ratio == ratio] for ratio in sorted({line.ratio for line in lines})
     }
@@ -153,11 +153,11 @@ def _family(name: str, settings: Mapping[str, Any], lines: Sequence[Line]) -> Fa
 
 def _trained_with(line: Line, shared: Mapping[str, Any]) -> float | None:
     """The mask ratio that a model was trained with; None if more than that sets it apart from the family."""
-    own = dict(line.example.settings)
-    ratio = own.pop(RATIO, None)
-    if not own.get(DEFENCES):
-        ratio, own = 0.0, own | {DEFENCES: shared[DEFENCES]}
-    return ratio if own == shared else None
+    settings = dict(line.example.settings)
+    ratio = settings.pop(RATIO, None)
+    if not settings.get(DEFENCES):
+        ratio, settings = 0.0, settings | {DEFENCES: shared[DEFENCES]}
+    return ratio if settings == shared else None
 
 
 def _by_kind(lines: Sequence[Line], data: str) -> Sheet:
@@ -203,16 +203,16 @@ def _printed(value: float | None, name: str) -> str:
     return NOTHING if value is None else f"{value:.{PRINTED_DECIMALS.get(name, 1)}f}"
 
 
-def _text(found: Estimate | None, name: str) -> str:
-    if found is None:
+def _text(estimate: Estimate | None, name: str) -> str:
+    if estimate is None:
         return NOTHING
     decimals = OUR_DECIMALS.get(name, 1)
-    mean = f"{found.value:.{decimals}f}"
-    if found.deviation is not None:
-        return f"{mean}\n± {found.deviation:.{decimals}f}"
-    if found.low is None or found.high is None:
+    mean = f"{estimate.value:.{decimals}f}"
+    if estimate.deviation is not None:
+        return f"{mean}\n± {estimate.deviation:.{decimals}f}"
+    if estimate.low is None or estimate.high is None:
         return mean
-    return f"{mean}\n{found.low:.{decimals}f}–{found.high:.{decimals}f}"
+    return f"{mean}\n{estimate.low:.{decimals}f}–{estimate.high:.{decimals}f}"
 
 
 def _on_one_line(cell: str) -> str:

@@ -114,32 +114,32 @@ def adopt(module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequen
             looked for and what to do.
     """
     centre, scale = _statistics(module, mean, std)
-    found = find_entrance(module)
-    parameters, embedding = dict(module.named_parameters()), found.embedding
-    device = parameters[found.positions.name].device
+    entrance = find_entrance(module)
+    parameters, embedding = dict(module.named_parameters()), entrance.embedding
+    device = parameters[entrance.positions.name].device
     in_module = {
         names.PATCH_WEIGHT: f"{embedding.name}.weight",
         names.PATCH_BIAS: f"{embedding.name}.bias",
-        names.POSITION_EMBEDDING: found.positions.name,
-        names.CLASS_TOKEN: found.class_token,
-        names.HEAD_BIAS: f"{found.head}.bias",
+        names.POSITION_EMBEDDING: entrance.positions.name,
+        names.CLASS_TOKEN: entrance.class_token,
+        names.HEAD_BIAS: f"{entrance.head}.bias",
     }
     roles = {}
     for name, own_name in in_module.items():
         if own_name is not None and own_name in parameters:
             held = parameters[own_name].detach()
-            shaped = _in_our_shape(held, name, found.pixel_order, embedding.patch_size)
+            shaped = _in_our_shape(held, name, entrance.pixel_order, embedding.patch_size)
             roles[name] = Role(own_name, nn.Parameter(shaped, requires_grad=False), held.shape)
     return Adopted(
-        image_size=embedding.patch_size * found.positions.grid,
+        image_size=embedding.patch_size * entrance.positions.grid,
         patch_size=embedding.patch_size,
-        prefix_tokens=found.positions.prefix_tokens,
+        prefix_tokens=entrance.positions.prefix_tokens,
         mean=torch.tensor(centre, dtype=torch.float32, device=device).view(3, 1, 1),
         std=torch.tensor(scale, dtype=torch.float32, device=device).view(3, 1, 1),
         roles=roles,
-        parts=_parts(module, found),
+        parts=_parts(module, entrance),
         weights=weights_digest(module.state_dict()),
-        pixel_order=found.pixel_order,
+        pixel_order=entrance.pixel_order,
     )
 
 
@@ -157,18 +157,18 @@ def _statistics(
     return channel_values(mean, std)
 
 
-def _parts(module: nn.Module, found: FoundEntrance) -> dict[str, str | None]:
+def _parts(module: nn.Module, entrance: FoundEntrance) -> dict[str, str | None]:
     repeated = {
         name: len(part)
         for name, part in module.named_modules()
-        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1 and len({type(each) for each in part}) == 1
+        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1 and len({type(item) for item in part}) == 1
     }
     return {
-        "patch embedding": found.embedding.name,
-        "position embedding": found.positions.name,
-        "class token": found.class_token,
+        "patch embedding": entrance.embedding.name,
+        "position embedding": entrance.positions.name,
+        "class token": entrance.class_token,
         "blocks": max(repeated, key=repeated.__getitem__, default=None),
-        "head": found.head,
+        "head": entrance.head,
     }
 
 

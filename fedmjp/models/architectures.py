@@ -71,11 +71,11 @@ _SUFFIXES = {Positions.LEARNED: "", Positions.ZERO: "_zero_positions", Positions
 
 def _variants(name: str, timm_name: str, base: str, purpose: str, *positions: Positions) -> dict[str, Architecture]:
     made = {}
-    for each in positions:
-        usual = purpose if each is Positions.LEARNED else "what position embeddings give away (MJP, Table 5)"
-        own = f"{name}{_SUFFIXES[each]}"
-        made[own] = Architecture(timm_name, base, usual, positions=each)
-        made[f"{own}_april"] = Architecture(timm_name, base, "APRIL's closed form", positions=each, april=True)
+    for kind in positions:
+        usual = purpose if kind is Positions.LEARNED else "what position embeddings give away (MJP, Table 5)"
+        variant = f"{name}{_SUFFIXES[kind]}"
+        made[variant] = Architecture(timm_name, base, usual, positions=kind)
+        made[f"{variant}_april"] = Architecture(timm_name, base, "APRIL's closed form", positions=kind, april=True)
     return made
 
 

@@ -29,11 +29,11 @@ def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
         ConfigError: If the model cannot be defended as asked, or not with these patches.
         CheckpointError: If there are no such weights, or they do not fit.
     """
-    found = architecture(config.name)
+    design = architecture(config.name)
     with scoped_randomness(derive(config.seed, "weights")):  # timm takes no generator
-        model = _drawn(config, found, drop_path)
+        model = _drawn(config, design, drop_path)
     if config.weights is not None:
-        load_checkpoint(model, config.weights, ignored=found.ignored_weights)
+        load_checkpoint(model, config.weights, ignored=design.ignored_weights)
     return model
 
 
@@ -62,9 +62,9 @@ def upload_bytes(config: ModelConfig) -> int:
 
 @lru_cache(maxsize=64)
 def _on_meta(config: ModelConfig) -> Classifier:
-    found = architecture(config.name)
+    design = architecture(config.name)
     with torch.device("meta"):
-        return _drawn(config, found)
+        return _drawn(config, design)
 
 
 def _as_vit(model: Classifier, config: ModelConfig) -> VitClassifier:
@@ -73,21 +73,21 @@ def _as_vit(model: Classifier, config: ModelConfig) -> VitClassifier:
     return model
 
 
-def _drawn(config: ModelConfig, found: Architecture, drop_path: float = 0.0) -> Classifier:
+def _drawn(config: ModelConfig, design: Architecture, drop_path: float = 0.0) -> Classifier:
     """The model on torch's current device, drawn from torch's global generator."""
-    if found.patch_size not in (None, config.patch_size):
+    if design.patch_size not in (None, config.patch_size):
         raise ConfigError(
-            f"{config.name} has patches of {found.patch_size} pixels, not {config.patch_size}: "
-            f"set patch size to {found.patch_size}"
+            f"{config.name} has patches of {design.patch_size} pixels, not {config.patch_size}: "
+            f"set patch size to {design.patch_size}"
         )
-    _check_positions(config, found)
-    sizes: dict[str, Any] = {} if found.family is Family.CONVOLUTIONAL else {"img_size": config.image_size}
-    if found.family is Family.TRANSFORMER:
+    _check_positions(config, design)
+    sizes: dict[str, Any] = {} if design.family is Family.CONVOLUTIONAL else {"img_size": config.image_size}
+    if design.family is Family.TRANSFORMER:
         sizes["patch_size"] = config.patch_size
     backbone: Any = timm.create_model(
-        found.timm_name, num_classes=config.classes, drop_path_rate=drop_path, **sizes, **found.changes
+        design.timm_name, num_classes=config.classes, drop_path_rate=drop_path, **sizes, **design.changes
     )
-    model = _classifier(backbone, config, found)
+    model = _classifier(backbone, config, design)
     if isinstance(model, PositionedClassifier) and config.localisation != "none":
         # Drawn last: nothing else depends on it.
         kind, dim = config.localisation, int(backbone.embed_dim)
@@ -95,22 +95,22 @@ def _drawn(config: ModelConfig, found: Architecture, drop_path: float = 0.0) -> 
     return model.eval()
 
 
-def _classifier(backbone: Any, config: ModelConfig, found: Architecture) -> Classifier:
+def _classifier(backbone: Any, config: ModelConfig, design: Architecture) -> Classifier:
     # All of a backbone was drawn and some is taken away, so that the rest does not depend on the variant.
-    if found.positions is Positions.ABSENT:
+    if design.positions is Positions.ABSENT:
         backbone.pos_embed = None
-    if found.positions is Positions.ZERO:
+    if design.positions is Positions.ZERO:
         torch.nn.init.zeros_(backbone.pos_embed)
-    if found.april:
+    if design.april:
         backbone.blocks[0] = AprilBlock(backbone.blocks[0])
-    if found.family is Family.TRANSFORMER:
+    if design.family is Family.TRANSFORMER:
         return VitClassifier(backbone, defended=config.unknown_embedding, index_embedding=config.index_embedding)
-    if found.family is Family.SWIN and config.unknown_embedding:
+    if design.family is Family.SWIN and config.unknown_embedding:
         return SwinClassifier(backbone, index_embedding=config.index_embedding)
     return Classifier(backbone, image_size=config.image_size, patch_size=config.patch_size)
 
 
-def _check_positions(config: ModelConfig, found: Architecture) -> None:
+def _check_positions(config: ModelConfig, design: Architecture) -> None:
     wanted = {
         "an unknown embedding": config.unknown_embedding,
         "an index embedding": config.index_embedding,
@@ -119,14 +119,14 @@ def _check_positions(config: ModelConfig, found: Architecture) -> None:
     asked = next((name for name, given in wanted.items() if given), None)
     if asked is None:
         return
-    if found.family is Family.CONVOLUTIONAL:
+    if design.family is Family.CONVOLUTIONAL:
         raise ConfigError(
             f"{config.name} has no position embedding, which {asked} needs: a jigsaw shuffles its patches without one"
         )
-    if found.family is Family.SWIN and not config.unknown_embedding:
+    if design.family is Family.SWIN and not config.unknown_embedding:
         raise ConfigError(
             f"{config.name} has an absolute position embedding with an unknown one alone, which {asked} needs: "
             "take a defence that adds it, such as mjp"
         )
-    if found.positions is not Positions.LEARNED:
+    if design.positions is not Positions.LEARNED:
         raise ConfigError(f"{config.name} has no learned position embedding, which {asked} needs: leave it out")

@@ -58,10 +58,10 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
         CheckpointError: If the file cannot be read or is not the one that was meant, or its weights
             do not fit the model, all of them.
     """
-    layout, found = in_our_layout(_state_dict(checkpoint), checkpoint.path)
+    layout, weights = in_our_layout(_state_dict(checkpoint), checkpoint.path)
     if model.localisation is None:
-        found = {name: weight for name, weight in found.items() if not name.startswith(LOCALISATION)}
-    kept = {name: weight for name, weight in found.items() if name not in ignored}
+        weights = {name: weight for name, weight in weights.items() if not name.startswith(LOCALISATION)}
+    kept = {name: weight for name, weight in weights.items() if name not in ignored}
     expected = {name.removeprefix("backbone."): weight for name, weight in model.state_dict().items()}
     required = {name: weight for name, weight in expected.items() if name not in ignored}
     _check_defence(kept, model, checkpoint.path)
@@ -70,6 +70,11 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
     values = {**expected, **kept}
     model.load_state_dict({name: values[name.removeprefix("backbone.")] for name in model.state_dict()})
     return layout
+
+
+def holds_unknown_embedding(checkpoint: Checkpoint) -> bool:
+    """Whether the weights are of a model that was trained with MJP; CheckpointError if the file cannot be read."""
+    return names.UNKNOWN_EMBEDDING in in_our_layout(_state_dict(checkpoint), checkpoint.path)[1]
 
 
 def _state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -136,22 +141,22 @@ def _unnested(loaded: Any, path: Path) -> dict[Any, Any]:
     return dict(loaded[inner[0]] if inner else loaded)
 
 
-def _check_defence(found: Mapping[str, Tensor], model: Classifier, path: str) -> None:
-    if names.UNKNOWN_EMBEDDING in found and not model.defended:
+def _check_defence(weights: Mapping[str, Tensor], model: Classifier, path: str) -> None:
+    if names.UNKNOWN_EMBEDDING in weights and not model.defended:
         raise CheckpointError(
             f"{path} holds MJP's unknown position embedding: it fits a model that has one, as under defence mjp"
         )
-    if names.UNKNOWN_EMBEDDING not in found and model.defended:
+    if names.UNKNOWN_EMBEDDING not in weights and model.defended:
         raise CheckpointError(
             f"{path} has no unknown position embedding: it fits a model without one, as under no defence"
         )
 
 
-def _check_options(found: Mapping[str, Tensor], required: Mapping[str, Tensor], path: str) -> None:
-    if (INDEX_EMBEDDING in found) != (INDEX_EMBEDDING in required):
-        has, wanted = ("an", "true") if INDEX_EMBEDDING in found else ("no", "false")
+def _check_options(weights: Mapping[str, Tensor], required: Mapping[str, Tensor], path: str) -> None:
+    if (INDEX_EMBEDDING in weights) != (INDEX_EMBEDDING in required):
+        has, wanted = ("an", "true") if INDEX_EMBEDDING in weights else ("no", "false")
         raise CheckpointError(f"{path} has {has} index embedding: set index-embedding to {wanted}")
-    held, asked = _regressor(found), _regressor(required)
+    held, asked = _regressor(weights), _regressor(required)
     if held != asked:
         words, remedy = _REGRESSORS.get(held, ("a localisation regressor that is not MJP's", "localisation to none"))
         raise CheckpointError(f"{path} has {words}, the model has {_REGRESSORS[asked][0]}: set {remedy}")
@@ -163,12 +168,12 @@ def _regressor(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(sorted(name for name in layers if not name.endswith("bias")))
 
 
-def _check_fit(found: Mapping[str, Tensor], required: Mapping[str, Tensor], model: Classifier, path: str) -> None:
-    missing, unexpected = required.keys() - found.keys(), found.keys() - required.keys()
+def _check_fit(weights: Mapping[str, Tensor], required: Mapping[str, Tensor], model: Classifier, path: str) -> None:
+    missing, unexpected = required.keys() - weights.keys(), weights.keys() - required.keys()
     shapes = {
-        name: f"{name} is {tuple(found[name].shape)} instead of {tuple(required[name].shape)}"
-        for name in sorted(required.keys() & found.keys())
-        if found[name].shape != required[name].shape
+        name: f"{name} is {tuple(weights[name].shape)} instead of {tuple(required[name].shape)}"
+        for name in sorted(required.keys() & weights.keys())
+        if weights[name].shape != required[name].shape
     }
     faults = [
         *(f"{name} is missing" for name in sorted(missing)),
@@ -177,14 +182,14 @@ def _check_fit(found: Mapping[str, Tensor], required: Mapping[str, Tensor], mode
     ]
     if faults:
         another = "take the model that it is a checkpoint of"
-        remedy = another if missing | unexpected else _remedy(found, shapes, model) or another
+        remedy = another if missing | unexpected else _remedy(weights, shapes, model) or another
         raise CheckpointError(f"{path} does not fit the model: {_first(faults)}; {remedy}")
 
 
-def _remedy(found: Mapping[str, Tensor], misshapen: Collection[str], model: Classifier) -> str:
+def _remedy(weights: Mapping[str, Tensor], misshapen: Collection[str], model: Classifier) -> str:
     """What to do where all names are right; nothing where shapes differ that no option changes."""
-    own = (model.positions_name,) if isinstance(model, PositionedClassifier) else ()
-    positions = {name for name in misshapen if name.endswith((*own, INDEX_EMBEDDING, RELATIVE_POSITIONS))}
+    position_names = (model.positions_name,) if isinstance(model, PositionedClassifier) else ()
+    positions = {name for name in misshapen if name.endswith((*position_names, INDEX_EMBEDDING, RELATIVE_POSITIONS))}
     head = f"{model.backbone.pretrained_cfg['classifier']}."
     if any(not name.startswith(head) and name not in positions for name in misshapen):
         return ""
@@ -192,7 +197,7 @@ def _remedy(found: Mapping[str, Tensor], misshapen: Collection[str], model: Clas
     if positions:
         remedies.append("position embeddings are not resampled, take image size and patch size of the training")
     if f"{head}bias" in misshapen:
-        remedies.append(f"set classes to {len(found[f'{head}bias'])}")
+        remedies.append(f"set classes to {len(weights[f'{head}bias'])}")
     return "; ".join(remedies)
 
 

@@ -87,8 +87,8 @@ class Classifier(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """The last layer alone: ``logits(features(x))`` is ``forward(x)``."""
-        found: Tensor = self.backbone.get_classifier()(features)
-        return found
+        logits: Tensor = self.backbone.get_classifier()(features)
+        return logits
 
     def localisation_loss(self, mask: Tensor | None = None) -> Tensor:
         """The DAL loss of the position embedding (MJP, Eq. 2), a scalar; BadInputError without a regressor."""

@@ -29,8 +29,8 @@ def load_module(target: str) -> nn.Module:
         raise BadInputError(f"{target!r} is not of the form package:factory or FILE.py:factory")
     owner = _guarded(target, lambda: _file(Path(place)) if place.endswith(".py") else _package(place))
     if not hasattr(owner, name):
-        own = [each for each in vars(owner) if not each.startswith("_")]
-        raise BadInputError(f"{place} has no {name!r}; {suggestion(name, own)}")
+        public = [attribute for attribute in vars(owner) if not attribute.startswith("_")]
+        raise BadInputError(f"{place} has no {name!r}; {suggestion(name, public)}")
     made = getattr(owner, name)
     if not isinstance(made, nn.Module):
         if not callable(made):

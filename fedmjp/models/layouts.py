@@ -34,24 +34,24 @@ class Layout(StrEnum):
 
 def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict[str, Tensor]]:
     """Recognise a layout and give the weights our names, without ``backbone.``; ``path`` is for errors."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, weight in loaded.items():
         short = name.removeprefix("module.").removeprefix("backbone.")
-        if short in found:
+        if short in weights:
             raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
-        found[short] = weight
+        weights[short] = weight
     ours = any(name.removeprefix("module.").startswith("backbone.") for name in loaded)
     layout = Layout.FEDMJP if ours else Layout.TIMM
-    if _SWIN_FIRST_MERGING in found:
+    if _SWIN_FIRST_MERGING in weights:
         layout = Layout.SWIN
-        found = {_timms_swin(name): weight for name, weight in found.items() if not name.endswith(_SWIN_BUFFERS)}
-    renamed = _from_official(found)
-    return layout if renamed.keys() == found.keys() else Layout.OFFICIAL, renamed
+        weights = {_timms_swin(name): weight for name, weight in weights.items() if not name.endswith(_SWIN_BUFFERS)}
+    renamed = _from_official(weights)
+    return layout if renamed.keys() == weights.keys() else Layout.OFFICIAL, renamed
 
 
-def _from_official(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _from_official(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
-    for name, weight in found.items():
+    for name, weight in weights.items():
         if name in _OFFICIAL_POSITIONS:  # an embedding whose last row is the unknown one
             made |= {_OFFICIAL_POSITIONS[name]: weight[None, :-1], names.UNKNOWN_EMBEDDING: weight[-1]}
         elif name == _OFFICIAL_INDEX:

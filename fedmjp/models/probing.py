@@ -76,13 +76,13 @@ class _Pass(NamedTuple):
 def find_entrance(module: nn.Module) -> FoundEntrance:
     """Find what embeds patches and positions; BadInputError if nothing has their shape, or the equation never holds."""
     everything = list(_patch_embeddings(module))
-    embeddings = [each for each in everything if not each.flat] or everything
+    embeddings = [embedding for embedding in everything if not embedding.flat] or everything
     if not embeddings:
         raise BadInputError(f"found no patch embedding: looked for {_LOOKED_FOR}; {_NEEDED}")
-    dims = {each.dim for each in embeddings}
+    dims = {embedding.dim for embedding in embeddings}
     positions = list(_position_embeddings(module, dims))
     if not positions:
-        dim = " or ".join(str(each) for each in sorted(dims))
+        dim = " or ".join(str(size) for size in sorted(dims))
         raise BadInputError(
             f"found no position embedding: looked for a parameter (1, n, {dim}) or (n, {dim}), n being a square number "
             f"of patches and up to {MOST_PREFIX_TOKENS} tokens before them; where positions are relative, rotary or "
@@ -113,10 +113,10 @@ def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, Posi
 
 
 def _nothing_agrees(embedding: PatchEmbedding, positions: Positions, reason: str) -> str:
-    found = f"{embedding.name} and {positions.name} look like patch and position embedding, but {reason}"
+    finding = f"{embedding.name} and {positions.name} look like patch and position embedding, but {reason}"
     if embedding.flat:
-        found = f"found no patch embedding: looked for {_LOOKED_FOR}; a Linear like {embedding.name} is none"
-    return f"{found}; {_NEEDED}: give the transformer itself, not a module around it that changes pictures"
+        finding = f"found no patch embedding: looked for {_LOOKED_FOR}; a Linear like {embedding.name} is none"
+    return f"{finding}; {_NEEDED}: give the transformer itself, not a module around it that changes pictures"
 
 
 def _patch_embeddings(module: nn.Module) -> Iterator[PatchEmbedding]:
@@ -166,15 +166,15 @@ def _run(probe: nn.Module, size: int) -> _Pass:
         if isinstance(part, nn.Linear)
     ]
     with torch.enable_grad():
-        outputs = [each for each in _tensors(probe(picture)) if each.requires_grad]
+        outputs = [tensor for tensor in _tensors(probe(picture)) if tensor.requires_grad]
         if not outputs:
             raise BadInputError("its output does not depend on its weights")
-        parts = [(each * torch.randn(each.shape, generator=generator).to(each)).sum() for each in outputs]
+        parts = [(tensor * torch.randn(tensor.shape, generator=generator).to(tensor)).sum() for tensor in outputs]
     for hook in hooks:
         hook.remove()
     gradients = torch.autograd.grad(torch.stack(parts).sum(), list(parameters.values()), allow_unused=True)
-    reached = {name: each for name, each in zip(parameters, gradients, strict=True) if each is not None}
-    head = next((name for name, output in given.items() if any(output is each for each in outputs)), None)
+    reached = {name: tensor for name, tensor in zip(parameters, gradients, strict=True) if tensor is not None}
+    head = next((name for name, output in given.items() if any(output is tensor for tensor in outputs)), None)
     return _Pass(picture, reached, head)
 
 
@@ -205,5 +205,5 @@ def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: Positions) 
 
 def _class_token(passed: _Pass, positions: Positions) -> str | None:
     first = passed.gradients[positions.name].reshape(-1, positions.dim)[0]
-    tokens = {name: each[0, 0] for name, each in passed.gradients.items() if each.shape == (1, 1, positions.dim)}
+    tokens = {name: grad[0, 0] for name, grad in passed.gradients.items() if grad.shape == (1, 1, positions.dim)}
     return next((name for name, row in tokens.items() if positions.prefix_tokens and torch.allclose(row, first)), None)

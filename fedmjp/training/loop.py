@@ -149,7 +149,7 @@ class Trainer:
         seconds = time.perf_counter() - started
         if not pictures:
             raise TrainingError(f"epoch {epoch + 1} had no picture that can be read; see what was skipped")
-        mean, localised = (torch.stack(each).sum().item() / pictures for each in (losses, localisations))
+        mean, localised = (torch.stack(values).sum().item() / pictures for values in (losses, localisations))
         self._require_finite(mean + localised, epoch)
         return EpochReport(mean, localised, pictures, seconds, self.optimizer.param_groups[0]["lr"])
 
@@ -158,14 +158,14 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         loss, _ = self._differentiate(batch, epoch, step, None)
-        found = {
+        gradients = {
             name: torch.zeros_like(value) if value.grad is None else value.grad
             for name, value in self.model.named_parameters()
             if value.requires_grad
         }
         self.optimizer.zero_grad()
         self.model.eval()
-        return found, loss.item()
+        return gradients, loss.item()
 
     def losses(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Classification loss and DAL loss (0 without a regressor) of a batch, scalars.
@@ -198,8 +198,8 @@ class Trainer:
             if self._mixup is not None and len(images) % 2 == 0:  # timm mixes pairs
                 images, targets = self._mixup(images.clone(), targets)
         drawn = self.randomness(epoch, step).of("puzzle")
-        found = arrange(images, self._pipeline, self.puzzle, grid=self.model.grid, epoch=epoch, randomness=drawn)
-        return Shown(found or Pipeline().arrange(images, self.model.grid, randomness=()), targets, found is not None)
+        moved = arrange(images, self._pipeline, self.puzzle, grid=self.model.grid, epoch=epoch, randomness=drawn)
+        return Shown(moved or Pipeline().arrange(images, self.model.grid, randomness=()), targets, moved is not None)
 
     def randomness(self, epoch: int, step: int) -> SeededRandomness:
         """The source of what defences draw in a step."""
@@ -243,8 +243,8 @@ class Trainer:
         for place in range(len(batch.labels)):
             pair = self._losses(_picture(shown, place), self._randomness(epoch, step, place))
             total = self._total(*pair, epoch, anchor)
-            found = torch.autograd.grad(total, list(learnt.values()), materialize_grads=True)
-            single.append(dict(zip(learnt, found, strict=True)))
+            gradients = torch.autograd.grad(total, list(learnt.values()), materialize_grads=True)
+            single.append(dict(zip(learnt, gradients, strict=True)))
             losses.append(torch.stack(pair).detach())
         source = self._noise or self.randomness(epoch, step)
         protected = self._pipeline.combine(single, randomness=source.of("step", 0))
@@ -286,9 +286,9 @@ def arrange(
 
 def _picture(shown: Shown, place: int) -> Shown:
     """One picture of a batch, as a batch."""
-    own = slice(place, place + 1)
+    part = slice(place, place + 1)
     whole = shown.arranged
-    return Shown(Arranged(whole.images[own], whole.mask[own], whole.source[own]), shown.targets[own], shown.puzzled)
+    return Shown(Arranged(whole.images[part], whole.mask[part], whole.source[part]), shown.targets[part], shown.puzzled)
 
 
 def localisation_weight(puzzle: Puzzle, recipe: Recipe, epoch: int, epochs: int) -> float:

@@ -108,7 +108,7 @@ _ROWS = (
     _table4("I", {"localisation": "linear"}, _MJP, 80.0, 83.8),
     _table4("J", _DAL, _MJP, 80.5, 82.9),
 )
-ROWS: Mapping[str, Row] = {each.name: each for each in _ROWS}
+ROWS: Mapping[str, Row] = {published.name: published for published in _ROWS}
 
 
 def row(name: str) -> Row:
@@ -124,11 +124,11 @@ def reported(network: ModelConfig, pipeline: Pipeline | None) -> Reported | None
     Data, picture size and the recipe are not compared: a run may have others than ``SETTING``. Where the defences are
     not known (None), the first row of such a network is taken, with what defences add to it.
     """
-    for each in _ROWS:
-        config = TrainingConfig.parse(each.values)
+    for published in _ROWS:
+        config = TrainingConfig.parse(published.values)
         same = _network(config.network) == _network(network)
         if same and (pipeline is None or _defences(config.pipeline) == _defences(pipeline)):
-            return each.reported
+            return published.reported
     return None
 
 
@@ -137,4 +137,4 @@ def _network(model: ModelConfig) -> tuple[object, ...]:
 
 
 def _defences(pipeline: Pipeline) -> list[dict[str, object]]:
-    return [{"name": each.name, **each.options.model_dump()} for each in pipeline.made]
+    return [{"name": defence.name, **defence.options.model_dump()} for defence in pipeline.made]

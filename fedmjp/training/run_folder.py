@@ -35,8 +35,8 @@ class TrainingFolder:
 
     def clear(self) -> None:
         """Remove a former run."""
-        own = (self.manifest, self.history, self.figure, self.weights, self.state, self.classes)
-        for path in (*own, self.partition, self.partition_figure, self.refused):
+        files = (self.manifest, self.history, self.figure, self.weights, self.state, self.classes)
+        for path in (*files, self.partition, self.partition_figure, self.refused):
             path.unlink(missing_ok=True)
         for folder in (self.tensorboard, self.evaluation, self.records):
             shutil.rmtree(folder, ignore_errors=True)
@@ -68,10 +68,10 @@ class TrainingFolder:
         if not self.classes.exists():
             return
         kept = self.classes.read_text(encoding="utf-8").splitlines()
-        for label, (trained, found) in enumerate(zip_longest(kept, names)):
-            if trained != found:
+        for label, (trained, shown) in enumerate(zip_longest(kept, names)):
+            if trained != shown:
                 raise DataError(
-                    f"label {label} is {found or 'no class'} in these pictures, but {trained or 'no class'} in the "
+                    f"label {label} is {shown or 'no class'} in these pictures, but {trained or 'no class'} in the "
                     f"training of {self.root}: evaluate on pictures of the same classes"
                 )
 
@@ -103,7 +103,7 @@ def published(config: Config) -> dict[str, Any]:
 
 def _named(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _named(each) for key, each in value.items()}
+        return {key: _named(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_named(each) for each in value]
+        return [_named(entry) for entry in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

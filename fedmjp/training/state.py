@@ -39,10 +39,10 @@ def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
         return None
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        found = state["config"]
+        stored = state["config"]
     except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
         raise CheckpointError(f"{path} is damaged; --fresh starts over") from None
-    if found != config:
+    if stored != config:
         raise CheckpointError(f"{path} is of a run with another configuration; name another --output or give --fresh")
     return state
 

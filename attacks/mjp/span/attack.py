@@ -117,12 +117,12 @@ def solve(
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
     naturalness = Naturalness.of(affine, model)
     start = (natural - affine.known) @ affine.basis.mT
-    solution, found = Search(setup, naturalness, start[setup.visible], generator).go(deadline)
+    solution, count = Search(setup, naturalness, start[setup.visible], generator).go(deadline)
     places, coefficients = solution.all_places(setup), solution.coefficients
     possible = naturalness.excess(coefficients, places) <= IMPOSSIBLE
     patches = natural.clone()
     patches[places[possible]] = naturalness.patches(coefficients, places)[possible]
-    return patches, certify(setup, solution, found, float(model.std.max()))
+    return patches, certify(setup, solution, count, float(model.std.max()))
 
 
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:

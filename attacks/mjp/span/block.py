@@ -119,7 +119,7 @@ def refusal(model: VitClassifier) -> str | None:
         if not isinstance(getattr(block, name), nn.LayerNorm):
             return f"{name} of the first block is a {type(getattr(block, name)).__name__}, not a LayerNorm"
     extras = (block.ls1, block.ls2, block.attn.q_norm, block.attn.k_norm, block.attn.norm, block.mlp.norm)
-    if not all(isinstance(each, nn.Identity) for each in (*extras, model.backbone.norm_pre)):
+    if not all(isinstance(part, nn.Identity) for part in (*extras, model.backbone.norm_pre)):
         return "the first block scales or normalises besides its two norms"
     if block.attn.qkv.bias is None or model.prefix_tokens != 1:
         return "needs biases in the attention and a class token as the only token beside the patches"

@@ -69,22 +69,22 @@ def certify_facts(upload: Upload, facts: LinearFacts, model: VitClassifier, thre
     unexplained = open_part - orthogonal @ (orthogonal.mT @ open_part)
     free = max((rows.shape[1] - len(facts.mask)) * gradient.shape[1], 1)
     variance = unexplained.square().sum() / free
-    told = threat.rounding**2 * gradient.square().mean() + threat.noise_on(gradient) ** 2
-    noise = torch.maximum(variance, told).sqrt()
+    floor = threat.rounding**2 * gradient.square().mean() + threat.noise_on(gradient) ** 2
+    noise = torch.maximum(variance, floor).sqrt()
     inverse = torch.linalg.pinv(triangular)
     error = (noise * inverse.mT.norm(dim=0)).max() * model.std.max()
     return Certificate(found=0, masked=0, median=0.0, largest=0.0, expected=float(error))
 
 
-def certify(equations: Equations, solution: Known, found: int, pixel: float) -> Certificate:
-    """Look at a solution with all visible patches, of whose masked ones the first ``found`` stand in for no others.
+def certify(equations: Equations, solution: Known, count: int, pixel: float) -> Certificate:
+    """Look at a solution with all visible patches, of whose masked ones the first ``count`` stand in for no others.
 
     ``pixel`` is what 1 in the network's input space is in [0, 1].
     """
     relative, expected = _errors(equations, solution)
     errors_of_masked = expected[len(solution.places) :] * equations.values**0.5
     return Certificate(
-        found=_distinct(solution.masked[:found], errors_of_masked[:found]),
+        found=_distinct(solution.masked[:count], errors_of_masked[:count]),
         masked=equations.unknowns,
         median=float(relative.median()),
         largest=float(relative.max()),

@@ -39,12 +39,12 @@ def coefficients_of(equations: Equations, freed: Tensor, attention: Tensor) -> T
     Solves z + o = scale * freed + shift with the level's equation for coefficients, scale and shift.
     """
     start = equations.start[equations.hole[0]]
-    found = torch.empty(len(freed), equations.unknowns, dtype=freed.dtype, device=freed.device)
+    coefficients = torch.empty(len(freed), equations.unknowns, dtype=freed.dtype, device=freed.device)
     level = torch.cat([equations.level, torch.zeros_like(equations.level[:2])]) * LEVEL_WEIGHT
     ones = torch.ones_like(start)
     for row, (after, output) in enumerate(zip(freed, attention, strict=True)):
         columns = torch.cat([equations.directions, torch.stack([-after, -ones], dim=1)], dim=1)
         system = torch.cat([columns, level[None]])
         right = torch.cat([-start - output, torch.full_like(start[:1], LEVEL_WEIGHT)])
-        found[row] = torch.linalg.lstsq(system, right[:, None]).solution[: equations.unknowns, 0]
-    return found
+        coefficients[row] = torch.linalg.lstsq(system, right[:, None]).solution[: equations.unknowns, 0]
+    return coefficients

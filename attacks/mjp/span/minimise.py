@@ -54,7 +54,7 @@ class Zeros:
     def joined(self, other: "Zeros") -> "Zeros":
         """These and others."""
         return Zeros(
-            *(torch.cat([getattr(each, name) for each in (self, other)]) for name in self.__dataclass_fields__)
+            *(torch.cat([getattr(zeros, name) for zeros in (self, other)]) for name in self.__dataclass_fields__)
         )
 
 
@@ -95,12 +95,12 @@ class Deflation:
     scale: float  # s, what n is at typical starts
 
     @staticmethod
-    def of(found: Zeros, starts: Tensor) -> "Deflation":
+    def of(zeros: Zeros, starts: Tensor) -> "Deflation":
         """From the zeros found, and where the search starts (rows, unknowns)."""
-        mean = found.curvature.mean(dim=0)
+        mean = zeros.curvature.mean(dim=0)
         tiny = 1e-9 * mean.diagonal().mean() * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
         root = torch.linalg.cholesky(mean + tiny)
-        span, _ = torch.linalg.qr((found.coefficients @ root).T)
+        span, _ = torch.linalg.qr((zeros.coefficients @ root).T)
         unscaled = Deflation(root, span, 1.0)
         return Deflation(root, span, float(unscaled._outside(starts).square().sum(dim=1).median()))
 

@@ -61,16 +61,16 @@ class Search:
 
     def _round(self, kind: Kind | None) -> int:
         """Add masked patches that one set of starts leads to; how many."""
-        equations, found = self.equations, self.masked
-        begun = _starts(kind or "anywhere", STARTS, equations.level, found.coefficients, self.generator)
-        deflation = Deflation.of(found, begun) if kind is None and len(found) else None
-        with_attention = attended(equations, known(equations, self.visible, found.coefficients))
+        equations, masked = self.equations, self.masked
+        begun = _starts(kind or "anywhere", STARTS, equations.level, masked.coefficients, self.generator)
+        deflation = Deflation.of(masked, begun) if kind is None and len(masked) else None
+        with_attention = attended(equations, known(equations, self.visible, masked.coefficients))
         slots = equations.hole[:1].expand(len(begun))
         ended = minimise(equations, begun, slots, with_attention, FAR, deflation)
         if deflation is not None:
             ended = minimise(equations, ended.coefficients, slots, with_attention, FAR)
         ended = ended[ended.residual < PLAUSIBLE * max(self.visible.median, SMALL)]
-        ended = ended[ended.distinct(found, SAME)]
+        ended = ended[ended.distinct(masked, SAME)]
         return self._prove(ended, with_attention) if len(ended) else 0
 
     def _prove(self, ended: Zeros, with_attention: Attended) -> int:
@@ -104,8 +104,8 @@ class Search:
 
     def _finished(self) -> Known:
         """All visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
-        equations, found = self.equations, self.masked.coefficients
-        masked = torch.cat([found, self._stand_ins()]) if len(found) else found
+        equations, coefficients = self.equations, self.masked.coefficients
+        masked = torch.cat([coefficients, self._stand_ins()]) if len(coefficients) else coefficients
         seen = Known(equations.visible, self.visible.coefficients, masked)
         seen, _ = solve_jointly(equations, seen, steps=FINISH)
         there = attended(equations, seen)
@@ -117,21 +117,21 @@ class Search:
 
         What is not found in many rounds is nearly equal to something that is.
         """
-        equations, found = self.equations, self.masked.coefficients
-        missing = equations.unknowns - len(found)
-        visible = Known(equations.visible, self.visible.coefficients, found)
+        equations, coefficients = self.equations, self.masked.coefficients
+        missing = equations.unknowns - len(coefficients)
+        visible = Known(equations.visible, self.visible.coefficients, coefficients)
         places = equations.visible[:: max(len(equations.visible) // SAMPLE, 1)]
         tokens = equations.tokens(self.visible.coefficients[:: max(len(equations.visible) // SAMPLE, 1)], places)
 
         def cost(copied: Tensor) -> float:
-            seen = replace(visible, masked=torch.cat([found, copied.expand(missing, -1)]))
+            seen = replace(visible, masked=torch.cat([coefficients, copied.expand(missing, -1)]))
             return float(equations.at(attended(equations, seen)(tokens)).cost.median())
 
-        costs = [cost(each[None]) for each in found] if missing else [0.0]
-        return found[costs.index(min(costs))].expand(missing, -1)
+        costs = [cost(patch[None]) for patch in coefficients] if missing else [0.0]
+        return coefficients[costs.index(min(costs))].expand(missing, -1)
 
 
-def _starts(kind: Kind, count: int, level: Tensor, found: Tensor, generator: torch.Generator) -> Tensor:
+def _starts(kind: Kind, count: int, level: Tensor, coefficients: Tensor, generator: torch.Generator) -> Tensor:
     """Draw start points, all with level.c = 1, as every masked patch has it.
 
     "anywhere" is isotropic. "outside" is isotropic in the Euclidean complement of the patches found, where the
@@ -139,13 +139,13 @@ def _starts(kind: Kind, count: int, level: Tensor, found: Tensor, generator: tor
     such a point and a found patch.
     """
     drawn = _normal(3 * count, len(level), generator).to(level)
-    if kind == "anywhere" or not len(found) or len(found) >= len(level):
+    if kind == "anywhere" or not len(coefficients) or len(coefficients) >= len(level):
         return _short(drawn, count, level, generator)
-    complement = torch.linalg.qr(found.T, mode="complete")[0][:, len(found) :]
+    complement = torch.linalg.qr(coefficients.T, mode="complete")[0][:, len(coefficients) :]
     outside = _short((drawn @ complement) @ complement.T, count, level, generator)
     if kind == "outside":
         return outside
-    anchors = found[torch.randint(len(found), (count,), generator=generator).to(found.device)]
+    anchors = coefficients[torch.randint(len(coefficients), (count,), generator=generator).to(coefficients.device)]
     along = torch.rand(count, 1, generator=generator, dtype=torch.float64).to(level) * 2.5 - 0.75
     scattered = _short(_normal(3 * count, len(level), generator).to(level), count, level, generator)
     return anchors + along * (outside - anchors) + 0.3 * (scattered - outside)

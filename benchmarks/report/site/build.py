@@ -54,27 +54,27 @@ def write_site(
     site = site.resolve()
     if site.exists() and not (site / MARK).is_file() and not (site.is_dir() and not any(site.iterdir())):
         raise OutputError(f"{site} holds something that is no site of fedmjp's; name another --site")
-    found = find_studies(roots, database)
+    folders = find_studies(roots, database)
     made = site.with_name(f".{site.name}.partial")
     shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
     try:
         made.mkdir(parents=True)
         (made / MARK).write_text("fedmjp writes this folder and replaces all that is in it.\n", encoding="utf-8")
-        studies = _read(found, made / "studies", pictures=pictures, database=database, tell=tell)
+        studies = _read(folders, made / "studies", pictures=pictures, database=database, tell=tell)
         if not studies:
-            raise OutputError(f"none of {len(found)} studies can be read; {site} is as it was")
+            raise OutputError(f"none of {len(folders)} studies can be read; {site} is as it was")
         _write_pages(sorted(studies, key=lambda study: -study.pictures), made)
         _replace(site, made)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return len(found) - len(studies)
+    return len(folders) - len(studies)
 
 
 def _read(
-    found: Mapping[str, Path], target: Path, *, pictures: bool, database: str, tell: Callable[[str], object]
+    folders: Mapping[str, Path], target: Path, *, pictures: bool, database: str, tell: Callable[[str], object]
 ) -> list[Study]:
     studies = []
-    for place, (slug, folder) in enumerate(found.items(), start=1):
+    for place, (slug, folder) in enumerate(folders.items(), start=1):
         begun = time.monotonic()
         (target / slug).mkdir(parents=True)
         try:
@@ -82,11 +82,11 @@ def _read(
         except UNREADABLE as error:
             shutil.rmtree(target / slug)
             reason = str(error) if isinstance(error, FedmjpError) else f"damaged ({type(error).__name__}: {error})"
-            tell(f"[{place}/{len(found)}] {folder} is left out: {' '.join(reason.split())}")
+            tell(f"[{place}/{len(folders)}] {folder} is left out: {' '.join(reason.split())}")
             continue
         studies.append(study)
         what = f"{len(study.board.entries)} cells" if study.board else f"{study.rows} rows"
-        tell(f"[{place}/{len(found)}] {slug}: {what}, {time.monotonic() - begun:.0f} s")
+        tell(f"[{place}/{len(folders)}] {slug}: {what}, {time.monotonic() - begun:.0f} s")
     return studies
 
 
@@ -155,7 +155,7 @@ def _policy(style: str, script: str) -> str:
 
 def _index(studies: Sequence[Study], catalogue: Sequence[Method]) -> list[dict[str, str]]:
     """What the search looks through: kind, name, address, line below the name, and further words."""
-    found = [
+    of_studies = [
         {
             "kind": "study",
             "name": study.title,
@@ -165,7 +165,7 @@ def _index(studies: Sequence[Study], catalogue: Sequence[Method]) -> list[dict[s
         }
         for study in studies
     ]
-    return found + [
+    return of_studies + [
         {
             "kind": method.kind,
             "name": method.name,

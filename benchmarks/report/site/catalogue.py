@@ -98,10 +98,10 @@ def methods(studies: Sequence[Study]) -> list[Method]:
 
 def _files(names: Iterable[str]) -> dict[str, str]:
     """What their pages are called."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name in names:
-        found[name] = f"{unique(name, (file.removesuffix('.html') for file in found.values()))}.html"
-    return found
+        files[name] = f"{unique(name, (file.removesuffix('.html') for file in files.values()))}.html"
+    return files
 
 
 def _attack(name: str, file: str, studies: Sequence[Study]) -> Method:
@@ -161,13 +161,13 @@ def _accounting(defence: Defence) -> str:
 
 
 def _options(options_type: type[Config]) -> list[Option]:
-    found = [
+    options = [
         Option(name, "must be given" if field.is_required() else _shown(field.default), field.description or "")
         for name, field in options_type.model_fields.items()
     ]
     if options_type.model_config.get("extra") == "allow":
-        found.append(Option("any other", "", "overrides the configuration that the attack wraps"))
-    return found
+        options.append(Option("any other", "", "overrides the configuration that the attack wraps"))
+    return options
 
 
 def _shown(default: object) -> str:

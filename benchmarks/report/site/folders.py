@@ -20,24 +20,24 @@ def find_studies(roots: Sequence[Path], database: str = "") -> dict[str, Path]:
     Raises:
         OutputError: If one is no folder, or none holds trials.
     """
-    found: dict[Path, str] = {}
+    names: dict[Path, str] = {}
     for root in roots:
         if not root.is_dir():
             raise OutputError(f"{root} is no folder; name a folder of results, or one of several")
         for path in _beneath(root, database):
             parts = path.relative_to(root).parts or (root.resolve().name,)
-            found.setdefault(path.resolve(), unique("-".join(parts), found.values()))
-    if not found:
+            names.setdefault(path.resolve(), unique("-".join(parts), names.values()))
+    if not names:
         raise OutputError(f"no folder in {', '.join(map(str, roots))} holds trials.sqlite or {TRIALS}; run a campaign")
-    return {name: path for path, name in found.items()}
+    return {name: path for path, name in names.items()}
 
 
 def unique(name: str, taken: Iterable[str]) -> str:
     """The name in letters that every file system and address bears, with a number where it is taken."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip(".-") or "unnamed"
-    used = {each.casefold() for each in taken}
+    used = {other.casefold() for other in taken}
     numbered = (plain if number == 1 else f"{plain}-{number}" for number in range(1, len(used) + 2))
-    return next(each for each in numbered if each.casefold() not in used)
+    return next(candidate for candidate in numbered if candidate.casefold() not in used)
 
 
 def file_in(folder: Path, address: str) -> Path | None:

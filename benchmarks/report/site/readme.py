@@ -22,7 +22,7 @@ class Readme:
         self.title = _plain(tokens[1]) if headed else ""
         self.heading = _with_code(tokens[1]) if headed else Markup()
         self._tokens = tokens[3:] if headed else tokens
-        first = next((each for each in self._tokens if each.type == "inline"), None)
+        first = next((token for token in self._tokens if token.type == "inline"), None)
         self.opening = " ".join(_plain(first).split()) if first else ""
 
     @classmethod
@@ -73,20 +73,20 @@ def _linked(tokens: Sequence[Token], link: Target, image: Target, methods: Mappi
 
 def _plain(token: Token) -> str:
     """The text of a line, without markup."""
-    return "".join(each.content or " " for each in token.children or () if not each.nesting)
+    return "".join(child.content or " " for child in token.children or () if not child.nesting)
 
 
 def _with_code(token: Token) -> Markup:
     """The same with code marked as such."""
-    texts = [each for each in token.children or () if not each.nesting]
+    texts = [child for child in token.children or () if not child.nesting]
     return Markup().join(
-        Markup("<code>{}</code>").format(each.content) if each.type == "code_inline" else each.content or " "
-        for each in texts
+        Markup("<code>{}</code>").format(child.content) if child.type == "code_inline" else child.content or " "
+        for child in texts
     )
 
 
 def _open_table(_: RendererHTML, tokens: Sequence[Token], place: int, *__: object) -> str:
-    number = sum(each.type == "table_open" for each in tokens[: place + 1])
+    number = sum(token.type == "table_open" for token in tokens[: place + 1])
     return f'<div class="scroll" tabindex="0" role="region" aria-label="Table {number} of the report"><table>\n'
 
 

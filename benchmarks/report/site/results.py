@@ -27,7 +27,7 @@ class Answer:
         tried = [entry for entry in entries if entry.exact]
         defended = [entry for entry in tried if deployed(entry)]
         ratios = {entry.mask_ratio for entry in defended} - {0.0}
-        usual = min(ratios, key=lambda found: abs(found - USUAL_RATIO), default=0.0)
+        usual = min(ratios, key=lambda ratio: abs(ratio - USUAL_RATIO), default=0.0)
         return cls(
             strongest(entry for entry in defended if entry.mask_ratio in (0.0, usual)),
             strongest(entry for entry in tried if not entry.defences and entry.setting.compared_with is Picture.CLEAN),
@@ -63,7 +63,7 @@ def by_defence(entries: Iterable[Entry]) -> list[Entry]:
     attacks = [entry for entry in entries if entry.role == "attack" and entry.exact]
     shown = [entry for entry in attacks if deployed(entry) or (not entry.defences and entry.setting == "a")]
     groups = grouped(shown, lambda entry: (entry.model, entry.weights, entry.defence, entry.mask_ratio)).values()
-    return [found for group in groups if (found := strongest(group))]
+    return [leading for group in groups if (leading := strongest(group))]
 
 
 def model(entry: Entry) -> str:

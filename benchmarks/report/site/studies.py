@@ -96,8 +96,8 @@ class Study:
     @property
     def commands(self) -> list[str]:
         """What repeats it."""
-        found = self.about.get("commands") or [self.about.get("command")]
-        return [str(each) for each in found if each]
+        commands = self.about.get("commands") or [self.about.get("command")]
+        return [str(command) for command in commands if command]
 
 
 def read_and_publish(slug: str, folder: Path, target: Path, *, pictures: bool, database: str) -> Study:
@@ -128,10 +128,10 @@ def read_and_publish(slug: str, folder: Path, target: Path, *, pictures: bool, d
 
 def _stated(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if not isinstance(found, dict):
+    manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(manifest, dict):
         raise OutputError(f"{path} holds no manifest")
-    return found
+    return manifest
 
 
 def _publish(board: Board, target: Path, gallery: Gallery | None) -> None:
