@@ -153,7 +153,8 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     variance = (visible.square().mean() * outside.shape[1]).reciprocal().repeat(len(mask))
     variance[~mask] = solver.square().sum(dim=1)
     loud = span.loud
-    level, turn = _level(outside.mT @ unknown, loud)
+    noise = max(span.noise, (ACCUMULATED * precision) ** 2 * float(unknown.square().mean()))
+    level, turn = _level(outside.mT @ unknown, loud, noise)
     open_ = turn @ loud.basis
     return LinearFacts(
         mask=mask,
@@ -215,16 +216,17 @@ def _span(hidden: Tensor, unseen: int, rounding: float) -> _Span:
     return _Span(left[:rank].mT, singular[:rank], basis, noise, reach, unexplained)
 
 
-def _level(unknown: Tensor, span: _Span) -> tuple[Tensor, Tensor]:
-    """Fact 5 of ``unknown`` = Q^T d_unk: l (values,), and orthonormal rows (unknowns, rank) that turn B away from it.
+def _level(unknown: Tensor, span: _Span, noise: float) -> tuple[Tensor, Tensor]:
+    """Fact 5 of ``unknown`` = Q^T d_unk, which has noise of that variance.
 
+    It gives l (values,), and orthonormal rows (unknowns, rank) that turn B away from it.
     If there is no level, or noise blurs it, l is zero, and nothing is turned.
     """
     seen = span.left.mT @ unknown
     along = seen / span.singular
     missed = unknown - span.left @ seen
     square = along.square().sum()
-    unclear = missed.square().sum() > MISSED * len(unknown) * span.noise
+    unclear = missed.square().sum() > MISSED * len(unknown) * noise
     if unclear or not square or float(along.square() @ span.leak) > LEAKING * square:
         return span.basis.new_zeros(span.basis.shape[1]), torch.eye(len(span.basis)).to(span.basis)
     turn = torch.linalg.qr(along[:, None], mode="complete")[0][:, 1:].mT

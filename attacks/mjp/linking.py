@@ -15,12 +15,15 @@ Pictures that differ by more are told apart. That uploads are of one picture is 
 same patches in other places, would have differed by far more. Where it would not, as under loud noise, nor where a
 joint span leaves no direction outside (patches of few values, large masks), nothing is decided, and what is not
 decided is not joined. It is then compared with all that the group states together, which leaves less open, so that
-members that did join let more be decided.
+members that did join let more be decided. What differs where both uploads of a pair have it masked, a third may
+show: members that contradict what the group states are then compared pair by pair, and those that contradict most
+others leave it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -135,9 +138,26 @@ def link(facts: Sequence[LinearFacts]) -> Links:
         group += joined
         if not joined:
             break
-        if pending:
-            stated = Statement.of([facts[index] for index in group])
+        stated = Statement.of([facts[index] for index in group])
+    if any(compare(stated, alone[index]).verdict is Verdict.DIFFERENT for index in group):
+        agreeing = _agreeing([alone[index] for index in group])
+        pending = sorted(pending + [index for place, index in enumerate(group) if place not in agreeing])
+        group = [group[place] for place in agreeing]
     return Links(sorted(group), pending)
+
+
+def _agreeing(members: Sequence[Statement]) -> list[int]:
+    """Which members (places), the first among them, contradict none of the others, once those that contradict most are gone."""
+    contradict = torch.zeros(len(members), len(members))
+    for one, other in combinations(range(len(members)), 2):
+        if compare(members[one], members[other]).verdict is Verdict.DIFFERENT:
+            contradict[one, other] = contradict[other, one] = 1
+    left = list(range(len(members)))
+    while contradict.any():
+        worst = 1 + int(contradict[1:].sum(dim=1).argmax())
+        contradict[worst] = contradict[:, worst] = 0
+        left.remove(worst)
+    return left
 
 
 def groups(facts: Sequence[LinearFacts]) -> list[list[int]]:
