@@ -1,6 +1,7 @@
 """The most natural picture among all that the uploads leave open.
 
-Patch t is known[t] + c_t^T B with unknown c_t. The Gaussian energy of whole pictures (``attacks.natural_pictures``) is least where
+Patch t is known[t] + c_t^T B with unknown c_t. The Gaussian energy of whole pictures
+(``attacks.natural_pictures``) is least where
 
     B (precision of the picture - mean)_t = 0 for every t,
 

@@ -147,7 +147,7 @@ def link(facts: Sequence[LinearFacts]) -> Links:
 
 
 def _agreeing(members: Sequence[Statement]) -> list[int]:
-    """Which members (places), the first among them, contradict none of the others, once those that contradict most are gone."""
+    """Places of members, the first among them, that contradict none of the others: who contradicts most goes first."""
     contradict = torch.zeros(len(members), len(members))
     for one, other in combinations(range(len(members)), 2):
         if compare(members[one], members[other]).verdict is Verdict.DIFFERENT:
