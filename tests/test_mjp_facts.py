@@ -88,9 +88,7 @@ def test_without_a_mask_the_facts_are_the_picture(pictures: Selection) -> None:
 
 
 @pytest.mark.parametrize("uploads", [2, 3])
-def test_several_uploads_leave_open_the_differences_of_what_all_masked(
-    pictures: Selection, uploads: int
-) -> None:
+def test_several_uploads_leave_open_the_differences_of_what_all_masked(pictures: Selection, uploads: int) -> None:
     picture = pictures.load(pictures.entries[1])
     batches = [
         private_batch([picture], grid=8, mask_ratio=0.5, gradient_of=Picture.SHUFFLED, seed=0, number=number)
