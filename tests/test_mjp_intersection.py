@@ -89,7 +89,7 @@ def test_uploads_that_are_the_same_but_for_noise_are_averaged(undefended: VitCla
     noisy = [protected(upload_of(undefended, batch), undefended, threat, seed=number) for number in range(8)]
     one, all_ = (attack(noisy[:count], undefended, threat) for count in (1, 8))
     assert all_.diagnostics["uploads_linked"] == 8
-    assert psnr(all_, batch) > psnr(one, batch) + 3
+    assert psnr(all_, batch) > psnr(one, batch) + 1.5
 
 
 def test_a_copy_whose_stamp_one_mask_hides_leaves_the_group(defended: VitClassifier, pictures: Selection) -> None:

@@ -109,7 +109,7 @@ def compare(one: Statement, other: Statement) -> Comparison:
         along = torch.nn.functional.normalize(left.mT @ white, dim=1)
         louder = torch.stack([(rest @ along.mT).square().mean(0) / _mean_square(rest, directions) for rest in noise])
         reach = (len(white) ** 0.5 + directions**0.5) ** 2
-        return float((squares / louder.amax(dim=0).clamp(min=1)).max()) / reach
+        return float((squares / louder.amax(dim=0).clamp(min=1)).max() / reach)
 
     first, second = one.known[seen], other.known[seen]
     elsewhere = torch.randperm(len(second), generator=torch.Generator().manual_seed(0)).to(second.device)
