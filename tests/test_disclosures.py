@@ -220,7 +220,9 @@ def test_a_campaign_of_labels_alone_ends_with_a_table_and_without_pictures(
     assert (ours["verdict"] == "leaks").all()
     assert set(ours["defence"]) == {"none", "mjp", "withhold:roles=body", "secure_sum:clients=2"}
     assert {"psnr_mean", "median", "recognisable_share"} <= set(ours.columns)
-    assert ours[["psnr_mean", "median", "recognisable_share", "feature_error_median", "rank1_mean"]].isna().all(axis=None)
+    assert (
+        ours[["psnr_mean", "median", "recognisable_share", "feature_error_median", "rank1_mean"]].isna().all(axis=None)
+    )
     assert not (output.root / "reconstructions.png").exists()
     assert "What else leaks: features and labels" in text
     assert "dB" not in text.split("What else leaks")[1]

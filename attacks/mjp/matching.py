@@ -96,7 +96,7 @@ class MjpMatching(ClosedFacts[VitClassifier]):
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear_facts(upload, model, threat)
-        result = picture(facts.known, model), dict[str, float]()
+        result = picture(facts.stated, model), dict[str, float]()
         if facts.mask.any():
             start_generator = torch_generator(generator.initial_seed(), "start")
             first = self._first().reconstruct([upload], model, threat, generator=start_generator)[0].images
@@ -164,13 +164,9 @@ class _Mismatch:
         return along
 
     def patches(self, coefficients: Tensor | Floats) -> Tensor:
-        """(patches, values) in the network's input space of any coefficients; levels are put right."""
+        """(patches, values) in the network's input space of any coefficients."""
         basis = self._affine.basis
         along = torch.as_tensor(coefficients).to(basis).reshape(-1, len(basis))
-        for level in self._affine.levels:
-            direction = basis @ level.vector
-            wrong = (1 - along @ direction) / direction.square().sum() * level.places
-            along = along + wrong[:, None] * direction
         patches: Tensor = self._affine.known + along @ basis
         return patches
 

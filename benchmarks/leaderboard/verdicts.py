@@ -6,6 +6,7 @@ from typing import NamedTuple
 from benchmarks.leaderboard.entries import FLAT, Difference, Entry, Verdict
 from benchmarks.leaderboard.headline import recovery
 from benchmarks.leaderboard.measures import MEASURES, Measure
+from fedmjp.errors import GAVE_UP
 
 TOLERATED = 0.05  # share of trials that may fail
 SIGNIFICANT = 0.05
@@ -38,6 +39,9 @@ def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterat
     if entry.role == "bound":
         given = "was given more than any server sees, limits what attacks can reach"
         yield Judgement("bound", f"{given}: {recovery(entry)}")
+    # What an attack cannot decide, it cannot decide tomorrow either: a result, of which nothing follows.
+    if gave_up(entry):
+        yield Judgement("inconclusive", f"{unfinished(entry)}: {entry.errors[0]}")
     # Nothing is said before all trials are there.
     if reason := unfinished(entry):
         yield Judgement("incomplete", reason)
@@ -72,6 +76,12 @@ def unfinished(entry: Entry) -> str | None:
     if not entry.n and entry.left_out:
         return f"nothing to attack: the attack's own prior was made of all {entry.left_out} pictures"
     return None if entry.n or entry.flat else "there are no trials"
+
+
+def gave_up(entry: Entry) -> bool:
+    """Whether all trials ran, and too many failed, which they would do again."""
+    run = not entry.missing and entry.failures > TOLERATED * (entry.trials + entry.failures)
+    return run and all(error.startswith(GAVE_UP) for error in entry.errors)
 
 
 def recovered(entry: Entry) -> bool:

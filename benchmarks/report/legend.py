@@ -25,7 +25,7 @@ VERDICTS: dict[Verdict, str] = {
     "naive attack failed": "the same of an attack that does not know the defence: no evidence of protection",
     "inconclusive": "nothing follows: the undefended twin is missing or does not leak, or pictures are too few or flat",
     "no leak seen": "undefended: this attack recovered no more than a guess",
-    "incomplete": "trials are missing, or more than a twentieth failed",
+    "incomplete": "trials are missing, or more than a twentieth failed for a reason that may pass",
     "refused": "the attack does not apply and was not run",
     "floor": "a reference that uses nothing of the upload; not ranked",
     "bound": "was given more than any server sees; not ranked",

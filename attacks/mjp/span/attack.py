@@ -88,12 +88,11 @@ class MjpSpan(ClosedFacts[VitClassifier]):
         # Tokens prove themselves in units of the upload's rounding, and the search ends far above that of float64.
         upload = replace(upload, tensors={name: tensor.float() for name, tensor in upload.tensors.items()})
         facts = linear.linear_facts(upload, model, threat)
-        affine = of_one_upload(facts)
-        patches = close(affine, model)
+        patches = close(of_one_upload(facts), model)
         if not facts.mask.any():
             diagnostics = {"masked_patches": 0.0, "expected_error": expected_error(upload, facts, model, threat)}
         else:
-            setup = equations(upload, facts, model)
+            setup, affine = equations(upload, facts, model), AffinePatches(facts.known, facts.basis)
             solved, certificate = solve(setup, affine, patches, model, began + self.options.seconds, generator)
             if certificate.found and certificate.consistent:
                 patches = _in_order(solved, facts.mask, model, generator)
