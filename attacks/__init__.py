@@ -10,8 +10,10 @@ from fedmjp.registry import Registry
 
 if TYPE_CHECKING:
     from attacks.base import Attack
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.records import Disclosure
 
-ATTACKS: "Registry[type[Attack]]" = Registry(
+ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
     "attack",
     {
         "april": "attacks.april:April",
@@ -27,8 +29,11 @@ ATTACKS: "Registry[type[Attack]]" = Registry(
         "breaching_tag": "attacks.breaching_adapter:Tag",
         "breaching_wei": "attacks.breaching_adapter:Wei",
         "gauss_newton": "attacks.gauss_newton.attack:GaussNewton",
+        "chance": "attacks.chance:Chance",
+        "class_token": "attacks.class_token.attack:ClassToken",
         "gradient_matching": "attacks.gradient_matching:GradientMatching",
         "grey": "attacks.grey:Grey",
+        "labels": "attacks.labels:Labels",
         "mjp_intersection": "attacks.mjp.intersection:MjpIntersection",
         "mjp_matching": "attacks.mjp.matching:MjpMatching",
         "mjp_prior": "attacks.mjp.prior:MjpPrior",
@@ -37,6 +42,7 @@ ATTACKS: "Registry[type[Attack]]" = Registry(
         "oracle_patch_embedding": "attacks.patch_embedding:OraclePatchEmbedding",
         "patch_embedding": "attacks.patch_embedding:PatchEmbedding",
         "patch_embedding_wiener": "attacks.patch_embedding:PatchEmbeddingWiener",
+        "token_imprint": "attacks.token_imprint:TokenImprint",
     },
     entry_points="fedmjp.attacks",
 )

@@ -6,9 +6,10 @@ from typing import Any
 
 from attacks import ATTACKS
 from attacks.base import Progress
-from attacks.stages import Stage, reassembled
+from attacks.stages import Stage, reassembled, unstaged
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Disclosure, Reconstruction, Upload
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
@@ -32,19 +33,29 @@ class Adversary:
         *,
         then: Stage | None = None,
         on_progress: Progress,
-    ) -> list[Reconstruction]:
+    ) -> list[Disclosure]:
         """Run an attack on uploads that were computed with the model's weights; its pictures may pass a stage ``then``.
 
+        Where the server had changed the weights, the attack is given the part of each upload that they isolate.
+
         Raises:
-            BadInputError: If there is no such attack or option, or the attack refuses what it is given.
+            BadInputError: If there is no such attack or option, the attack refuses what it is given, or it reveals no
+                pictures for the stage.
         """
-        made = ATTACKS.get(attack)(options)
-        made.on_progress = on_progress
+        chosen = ATTACKS.get(attack)(options)
+        chosen.on_progress = on_progress
         generator = torch_generator(self.seed, "attack", attack)
-        reconstructions = made.reconstruct(uploads, self.model, self.threat, generator=generator)
+        threat = self.threat.isolated
+        if self.threat.server is not None:
+            server = self.threat.server.made()
+            uploads = [server.isolate(upload, self.model, self.threat) for upload in uploads]
+        disclosures = chosen.reconstruct(uploads, self.model, threat, generator=generator)
         if then is None:
-            return reconstructions
+            return disclosures
+        if refusal := unstaged(chosen, then):
+            raise AttackNotApplicableError(f"{attack}: {refusal}")
         return [  # a generator for each: a result does not depend on its neighbours
-            reassembled(reconstruction, upload, self.model, self.threat, torch_generator(self.seed, "stage", then))
-            for reconstruction, upload in zip(reconstructions, uploads, strict=True)
+            reassembled(made, upload, self.model, threat, torch_generator(self.seed, "stage", then))
+            for made, upload in zip(disclosures, uploads, strict=True)
+            if isinstance(made, Reconstruction)
         ]

@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
-from fedmjp.errors import AttackFailedError, AttackNotApplicableError
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance
@@ -47,6 +47,7 @@ class Attack(ABC, Generic[Model, Made]):
     - ``optimises``: whether it iterates, rather than solves;
     - ``reads_others``: whether it reads an upload's ``others``, which all others are not given;
     - ``takes_sums``: whether it can be given an upload that is a sum over several clients;
+    - ``any_steps``: whether it reads weight deltas whatever the optimiser's steps were;
     - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
       users' own models too (``fedmjp.models.adopt``);
     - ``uses_natural_patches``: whether it uses the prior of ``attacks.natural_patches``, whose pictures must
@@ -68,6 +69,7 @@ class Attack(ABC, Generic[Model, Made]):
     optimises: ClassVar[bool] = False
     reads_others: ClassVar[bool] = False
     takes_sums: ClassVar[bool] = False
+    any_steps: ClassVar[bool] = False
     needs_network: ClassVar[bool] = True
     uses_natural_patches: bool = False
 
@@ -125,6 +127,8 @@ class Attack(ABC, Generic[Model, Made]):
         """Say which requirement, of all attacks or its own, this model or threat model fails; None if it applies."""
         if threat.clients > 1 and not self.takes_sums:
             return f"needs each client's own update, not the sum over {threat.clients} clients"
+        if not self.any_steps and (threat.local_momentum or threat.local_batch_size):
+            return "knows plain SGD steps on the whole batch, not momentum or steps on parts of it"
         return self.requirement(model, threat) or self._withheld(model, threat)
 
     def caveat(self, model: Model, threat: ThreatModel) -> str | None:
@@ -162,6 +166,9 @@ class Attack(ABC, Generic[Model, Made]):
         for defence in threat.pipeline.made:
             if missing := sorted(needed & defence.withheld(roles)):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
+        if threat.server and (mixed := sorted(needed & threat.server.made().mixed(model))):
+            isolates = f"which show all pictures of an upload: {threat.server.name} isolates one elsewhere"
+            return f"reads {', '.join(mixed)}, {isolates}"
         return None
 
     def _not_applicable(self, reason: str) -> AttackNotApplicableError:
@@ -200,7 +207,8 @@ class Attack(ABC, Generic[Model, Made]):
                 features = None if given.features is None else given.features.cpu()
                 if (features is None) is (self.reveals == "features"):
                     raise AttackFailedError(f"{self.name}: reveals {self.reveals}, but gave features {features}")
-                checked.append(Features(given.labels.cpu(), features, diagnostics))
+                facts = {name: values.cpu() for name, values in given.facts.items()}
+                checked.append(Features(given.labels.cpu(), features, diagnostics, facts))
             else:
                 asked = "a Reconstruction" if self.reveals == "pictures" else "Features"
                 raise AttackFailedError(f"{self.name}: gave a {type(given).__name__} instead of {asked}")
@@ -238,6 +246,13 @@ def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
         granted = "grants" if threat.labels_known else "does not grant"
         return f"the upload {given} labels, the threat model {granted} them"
     return None
+
+
+def showing_pictures(attack: Attack[Model, Disclosure]) -> Attack[Model, Reconstruction]:
+    """The same attack, for what goes on with its pictures; ConfigError if it reveals none."""
+    if attack.reveals != "pictures":
+        raise ConfigError(f"{attack.name} reveals {attack.reveals}: name an attack that reveals pictures")
+    return cast("Attack[Model, Reconstruction]", attack)
 
 
 def picture(patches: Tensor, model: Entrance) -> Tensor:

@@ -108,10 +108,13 @@ class BreachingAttack(Attack):
         return None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Its own limitation, and that it is naive on MJP uploads."""
-        del threat
-        naive = "naive: runs the network without a mask and does not use the unknown embedding's gradient"
-        return "; ".join(filter(None, [self.limitation, naive if model.defended else ""])) or None
+        """Its own limitation, and that it is naive on MJP uploads and under label smoothing."""
+        said = {
+            self.limitation: bool(self.limitation),
+            "naive: runs the network without a mask and does not use the unknown embedding's gradient": model.defended,
+            "naive: its loss has no label smoothing": threat.label_smoothing > 0,
+        }
+        return "; ".join(text for text, holds in said.items() if holds) or None
 
     @functools.cached_property
     def config(self) -> Any:

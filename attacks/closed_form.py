@@ -51,6 +51,7 @@ class ClosedForm(Attack[Model]):
     """
 
     options_type: ClassVar[type[Config]] = ReadingOptions
+    any_steps = True  # the equation is linear in the gradients, which steps add up
     right_side: ClassVar[str]
     handled: ClassVar[frozenset[Mark]] = frozenset({"scaled"})  # a factor is on both sides of the equation
 

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacks import ATTACKS
-from attacks.base import Attack
+from attacks.base import Attack, showing_pictures
 from attacks.labels import labels_of, mean_gradient
 from attacks.mask import mask_refusal, read_mask
 from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
@@ -79,7 +79,7 @@ class GradientMatching(Attack):
         if self.options.start == self.name:
             raise ConfigError(f"start = {self.name!r}: must be another attack")
         if self.options.start != NOISE:
-            self._first = ATTACKS.get(self.options.start)()
+            self._first = showing_pictures(ATTACKS.get(self.options.start)())
             if self._first.role == "bound":
                 raise ConfigError(f"start = {self.options.start!r}: it is a bound, no attack that a server could make")
             self.uses_natural_patches |= self._first.uses_natural_patches
@@ -194,8 +194,14 @@ class GradientMatching(Attack):
     def _comparison(self, model: VitClassifier, threat: ThreatModel) -> Comparison:
         used = self._used(model, threat)
         if threat.update == "delta" and threat.local_steps > 1:
-            return SimulatedSteps(model, used, steps=threat.local_steps, learning_rate=threat.local_learning_rate)
-        return PerCandidateGradients(model, used)
+            return SimulatedSteps(
+                model,
+                used,
+                steps=threat.local_steps,
+                learning_rate=threat.local_learning_rate,
+                label_smoothing=threat.label_smoothing,
+            )
+        return PerCandidateGradients(model, used, label_smoothing=threat.label_smoothing)
 
     def _report(self, number: int, chunks: int, done: int, lowest: Tensor) -> None:
         iterations = self.options.iterations

@@ -22,6 +22,7 @@ class Grey(Attack[Entrance]):
     exploits = "nothing"
     role = "floor"
     takes_sums = True
+    any_steps = True
     needs_network = False
 
     def tensors(self, model: Entrance) -> Sequence[str]:

@@ -1,13 +1,18 @@
 """Which labels an upload was computed from, read off the gradient of the classifier's bias."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from attacks.base import on_device
+from attacks.base import Attack, on_device
+from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Upload
+from fedmjp.records import Features, Upload
 from fedmjp.threat import ThreatModel
 
 CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero may be noise
@@ -22,8 +27,9 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     picture at a time, to the class with the lowest remainder after adding 1 / B per label already
     given. For one picture this is the only negative entry and certain. For a batch it is exact while
     the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
-    With label smoothing the lowest entry is still the best guess and no longer certain. Of a delta of
-    several SGD steps, the mean of their gradients is read.
+    Label smoothing s, which the threat model states, gives s / K to all K classes and leaves 1 - s of
+    a label: that is undone first, and one picture's is certain while its prediction is less sure than 1 - s.
+    Of a delta of several SGD steps, the mean of their gradients is read.
 
     Raises:
         AttackNotApplicableError: If the upload has neither labels nor a gradient of the head's bias.
@@ -37,13 +43,16 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     bias, pictures = names.HEAD_BIAS, upload.num_examples
     if bias not in upload.tensors:
         raise AttackNotApplicableError(f"labels are unknown and the upload has no tensor {bias!r} to recover them from")
-    remainder = mean_gradient(upload, bias, model, threat).clone()
-    negative = (remainder < -CERTAIN / pictures).nonzero().flatten()
+    smoothing = threat.label_smoothing
+    remainder = mean_gradient(upload, bias, model, threat)
+    remainder = remainder + smoothing / len(remainder)
+    one = (1 - smoothing) / pictures  # what a label takes
+    negative = (remainder < -CERTAIN * one).nonzero().flatten()
     labels: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
-    remainder[labels] += 1 / pictures
+    remainder[labels] += one
     while len(labels) < pictures:
         labels.append(int(torch.argmin(remainder)))
-        remainder[labels[-1]] += 1 / pictures
+        remainder[labels[-1]] += one
     return tuple(sorted(labels))
 
 
@@ -52,4 +61,45 @@ def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: Threa
     tensor = on_device(upload, name, model)
     if upload.kind == "gradient":
         return tensor
-    return -tensor / (threat.local_steps * threat.local_learning_rate)
+    return -tensor / (threat.gradients_in_delta * threat.local_learning_rate)
+
+
+class Labels(Attack[VitClassifier, Features]):
+    """Tell the labels of a batch, or of the batches of several clients, from the gradient of the head's bias alone."""
+
+    name = "labels"
+    paper = "Zhao et al., iDLG, 2020 (one picture); Yin et al., See through Gradients, CVPR 2021, section 3.1 (batch)"
+    summary = "labels of the whole batch, with multiplicity, from the gradient of the head's bias"
+    requires = "the gradient of the head's bias; labels that are not told"
+    exploits = "mean cross-entropy: the gradient at a class is its mean probability less its share of the batch"
+    reveals = "labels"
+    takes_sums = True
+    # What happens to pictures and positions moves probabilities, never labels.
+    handled: ClassVar[frozenset[Mark]] = frozenset({"shuffled", "masked", "summed"})
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """The head's bias."""
+        del model
+        return [names.HEAD_BIAS]
+
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Labels that are told need not be found out."""
+        del model
+        return "the server is told the labels: there is nothing to find out" if threat.labels_known else None
+
+    @override
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """Puzzles, masks and sums leave labels as they are; to noise it is blind."""
+        del model, threat
+        return self.handled
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Features]:
+        del generators  # nothing is drawn
+        return [Features(torch.tensor(labels_of(upload, model, threat))) for upload in uploads]

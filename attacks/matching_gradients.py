@@ -80,14 +80,16 @@ class PerCandidateGradients:
     The weight gradient of a candidate is B^T A over its own rows, so no pass per candidate is needed,
     and the weights' gradients need no graph: what the search differentiates is A and B.
 
-    ``matched`` names the parameters whose gradients are compared. The model is copied, not changed.
+    ``matched`` names the parameters whose gradients are compared; the loss has ``label_smoothing``. The model is
+    copied, not changed.
 
     References:
         Goodfellow, "Efficient per-example gradient computations", 2015 (B^T A).
     """
 
-    def __init__(self, model: VitClassifier, matched: Sequence[str]) -> None:
+    def __init__(self, model: VitClassifier, matched: Sequence[str], *, label_smoothing: float = 0.0) -> None:
         self._model, self._matched = twice_differentiable(model), list(matched)
+        self._label_smoothing = label_smoothing
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
         owners = dict.fromkeys(name.rpartition(".")[0] for name in matched if name not in TOKEN_PARAMETERS)
         self._layers = {owner: self._model.get_submodule(owner) for owner in owners}
@@ -124,8 +126,11 @@ class PerCandidateGradients:
             leaves[name] = repeated.requires_grad_()
         logits = _logits(self._model, leaves, images, mask)
         count, batch = candidates.labels.shape
-        losses = F.cross_entropy(logits, candidates.labels.flatten(), reduction="none").view(count, batch)
-        scale = 1 / _slopes_at(logits.detach(), candidates.labels)
+        smoothing = self._label_smoothing
+        losses = F.cross_entropy(logits, candidates.labels.flatten(), reduction="none", label_smoothing=smoothing).view(
+            count, batch
+        )
+        scale = 1 / _slopes_at(logits.detach(), candidates.labels, smoothing)
         loss = (losses.mean(dim=1) * scale).sum()
         seen, self._seen = self._seen, {}
         points = [*leaves.values(), *(output for _, output in seen.values())]
@@ -177,11 +182,21 @@ class SimulatedSteps:
     """The weight deltas of candidates, by taking the local steps and differentiating through them.
 
     Candidate after candidate: each has weights of its own from the second step on. The steps are of plain SGD on the
-    whole batch. ``matched`` names the parameters whose changes are compared. The model is copied, not changed.
+    whole batch, of a loss with ``label_smoothing``. ``matched`` names the parameters whose changes are compared. The
+    model is copied, not changed.
     """
 
-    def __init__(self, model: VitClassifier, matched: Sequence[str], *, steps: int, learning_rate: float) -> None:
+    def __init__(
+        self,
+        model: VitClassifier,
+        matched: Sequence[str],
+        *,
+        steps: int,
+        learning_rate: float,
+        label_smoothing: float = 0.0,
+    ) -> None:
         self._model, self._matched = twice_differentiable(model), list(matched)
+        self._label_smoothing = label_smoothing
         self._steps, self._learning_rate = steps, learning_rate
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
@@ -201,7 +216,8 @@ class SimulatedSteps:
         kept = [*self._matched, names.POSITION_EMBEDDING]
         total = {name: torch.zeros_like(weights[name]) for name in kept}
         for _ in range(self._steps):
-            loss = F.cross_entropy(_logits(self._model, weights, images, mask), labels)
+            logits = _logits(self._model, weights, images, mask)
+            loss = F.cross_entropy(logits, labels, label_smoothing=self._label_smoothing)
             slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
             gradients = dict(zip(weights, slopes, strict=True))
             total = {name: total[name] + gradients[name] for name in total}
@@ -228,9 +244,10 @@ def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor,
     return logits
 
 
-def _slopes_at(logits: Tensor, labels: Tensor) -> Tensor:
+def _slopes_at(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """(candidates,) norm of the loss's gradient at the logits, which every parameter's gradient is proportional to."""
-    slopes = (logits.softmax(dim=1) - F.one_hot(labels.flatten(), logits.shape[1])).view(len(labels), -1)
+    targets = (1 - smoothing) * F.one_hot(labels.flatten(), logits.shape[1]) + smoothing / logits.shape[1]
+    slopes = (logits.softmax(dim=1) - targets).view(len(labels), -1)
     norms: Tensor = slopes.norm(dim=1)
     return norms.clamp(min=torch.finfo(logits.dtype).tiny)
 

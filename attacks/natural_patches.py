@@ -6,7 +6,6 @@ ships with fedmjp. None of them may be attacked with it: the engine refuses. ``p
 benchmarks.studies.measure_prior`` makes the table.
 """
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from attacks.linear_systems import Gaussian
+from attacks.picture_lists import holds
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.entrance import Entrance
 
 TABLE = Path(__file__).with_name("natural_patches.safetensors")
-DIGITS = 16  # of a SHA-256, enough to tell pictures apart
 PROVENANCE = TABLE.with_suffix(".json")
 # Pictures of 8 bits carry at least the variance of rounding to them, in every direction.
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
@@ -62,19 +61,8 @@ def size_refusal(image_size: int) -> str | None:
 
 
 def measured_on(picture: str, sha256: str = "") -> bool:
-    """Whether a picture is one that the table was measured on, by its file's name, whatever folder and ending.
-
-    ``sha256``, of its float32 pixels as the model sees them, tells a renamed one at the image sizes of the table.
-    """
-    names, digests = _measured_pictures()
-    return Path(picture).stem in names or sha256[:DIGITS] in digests
-
-
-@lru_cache(maxsize=1)
-def _measured_pictures() -> tuple[frozenset[str], frozenset[str]]:
-    about = json.loads(PROVENANCE.read_text(encoding="utf-8"))
-    names = frozenset(Path(name).stem for name in about["pictures"])
-    return names, frozenset(digest for of_size in about["sha256"].values() for digest in of_size)
+    """Whether a picture is one that the table was measured on, told by ``picture_lists.holds``."""
+    return holds(PROVENANCE, picture, sha256)
 
 
 @lru_cache(maxsize=1)

@@ -1,9 +1,10 @@
 """What may follow an attack: work on its pictures with what the upload tells besides."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from attacks.base import Attack
 from attacks.mask import mask_refusal, read_mask
 from attacks.reassembly import reassemble
 from attacks.token_gradients import positions_refusal
@@ -15,6 +16,13 @@ from fedmjp.threat import ThreatModel
 
 Stage = Literal["reassembly"]
 TENSORS = (names.POSITION_EMBEDDING,)  # what it reads of an upload
+
+
+def unstaged(attack: Attack[Any, Any], stage: Stage) -> str | None:
+    """Say why a stage cannot follow an attack, on whatever it is run; None if it can."""
+    if attack.reveals != "pictures":
+        return f"{stage} works on pictures; {attack.name} reveals {attack.reveals}"
+    return None
 
 
 def stage_refusal(model: VitClassifier, threat: ThreatModel) -> str | None:

@@ -27,12 +27,12 @@ from attacks.base import Attack
 from fedmjp.config import UpdateKind
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
-from fedmjp.exchange import Exchange
+from fedmjp.exchange import Exchange, with_weights
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
-from fedmjp.records import Reconstruction, Upload
+from fedmjp.records import Disclosure, Reconstruction, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
 
@@ -49,6 +49,7 @@ DEGRADED = (
     "quantise:bits=8",
 )
 YARDSTICKS = ("mjp_prior", "patch_embedding_wiener")  # attacks whose marks were measured
+LABELS = 0.75  # share of labels that an attack which reveals them has to tell right
 WITHIN = 3.0  # dB of PSNR by which an adapted attack may stay behind the better of these
 
 
@@ -62,12 +63,15 @@ class Trial:
 
     Attributes:
         model: Name of an undefended model that it applies to.
-        threat: What it is granted, how often clients upload, and what they do to updates.
+        threat: What it is granted, how often clients upload, and what they do to updates. Of a server that changes
+            weights, all clients must be sent the same.
         gain: PSNR in dB by which it must beat the grey picture on that model; None for an attack without this claim.
-        tolerance: Largest difference of a pixel between an upload attacked alone and in a stack.
+            An attack that reveals something else, and makes the claim, has to tell ``LABELS`` of the labels.
+        tolerance: Largest difference of a pixel, or of an entry of a feature, between an upload attacked alone and in a
+            stack.
     """
 
-    attack: Attack
+    attack: Attack[VitClassifier, Disclosure]
     model: str
     threat: ThreatModel = SINGLE_GRADIENT
     gain: float | None = 3.0
@@ -92,16 +96,22 @@ class Trial:
 
     def control(self, *defences: str) -> tuple[VitClassifier, list[Upload]]:
         """The small model and what the clients send, anew each time."""
-        model = copy.deepcopy(_network(self.scenario(*defences).network))
+        model = copy.deepcopy(_sent(self.scenario(*defences)))
         return model, self.uploads(model)
 
-    def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Reconstruction]:
+    def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Disclosure]:
         """Attack with a generator of the suite's seed."""
         generator = torch.Generator().manual_seed(SEED)
         return self.attack.reconstruct(uploads, model, self.threat, generator=generator)
 
 
 _network = lru_cache(maxsize=8)(build_vit)
+
+
+def _sent(scenario: Scenario) -> VitClassifier:
+    """With the weights that clients are sent, if the server changes them."""
+    changed = _exchanges(scenario)[0].changed if scenario.server else ()
+    return with_weights(_network(scenario.network), changed[0] if changed else {})
 
 
 @lru_cache(maxsize=16)
@@ -123,18 +133,32 @@ def _require(condition: bool, message: str) -> None:
         raise ConformanceError(message)
 
 
-def gives_pictures(trial: Trial) -> None:
-    """One reconstruction per upload, of the right shape, finite and in [0, 1], with and without a defence."""
+def _shown(made: Disclosure) -> tuple[Tensor, ...]:
+    """What it says of the pictures: images, or labels and, where there are any, features."""
+    if isinstance(made, Reconstruction):
+        return (made.images,)
+    return (made.labels,) if made.features is None else (made.labels, made.features)
+
+
+def _same(here: Disclosure, there: Disclosure, tolerance: float = 0.0) -> bool:
+    pairs = list(zip(_shown(here), _shown(there), strict=True))
+    return all(one.shape == other.shape and float((one - other).abs().max()) <= tolerance for one, other in pairs)
+
+
+def gives_what_it_reveals(trial: Trial) -> None:
+    """One disclosure per upload, finite, of pictures in [0, 1] and of the right shape, with and without a defence."""
     for defences in ((), ("mjp",)):
         model, uploads = trial.control(*defences)
         if trial.attack.refusal(model, trial.threat):
             _require(bool(defences), f"{trial.attack.name} refuses its own control {trial.model}")
             continue
         made = trial.run(uploads, model)
-        _require(len(made) == UPLOADS, f"{len(made)} reconstructions for {UPLOADS} uploads")
-        expected = (trial.threat.batch_size, 3, model.image_size, model.image_size)
-        for result in made:  # a Reconstruction is finite and in [0, 1], or it could not be made
-            _require(tuple(result.images.shape) == expected, f"pictures of shape {tuple(result.images.shape)}")
+        _require(len(made) == UPLOADS, f"{len(made)} disclosures for {UPLOADS} uploads")
+        size, count = model.image_size, trial.threat.batch_size
+        for disclosed in made:  # what is no picture, or not finite, could not be made
+            first, *_ = _shown(disclosed)
+            expected = (count, 3, size, size) if isinstance(disclosed, Reconstruction) else (count,)
+            _require(tuple(first.shape) == expected, f"{trial.attack.reveals} of shape {tuple(first.shape)}")
 
 
 def changes_nothing(trial: Trial) -> None:
@@ -160,22 +184,22 @@ def changes_nothing(trial: Trial) -> None:
 
 
 def is_deterministic(trial: Trial) -> None:
-    """The same generator gives the same pictures, bit by bit."""
+    """The same generator gives the same result, bit by bit."""
     model, uploads = trial.control()
     for first, second in zip(trial.run(uploads, model), trial.run(uploads, model), strict=True):
-        _require(torch.equal(first.images, second.images), "two runs with the same generator differ")
+        _require(_same(first, second), "two runs with the same generator differ")
 
 
 def treats_uploads_independently(trial: Trial) -> None:
-    """An upload's pictures do not depend on what else is in the stack, nor on its place there."""
+    """What is made of an upload does not depend on what else is in the stack, nor on its place there."""
     model, uploads = trial.control()
     stacked = trial.run(uploads, model)
     turned = trial.run(uploads[::-1], model)[::-1]
     alone = [trial.run([upload], model)[0] for upload in uploads]
     for case, others in (("alone", alone), ("in another place of the stack", turned)):
         for here, there in zip(stacked, others, strict=True):
-            difference = float((here.images - there.images).abs().max())
-            _require(difference <= trial.tolerance, f"an upload {case} gives pictures that differ by {difference:.3g}")
+            alike = _same(here, there, trial.tolerance)
+            _require(alike, f"an upload {case} gives something else, by more than {trial.tolerance:g}")
 
 
 def reads_what_it_declares(trial: Trial) -> None:
@@ -185,10 +209,10 @@ def reads_what_it_declares(trial: Trial) -> None:
     if not declared:
         return
     try:
-        whole, reduced = (trial.run([version], model)[0].images for version in (upload, _anew(upload, declared)))
+        whole, reduced = (trial.run([version], model)[0] for version in (upload, _anew(upload, declared)))
     except KeyError as error:
         raise ConformanceError(f"reads the tensor {error}, which it does not declare") from error
-    _require(torch.equal(whole, reduced), "reads tensors that it does not declare")
+    _require(_same(whole, reduced), "reads tensors that it does not declare")
     if len(declared) > 1:
         _expect_refusal(trial, _anew(upload, declared[1:]), model, f"an upload without {declared[0]}")
 
@@ -214,8 +238,9 @@ def refuses_sums_and_what_is_withheld(trial: Trial) -> None:
         refusal = trial.attack.refusal(model, summed.threat)
         _require(bool(refusal) is not trial.attack.takes_sums, f"with a sum over clients its refusal is {refusal!r}")
         if trial.attack.takes_sums:
-            _, made = _attacked(trial.attack, summed, UPLOADS)
-            _require(made is not None and len(made) == UPLOADS * summed.threat.pictures, "gives no pictures of a sum")
+            made = _disclosed(trial.attack, summed, UPLOADS)
+            count = sum(len(_shown(one)[0]) for one in made or ())
+            _require(count == UPLOADS * summed.threat.pictures, f"gives no {trial.attack.reveals} of a sum")
     declared = set(trial.attack.tensors(model))
     for role in roles_of(model):
         withheld = trial.scenario(besides=(f"withhold:roles={role}",)).threat
@@ -228,16 +253,17 @@ def refuses_sums_and_what_is_withheld(trial: Trial) -> None:
 def adapts_to_what_it_claims(trial: Trial) -> None:
     """Where it counts as adapted to an upload that was degraded, it is about as good as attacks that were measured.
 
-    Where these attacks, or it, refuse or fail, nothing is compared: a failure that is told proves nothing.
+    Where these attacks, or it, refuse or fail, nothing is compared: a failure that is told proves nothing. Nor is what
+    is no picture.
     """
-    if trial.threat.defences or trial.threat.batch_size > 1:
+    if trial.threat.defences or trial.threat.batch_size > 1 or trial.attack.reveals != "pictures":
         return
     for before, degraded in product(((), ("mjp",)), DEGRADED):
         scenario = trial.scenario(*before, besides=(degraded,))
         if not trial.attack.adapted(scenario.pipeline, _network(scenario.network), scenario.threat):
             continue
-        mine, _ = _attacked(trial.attack, scenario, 1)
-        others = [_attacked(ATTACKS.get(name)(), scenario, 1)[0] for name in YARDSTICKS]
+        mine = _decibels(trial.attack, scenario, 1)
+        others = [_decibels(ATTACKS.get(name)(), scenario, 1) for name in YARDSTICKS]
         best = max((value for value in others if value is not None), default=None)
         if mine is None or best is None:
             continue
@@ -245,36 +271,48 @@ def adapts_to_what_it_claims(trial: Trial) -> None:
         _require(mine >= best - WITHIN, text)
 
 
-def _attacked(attack: Attack, scenario: Scenario, count: int) -> tuple[float | None, Tensor | None]:
-    """Mean PSNR in dB of so many uploads, and the pictures; None if the attack refuses or fails."""
-    made, model = _exchanges(scenario)[:count], _network(scenario.network)
-    uploads, generator = [_anew(exchange.upload) for exchange in made], torch.Generator().manual_seed(SEED)
+def _decibels(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, count: int) -> float | None:
+    """Mean PSNR in dB of the pictures that it makes of so many uploads; None if it refuses or fails."""
+    made = _disclosed(attack, scenario, count)
+    if made is None:
+        return None
+    images = torch.cat([_shown(one)[0] for one in made])
+    private = torch.cat([exchange.private.clean for exchange in _exchanges(scenario)[:count]])
+    return float(metric("psnr").function(images, private).mean())
+
+
+def _disclosed(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, count: int) -> list[Disclosure] | None:
+    """What it makes of so many uploads; None if it refuses or fails."""
+    uploads = [_anew(exchange.upload) for exchange in _exchanges(scenario)[:count]]
+    model, generator = copy.deepcopy(_sent(scenario)), torch.Generator().manual_seed(SEED)
     try:
-        results = attack.reconstruct(uploads, copy.deepcopy(model), scenario.threat, generator=generator)
+        return attack.reconstruct(uploads, model, scenario.threat, generator=generator)
     except (AttackFailedError, AttackNotApplicableError):
-        return None, None
-    images, private = (
-        torch.cat([result.images for result in results]),
-        torch.cat([exchange.private.clean for exchange in made]),
-    )
-    return float(metric("psnr").function(images, private).mean()), images
+        return None
 
 
 def leaks_on_its_control(trial: Trial) -> None:
-    """On the undefended model it beats the grey picture: an attack that does not proves nothing elsewhere."""
+    """On the undefended model it beats a guess: an attack that does not proves nothing elsewhere."""
     if trial.gain is None:
         return
     model, uploads = trial.control()
+    disclosed, exchanges = trial.run(uploads, model), _exchanges(trial.scenario())
+    if trial.attack.reveals != "pictures":
+        accuracy = metric("label_accuracy").function
+        pairs = zip(disclosed, exchanges, strict=True)
+        right = float(torch.cat([accuracy(_shown(made)[0], one.private.labels) for made, one in pairs]).mean())
+        _require(right >= LABELS, f"{trial.attack.name} tells {right:.0%} of the labels, not {LABELS:.0%}")
+        return
     psnr = metric("psnr").function
-    made = torch.cat([result.images for result in trial.run(uploads, model)])
-    private = torch.cat([exchange.private.clean for exchange in _exchanges(trial.scenario())])
+    made = torch.cat([_shown(result)[0] for result in disclosed])
+    private = torch.cat([exchange.private.clean for exchange in exchanges])
     gained = float((psnr(made, private) - psnr(torch.full_like(private, 0.45), private)).mean())
     text = f"{trial.attack.name} beats the grey picture by {gained:.1f} dB on {trial.model}, not by {trial.gain:.1f} dB"
     _require(gained >= trial.gain, text)
 
 
 CHECKS: tuple[Callable[[Trial], None], ...] = (
-    gives_pictures,
+    gives_what_it_reveals,
     changes_nothing,
     is_deterministic,
     treats_uploads_independently,

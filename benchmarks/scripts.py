@@ -10,7 +10,7 @@ import pandas as pd
 import typer
 from rich.console import Console
 
-from attacks.natural_patches import measured_on
+from attacks.held_out import seen_before
 from benchmarks.folder.output import write_json
 from benchmarks.folder.study import keep_rows
 from fedmjp import provenance
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 def unseen(data: str, count: int, model: ModelConfig, seed: int) -> list[LabelledPicture]:
-    """Draw pictures of a source, in the model's size, that the prior of natural patches was not measured on."""
+    """Draw pictures of a source, in the model's size, that attacks have not seen before (``attacks.held_out``)."""
     source = open_source(data, size=model.image_size, classes=model.classes)
-    chosen = select(source, count, seed=seed, leave_out=measured_on)
+    chosen = select(source, count, seed=seed, leave_out=seen_before)
     return [chosen.load(entry) for entry in chosen.entries]
 
 

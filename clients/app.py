@@ -51,6 +51,8 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
         raise ConfigError(
             f"clients = {scenario.clients}, but the federation has {clients}; set both to the same number"
         )
+    if scenario.server is not None and "data" in context.node_config:
+        raise ConfigError(f"the scenario has a malicious server ({scenario.server.text}), and the pictures are my own")
     if scenario.training is not None:
         configured = context.node_config.get("data")
         data = None if configured is None else str(configured)

@@ -5,7 +5,7 @@ The names below are loaded when they are first used: ``import fedmjp`` itself ta
 - ``Scenario``: who computes what from which pictures, and what leaves; ``scenario.exchange(pictures)`` makes an upload.
 - ``attack(name, upload, scenario)``: what a server makes of it. ``score(result, private, setting=...)``: how near.
 - ``adopt(module)``: the same for a model of your own. ``recover(...)``: two gradients in, a picture out.
-- ``bundled_pictures(count)``; ``ATTACKS``, ``DEFENCES``, ``MODELS``, ``METRICS``: what there is, by name.
+- ``bundled_pictures(count)``; ``ATTACKS``, ``DEFENCES``, ``SERVERS``, ``MODELS``, ``METRICS``: what there is, by name.
 """
 
 import importlib
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedmjp.models.adopt import adopt
     from fedmjp.models.architectures import ARCHITECTURES as MODELS
     from fedmjp.scenario import Scenario
+    from fedmjp.servers import SERVERS
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "DEFENCES",
     "METRICS",
     "MODELS",
+    "SERVERS",
     "Scenario",
     "adopt",
     "attack",
@@ -40,6 +42,7 @@ _HOMES = {
     "DEFENCES": "fedmjp.defences:DEFENCES",
     "METRICS": "fedmjp.metrics:METRICS",
     "MODELS": "fedmjp.models.architectures:ARCHITECTURES",
+    "SERVERS": "fedmjp.servers:SERVERS",
     "Scenario": "fedmjp.scenario:Scenario",
     "adopt": "fedmjp.models.adopt:adopt",
     "attack": "fedmjp.facade:attack",

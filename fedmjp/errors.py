@@ -8,6 +8,7 @@ SIGNS_OF_MEMORY = ("memoryerror", "out of memory", "outofmemory", "allocate memo
 LOWER = "close other programs, or lower what the command has of --image-size, --batch-size, --clients and --workers"
 OUT_OF_MEMORY = f"out of memory: {LOWER}"
 KILLED = f"was killed, as the system does where memory is short: {LOWER}"
+GAVE_UP = "the attack gave up: "  # how the error of a trial begins that fails however often it is tried
 LISTED = 40  # names that a message lists at most
 
 

@@ -1,6 +1,7 @@
 """The one birthplace of uploads: direct mode, Flower's clients and training all make them here."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -30,6 +31,12 @@ class Exchange:
 
     private: PrivateBatch
     upload: Upload
+    # Where the server had changed the weights, by client behind the upload: what it had sent in place of its own.
+    changed: tuple[Mapping[str, Tensor], ...] = ()
+
+    def model(self, scenario: Scenario) -> VitClassifier:
+        """With the weights that the server had sent for the upload, where the scenario's initial ones are honest."""
+        return with_weights(_initial(scenario.network), self.changed[0] if self.changed else {})
 
 
 def exchange(
@@ -48,14 +55,44 @@ def exchange(
                 "classes: give it one that the model knows"
             )
     model = _initial(scenario.network).to(scenario.device) if model is None else model
-    digest = weights_digest(model.state_dict())
+    changed = changed_weights(scenario, model, pictures)
+    digest = weights_digest({**model.state_dict(), **(changed[0] if changed else {})})
+    first = number + scenario.probes
     batches, uploads = [], []
-    for place in range(number, number + scenario.uploads_per_picture):
+    for place in range(first, first + scenario.uploads_per_picture):
         private = private_of(scenario, pictures, place)
-        sent = update_of(scenario, model, private, place)
+        sent = update_of(scenario, model, private, place, changed)
         batches.append(private)
         uploads.append(upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
-    return Exchange(batches[0], replace(uploads[0], others=tuple(uploads[1:])))
+    return Exchange(batches[0], replace(uploads[0], others=tuple(uploads[1:])), changed)
+
+
+def changed_weights(
+    scenario: Scenario, model: VitClassifier, pictures: Sequence[LabelledPicture]
+) -> tuple[Mapping[str, Tensor], ...]:
+    """What a server that changes weights sends to each client behind the uploads of some pictures.
+
+    It probes them first, if it needs to. By client, the tensors that are others than the model's;
+    nothing of an honest server.
+    """
+    if scenario.server is None:
+        return ()
+    server, known = scenario.server.made(), None
+    for number in range(scenario.probes):
+        private = private_of(scenario, pictures, number)
+        sent = update_of(scenario, model, private, number, [server.probe(model)] * scenario.threat.clients)
+        upload = upload_of(scenario, sent, private, server_round=number + 1, node=0, weights="")
+        known = server.learn(replace(upload, labels=None), model, scenario.threat)
+    return tuple(server.weights(model, scenario.threat, known))
+
+
+def with_weights(model: VitClassifier, changed: Mapping[str, Tensor]) -> VitClassifier:
+    """The model with some weights in place of its own: a copy, unless there are none."""
+    if not changed:
+        return model
+    copied = copy.deepcopy(model)
+    copied.load_state_dict({**model.state_dict(), **changed})
+    return copied
 
 
 _initial = lru_cache(maxsize=2)(build_vit)
@@ -91,14 +128,22 @@ def private_of_round(scenario: Scenario, selection: Selection, client: int, serv
     return private_of(scenario, [selection.load(entry) for entry in mine], turn.number)
 
 
-def update_of(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
+def update_of(
+    scenario: Scenario,
+    model: VitClassifier,
+    private: PrivateBatch,
+    number: int,
+    changed: Sequence[Mapping[str, Tensor]] = (),
+) -> dict[str, Tensor]:
     """What the server gets of one upload's pictures: of one client, or the sum over several, as it is told.
 
     ``private`` is of all clients whose updates are one upload, in their order; ``number`` uploads were made before.
+    Each client has the model's weights, or those that ``changed`` holds for it in their place.
     """
     size = scenario.batch_size
     shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]
-    sent = [client_update(scenario, model, share, number) for share in shares]
+    models = (with_weights(model, weights) for weights in changed or [{}] * len(shares))
+    sent = [client_update(scenario, seen, share, number) for seen, share in zip(models, shares, strict=True)]
     return mean_of(sent)
 
 

@@ -1,6 +1,6 @@
 """What `import fedmjp` offers: a benchmark in a few lines of Python."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
-from fedmjp.records import ATTACKED, Reconstruction, Upload, require_weights, weights_digest
+from fedmjp.records import ATTACKED, Disclosure, Features, Upload, require_weights, weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -46,15 +46,16 @@ def attack(
     model: VitClassifier | None = None,
     threat: ThreatModel | None = None,
     seed: int = 0,
-) -> Reconstruction:
-    """What a server makes of an upload.
+) -> Disclosure:
+    """What a server makes of an upload: a reconstruction, or of some attacks features and labels.
 
     Args:
         name: Of the attack, see ``fedmjp.ATTACKS``.
         upload: As ``scenario.exchange`` or ``adopted.upload`` gives it.
         against: The scenario that it is of, or the adopted model.
         options: Of the attack.
-        model: With the weights that the server had sent; None draws the scenario's initial ones.
+        model: With the weights that the server had sent; None draws the scenario's initial ones. Of a server that
+            changes weights, ``exchange.model(scenario)`` has them.
         threat: What the server knows; None takes the scenario's, or a plain gradient of the upload's pictures.
         seed: Of what the attack draws.
 
@@ -78,26 +79,44 @@ def attack(
 
 
 def score(
-    result: Reconstruction, private: PrivateBatch, *, setting: str = "a", metrics: tuple[str, ...] = METRICS
+    result: Disclosure,
+    private: PrivateBatch,
+    *,
+    setting: str = "a",
+    metrics: tuple[str, ...] = METRICS,
+    model: VitClassifier | None = None,
+    gallery: Sequence[PrivateBatch] = (),
 ) -> dict[str, Tensor]:
-    """How near a reconstruction comes to the private pictures.
+    """How near what was disclosed comes to the private pictures.
 
     Args:
         result: Of ``attack``.
         private: Of the exchange that the upload came from.
         setting: "a" (gradient of x, compared with x), "b" (x~ with x~) or "c" (x~ with x).
-        metrics: Names, see ``fedmjp.METRICS``; those that lack something on this machine are left out.
+        metrics: Names, see ``fedmjp.METRICS``; those that lack something on this machine are left out. Labels and
+            features have metrics of their own, and all of these are given.
+        model: That the upload was computed with; needed for features alone.
+        gallery: Other pictures, from which features have to tell the private ones.
 
     Returns:
         Name to a value per private picture, in their order.
 
     Raises:
-        BadInputError: If there is no such setting.
+        BadInputError: If there is no such setting, or features come without the model.
         RecordError: If the upload was not computed from the version that the setting asks for.
     """
     from benchmarks.running import evaluator  # noqa: PLC0415 (what is shared does not import who measures)
+    from benchmarks.running.gallery import Gallery  # noqa: PLC0415
 
     if setting not in set(Setting):
         raise BadInputError(f"setting {setting!r} is not one of {', '.join(Setting)}")
-    values = evaluator.score(result, private, Setting(setting), metrics=metrics, protocol="float")
+    asked = Setting(setting)
+    if isinstance(result, Features):
+        if result.features is not None and model is None:
+            raise BadInputError("features are compared with those of the private pictures: give the model")
+        batches, weights = [private, *gallery], "" if model is None else weights_digest(model.state_dict())
+        seen = None if model is None else Gallery.of(model, weights, batches, {asked.compared_with})
+        values = evaluator.score_features(result, private, asked, seen)
+    else:
+        values = evaluator.score(result, private, asked, metrics=metrics, protocol="float")
     return {name: value for name, value in values.items() if value is not None}

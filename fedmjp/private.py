@@ -51,6 +51,17 @@ class PrivateBatch:
             **{name: getattr(self, name)[first:last] for name in TENSORS},
         )
 
+    def of_places(self, places: Sequence[int]) -> Self:
+        """Some of the pictures, by their places."""
+        if list(places) == list(range(len(self.pictures))):
+            return self
+        index = torch.tensor(places, dtype=torch.long)
+        return replace(
+            self,
+            pictures=tuple(self.pictures[place] for place in places),
+            **{name: getattr(self, name)[index] for name in TENSORS},
+        )
+
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """The pictures of several clients as one batch, in their order."""

@@ -6,6 +6,7 @@ import inspect
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def versions() -> dict[str, str]:
     return ours | {package: _version(package) for package in PACKAGES}
 
 
+@cache  # a campaign asks for each of its parts, and parsing takes milliseconds
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

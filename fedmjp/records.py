@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedmjp.errors import BadInputError, RecordError
 from fedmjp.files import replacing, require_regular
+from fedmjp.finite import is_finite
 
 
 def require(condition: bool, message: str) -> None:
@@ -33,7 +34,7 @@ def require_images(name: str, images: Tensor) -> None:
         images.dtype == torch.float32 and images.ndim == 4 and images.shape[1] == 3,
         f"{name} must be float32 (batch, 3, height, width), got {images.dtype} {tuple(images.shape)}",
     )
-    require(bool(torch.isfinite(images).all()), f"{name} holds NaN or infinite values")
+    require(is_finite(images), f"{name} holds NaN or infinite values")
     if images.numel():
         low, high = float(images.min()), float(images.max())
         require(low >= 0 and high <= 1, f"{name} must lie in [0, 1], got [{low:.4g}, {high:.4g}]")
@@ -109,7 +110,7 @@ class Upload:
         require(not any(other.others for other in self.others), "an upload's others have others themselves")
         for name, tensor in self.tensors.items():
             require(tensor.is_floating_point(), f"upload tensor {name!r} holds {tensor.dtype}, no real numbers")
-            require(bool(torch.isfinite(tensor).all()), f"upload tensor {name!r} holds NaN or infinite values")
+            require(is_finite(tensor), f"upload tensor {name!r} holds NaN or infinite values")
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
 
     def save(self, path: Path) -> None:
@@ -157,6 +158,8 @@ class Features:
     features: Tensor | None = None  # (batch, dim) float64, what the last layer reads; None where labels alone come out
     # As of a reconstruction. ``certified`` is 1 where residuals alone show that every row is right.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    # What else is known of each picture, a row each in the order of the labels: "probabilities", "loss" and the like.
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = tuple(self.labels.shape)
@@ -168,7 +171,7 @@ class Features:
             self.features.dtype == torch.float64 and self.features.ndim == 2 and len(self.features) == len(self.labels)
         )
         require(fits, f"features must be float64 (batch, dim) of {len(self.labels)} pictures, got {shown}")
-        require(bool(torch.isfinite(self.features).all()), "features hold NaN or infinite values")
+        require(is_finite(self.features), "features hold NaN or infinite values")
 
 
 Disclosure = Reconstruction | Features

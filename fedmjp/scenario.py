@@ -22,19 +22,21 @@ from fedmjp.defences.pipeline import DefenceConfig, Defended, Pipeline, named, w
 from fedmjp.errors import ConfigError
 from fedmjp.learning import SERVER_RATES, Training
 from fedmjp.seeds import torch_generator
+from fedmjp.servers.config import Server
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 
 if TYPE_CHECKING:
     from fedmjp.data.pictures import LabelledPicture
     from fedmjp.exchange import Exchange
-    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.models.classifier import Classifier, VitClassifier
 
 SHUFFLE = "shuffle"  # option of defences that move patches
 SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling alone achieves
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
+    "local_momentum", "local_batch_size", "label_smoothing",
 )  # fmt: skip
 # With others a training run may go on.
 INCIDENTAL = {
@@ -73,6 +75,9 @@ class Scenario(Defended):
     update: UpdateKind = "gradient"
     local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
+    local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
+    local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
     labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
     server_learning_rate: float | None = Field(
         None,
@@ -80,6 +85,7 @@ class Scenario(Defended):
         allow_inf_nan=False,
         description="by default 0 for single batches, which keeps the weights; else the strategy's",
     )
+    server: Server = Field(None, description="how the server changes the weights that it sends; by default not at all")
     training: Training | None = Field(None, description="clients train together; without, they upload single batches")
     seed: int = Field(0, ge=0, le=MAX_SEED, description="of choice of pictures, masks and noise")
     device: Literal["cpu", "cuda"] = "cpu"
@@ -98,7 +104,8 @@ class Scenario(Defended):
     @model_serializer(mode="wrap")
     def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what is of single batches only, or of training only."""
-        left_out = ("training",) if self.training is None else OF_BATCHES
+        of_others: tuple[str, ...] = ("training",) if self.training is None else OF_BATCHES
+        left_out = of_others + (("server",) if self.server is None else ())
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")
@@ -113,12 +120,21 @@ class Scenario(Defended):
     def _of_batches(self) -> Self:
         if self.update == "gradient" and self.local_steps > 1:
             raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
+        if self.batch_size % (self.local_batch_size or 1):
+            raise ValueError(
+                f"local_batch_size {self.local_batch_size} does not divide {self.batch_size} pictures: "
+                "make batch_size a multiple of it"
+            )
+        if self.update == "gradient" and (self.local_momentum or self.local_batch_size):
+            raise ValueError("local_momentum and local_batch_size are of local steps: set update to delta")
         if self.pictures_per_client % self.batch_size:
             raise ValueError(
                 f"batch size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client: "
                 "make their number a multiple of it"
             )
-        plan = Plan(self.rounds, self.rounds * self.local_steps, self.local_steps, self.batch_size)
+        plan = Plan(
+            self.rounds, self.rounds * self.local_steps, self.local_steps, self.local_batch_size or self.batch_size
+        )
         object.__setattr__(self, "defences", self.pipeline.planned(plan))
         return self
 
@@ -145,7 +161,8 @@ class Scenario(Defended):
     def folder(self) -> str:
         """Name of the folder of its records."""
         said = "+".join(config.text for config in self.defences) or "none"
-        return f"{self.model.name}-{said}".translate(str.maketrans(":,/ ", "----"))
+        before = "" if self.server is None else f"-before-{self.server.text}"
+        return f"{self.model.name}-{said}{before}".translate(str.maketrans(":,/ ", "----"))
 
     @property
     def gradient_of(self) -> Picture:
@@ -155,12 +172,17 @@ class Scenario(Defended):
     @property
     def threat(self) -> ThreatModel:
         """What the server sees of this scenario, and knows."""
-        names = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+        names = (
+            "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
+            "label_smoothing", "labels_known", "uploads_per_picture",
+        )  # fmt: skip
         shared = {name: getattr(self, name) for name in names}
         if self.training is not None:
-            shared |= {"update": self.training.update, "batch_size": self.training.recipe.batch_size}
+            recipe = self.training.recipe
+            shared |= {"update": self.training.update, "batch_size": recipe.batch_size}
+            shared |= {"label_smoothing": recipe.label_smoothing}
         done = self.pipeline.of_stage("examples", "update", "aggregate")
-        return ThreatModel(defences=done.configs, **shared)
+        return ThreatModel(defences=done.configs, server=self.server, **shared)
 
     @property
     def server_rate(self) -> float:
@@ -208,7 +230,27 @@ class Scenario(Defended):
         """Of the training; without one, until every client has uploaded each of its pictures as often as asked."""
         if self.training is not None:
             return self.training.rounds
-        return self.batches_per_client * self.uploads_per_picture
+        return self.batches_per_client * (self.probes + self.uploads_per_picture)
+
+    @property
+    def probes(self) -> int:
+        """Uploads of each batch that come before those that are attacked: the server learns from them what to send."""
+        return 0 if self.server is None or self.training is not None else self.server.made().probes
+
+    def require_server(self, model: "Classifier") -> None:
+        """ConfigError, with the reason, if a server that changes weights cannot be played with this model."""
+        from fedmjp.models.classifier import VitClassifier  # noqa: PLC0415 (timm takes seconds)
+
+        if self.server is None:
+            return
+        if not isinstance(model, VitClassifier):
+            raise ConfigError(f"server {self.server.text} changes vision transformers, {self.model.name} is none")
+        if reason := self.server.made().refusal(model, self):
+            raise ConfigError(reason)
+
+    def wanted(self, labels: Sequence[int]) -> list[int]:
+        """Places of the pictures that the server is after, by the labels of all that are behind one upload."""
+        return list(range(len(labels))) if self.server is None else self.server.made().wanted(labels, self.threat)
 
     @property
     def uploads(self) -> int:
@@ -266,7 +308,7 @@ class Scenario(Defended):
         Args:
             pictures: As many as are behind one upload.
             model: With the weights that the server had sent; None draws the initial ones.
-            number: How many uploads of them were made before.
+            number: How many uploads of them were made before, besides probes.
 
         Raises:
             BadInputError: If there are more or fewer pictures than one upload is of.

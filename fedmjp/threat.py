@@ -9,6 +9,8 @@ from torch import Tensor
 from fedmjp.config import DIGEST, Config, UpdateKind
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
+from fedmjp.servers import SCOPE
+from fedmjp.servers.config import Server
 
 FLOAT32 = 2.0**-24  # half a unit in the last place
 
@@ -17,8 +19,9 @@ class ThreatModel(Config):
     """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
-    training, so it knows steps and learning rate. Of ``defences`` it is told what each of them states. It never holds
-    a picture of the client, the mask, the permutation, or the evaluator's records.
+    training, so it knows steps, learning rate and label smoothing. With ``server`` it is malicious in one thing: it
+    changes weights before it sends them. Of ``defences`` it is told what each of them states. It never holds a picture
+    of the client, the mask, the permutation, or the evaluator's records.
     """
 
     name: str = "Honest-but-curious server"
@@ -26,9 +29,13 @@ class ThreatModel(Config):
     batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
     local_steps: int = Field(1, ge=1, description="optimiser steps behind one update")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of plain SGD, for deltas")
+    local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
+    local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the clients' loss")
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
+    server: Server = Field(None, description="how it changes the weights that it sends; by default it does not")
 
     @model_validator(mode="after")
     def _can_be_done(self) -> "ThreatModel":
@@ -65,9 +72,23 @@ class ThreatModel(Config):
         return self.pipeline.noise_on(uploaded)
 
     @property
+    def gradients_in_delta(self) -> float:
+        """How many gradients of a step add up, times the learning rate, to a weight delta: momentum repeats early ones.
+
+        Of steps on some of the pictures each, it is that of a mean over the steps.
+        """
+        shares = (self.local_momentum**later for step in range(self.local_steps) for later in range(step + 1))
+        return sum(shares)
+
+    @property
     def undefended(self) -> "ThreatModel":
         """The same server where clients do nothing to their updates."""
         return self.model_copy(update={"defences": ()})
+
+    @property
+    def isolated(self) -> "ThreatModel":
+        """What an attack is told: of a server that changes weights, about the part of an upload that it isolates."""
+        return self if self.server is None else self.server.made().view(self)
 
     def sentence(self, pipelines: Iterable[Pipeline] = ()) -> str:
         """The threat model in words, to print beside results, with what the server is told of each defence.
@@ -80,25 +101,38 @@ class ThreatModel(Config):
         kind = "FedSGD gradient"
         if self.update == "delta":
             steps = "step" if self.local_steps == 1 else "steps"
-            kind = f"weight delta after {self.local_steps} SGD {steps} (learning rate {self.local_learning_rate:g})"
+            recipe = f"learning rate {self.local_learning_rate:g}"
+            recipe += f", momentum {self.local_momentum:g}" if self.local_momentum else ""
+            recipe += f", batches of {self.local_batch_size}" if self.local_batch_size else ""
+            kind = f"weight delta after {self.local_steps} SGD {steps} ({recipe})"
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
+        if self.label_smoothing:
+            kind += f" under label smoothing {self.label_smoothing:g}"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
         done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
         known = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
         of_each = "".join(f" Of {name} it is told {what}." for name, what in known.items())
+        sends, scope, name = "nothing malicious", "", self.name
+        if self.server is not None:
+            sends = f"weights of its own making ({self.server.text}: {self.server.made().summary})"
+            scope, name = f" {SCOPE}", "Malicious server"
         return (
-            f"{self.name}: knows the model and its weights, sees {sees} {kind}, "
-            f"is told {knowledge}, sends nothing malicious.{done}{of_each}"
+            f"{name}: knows the model and its weights, sees {sees} {kind}, is told {knowledge}, sends {sends}."
+            f"{done}{of_each}{scope}"
         )
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
+        # Fields of later, where they say nothing: records from before them stay the same.
+        for name in ("server", "local_momentum", "local_batch_size"):
+            if not getattr(self, name):
+                values.pop(name, None)
         if info.context == DIGEST:
             # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
-            for name in ("uploads_per_picture", "defences"):
+            for name in ("uploads_per_picture", "label_smoothing", "defences"):
                 if not values[name] or values[name] == type(self).model_fields[name].default:
                     del values[name]
         return values

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedmjp.defences.pipeline import Pipeline
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness
 from fedmjp.threat import ThreatModel
+
+PICTURES_PER_PASS = 32
 
 
 def local_update(
@@ -20,16 +21,19 @@ def local_update(
 ) -> dict[str, Tensor]:
     """The gradient or the weight delta that the protocol asks for, before it is protected.
 
-    ``threat`` states update, steps and learning rate, and the defences, of which some act inside of the steps and draw
-    from ``randomness``. The model has the weights that the server sent, and is not changed.
+    ``threat`` states update, steps, learning rate and label smoothing, and the defences, of which some act inside of
+    the steps and draw from ``randomness``. The model has the weights that the server sent, and is not changed.
     """
-    gradients = _Gradients(model, batch, threat.pipeline, randomness)
+    gradients = _Gradients(model, batch, threat, randomness)
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if threat.update == "gradient":
         return gradients.at(before, 0)
-    weights = before
+    weights, velocity = before, dict[str, Tensor]()
     for step in range(threat.local_steps):
         step_gradient = gradients.at(weights, step)
+        if threat.local_momentum and velocity:
+            step_gradient = {name: threat.local_momentum * velocity[name] + g for name, g in step_gradient.items()}
+        velocity = step_gradient
         weights = {
             name: weight - threat.local_learning_rate * step_gradient[name] if name in step_gradient else weight
             for name, weight in weights.items()
@@ -59,22 +63,39 @@ class _Gradients:
     """The gradients of a batch at any weights, by a client with its defences; what is withheld is frozen."""
 
     def __init__(
-        self, model: VitClassifier, batch: PrivateBatch, pipeline: Pipeline, randomness: Randomness | None
+        self, model: VitClassifier, batch: PrivateBatch, threat: ThreatModel, randomness: Randomness | None
     ) -> None:
-        self._model, self._pipeline, self._randomness = model, pipeline, randomness
+        self._model, self._pipeline, self._randomness = model, threat.pipeline, randomness
+        self._step_size = threat.local_batch_size or len(batch.labels)
+        self._label_smoothing = threat.label_smoothing
         device = model.mean.device
         self._images = batch.version(batch.gradient_of).to(device)
         self._mask = batch.mask.to(device) if model.defended else None
         self._labels = batch.labels.to(device)
-        self._frozen: Collection[str] = pipeline.withheld(roles_of(model))
+        self._frozen: Collection[str] = self._pipeline.withheld(roles_of(model))
 
     def at(self, weights: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        first = step * self._step_size % len(self._labels)
+        last = first + self._step_size
         if not self._pipeline.by_example:
-            return self._mean(weights, slice(None))
-        single = [self._mean(weights, slice(place, place + 1)) for place in range(len(self._labels))]
+            return self._mean_of_passes(weights, first, last)
+        single = [self._mean(weights, slice(place, place + 1)) for place in range(first, last)]
         if self._randomness is None:
             raise ValueError("defences of single pictures draw noise, and there is no source of randomness")
         return self._pipeline.combine(single, randomness=self._randomness.of("step", step))
+
+    def _mean_of_passes(self, weights: dict[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
+        """The mean over some pictures, a few at a time where they are many: memory does not grow with their number."""
+        starts = range(first, last, PICTURES_PER_PASS)
+        if len(starts) == 1:
+            return self._mean(weights, slice(first, last))
+        mean: dict[str, Tensor] = {}
+        for start in starts:
+            which = slice(start, min(start + PICTURES_PER_PASS, last))
+            share = (which.stop - which.start) / (last - first)
+            for name, part in self._mean(weights, which).items():
+                mean[name] = mean[name] + share * part if name in mean else share * part
+        return mean
 
     def _mean(self, weights: dict[str, Tensor], which: slice) -> dict[str, Tensor]:
         leaves = {name: weight.clone().requires_grad_(name not in self._frozen) for name, weight in weights.items()}
@@ -82,7 +103,7 @@ class _Gradients:
         mask = None if self._mask is None else self._mask[which]
         with torch.enable_grad():
             logits = functional_call(self._model, leaves, (self._images[which], mask))
-            loss = F.cross_entropy(logits, self._labels[which])
+            loss = F.cross_entropy(logits, self._labels[which], label_smoothing=self._label_smoothing)
             # A localisation regressor has no part in it.
             gradients = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
         return dict(zip(learnt, gradients, strict=True))

@@ -19,6 +19,7 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import EXAMPLES, REPORTED, uploads_of_round
 from server.aggregation import Aggregator
+from server.changing import WeightChanges
 from server.journal import Journal
 from server.refusals import Refusal, RefusalFile
 from server.roster import Roster
@@ -43,6 +44,7 @@ class Federation:
         self._grid, self._scenario, self._run, self._index = grid, scenario, run, index
         model = build(scenario.network)
         self._weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
+        self._changes = WeightChanges(scenario, model)
         withheld = scenario.pipeline.withheld(roles_of(model))
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
         training = scenario.training
@@ -70,7 +72,9 @@ class Federation:
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()
         replies, refused = self._exchange(server_round)
-        stepped = self._aggregator.aggregate(server_round, self._weights, replies)
+        # Updates of weights that nobody trains lead nowhere.
+        learnt_from = [] if self._changes.in_round(server_round) else replies
+        stepped = self._aggregator.aggregate(server_round, self._weights, learnt_from)
         if stepped is None:
             self._refuse([Refusal(server_round, None, OVERFLOW)])
         else:
@@ -93,20 +97,22 @@ class Federation:
         present = [group for group in groups if all(client in nodes for client in group)]
         asked = {nodes[client]: client for group in present for client in group}
         messages = self._aggregator.messages(server_round, sent, list(asked), scenario=self._index)
+        self._changes.change(server_round, self._weights, messages, [tuple(group) for group in present])
         replies = self._replies(server_round, messages, sent, asked)
         clients = {message.metadata.message_id: asked[message.metadata.dst_node_id] for message in messages}
         answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
-        accepted: list[Message] = []
+        accepted: dict[tuple[int, ...], Message] = {}
         refused: list[Refusal] = []
         for first, *others in groups:
             reason = self._reason(answers.get(first)) if [first, *others] in present else "is not connected"
             if reason is None:
-                accepted.append(answers[first])
+                accepted[(first, *others)] = answers[first]
             else:
                 log(INFO, "round %s: client %s refused: %s", server_round, first, reason)
                 refused.append(Refusal(server_round, first, reason))
         self._refuse(refused)
-        return accepted, len(refused)
+        self._changes.learn(server_round, self._weights, accepted)
+        return list(accepted.values()), len(refused)
 
     def _replies(
         self,

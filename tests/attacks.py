@@ -17,6 +17,8 @@ QUICK: dict[str, dict[str, object]] = {
     **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},
 }
 
+THREATS = {"token_imprint": ThreatModel(server="token_imprint")}  # attacks that read what a server plants
+
 
 def model_of(name: str) -> str:
     """The small model that an attack is tried on."""

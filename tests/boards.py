@@ -12,6 +12,7 @@ from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.store import COLOUR
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.leaderboard.measures import MEASURES
 from benchmarks.plan.experiment import Cell, PlannedCell
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
@@ -89,7 +90,7 @@ def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[Ledger, pd.DataFrame]:
     planned, found = [], []
     for index, row in enumerate(rows):
         for place, leakage in enumerate(row.leakage):
-            picture, seed = PICTURES[place // row.seeds], place % row.seeds
+            picture, seed = f"p{place // row.seeds}", place % row.seeds
             identity = {
                 "key": f"{index}-{place}",
                 "picture": picture,
@@ -114,10 +115,16 @@ def _trial(row: Row, leakage: float | str, place: int) -> dict[str, Any]:
         "realised_ratio": 0.25 if row.cell.mask_ratio else 0.0,
         "weights_sha256": "ab" * 32,
         "attack_seconds": 2.0,
-        "scores": {} if failed else {"psnr": leakage, "mse": 10 ** (-leakage / 10), **colour, **row.scores},
+        "scores": {} if failed else {**_scores(row, leakage), **colour, **row.scores},
         "recorded_at": datetime(2026, 11, 20, 12, tzinfo=UTC).replace(tzinfo=None),
         "environment_sha256": "e",
     }
+
+
+def _scores(row: Row, leakage: float) -> dict[str, float]:
+    if row.cell.reveals != "pictures":
+        return {MEASURES[row.cell.reveals].leakage: leakage}
+    return {"psnr": leakage, "mse": 10 ** (-leakage / 10)}
 
 
 def board(*rows: Row, **about: Any) -> Board:

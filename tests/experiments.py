@@ -1,7 +1,10 @@
 """Small experiments that tests run in direct mode."""
 
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ from benchmarks.running.progress import RunProgress
 from benchmarks.running.workers import Setup
 from benchmarks.uploads.direct import DirectUploads
 from benchmarks.uploads.source import FederatedRun, RecordedUploads
+from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.exchange import Exchange
+from fedmjp.models.build import build_vit
 from fedmjp.records import record_name
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture, Setting
@@ -52,13 +57,14 @@ def small_campaign(
     mask_ratios: Sequence[float] = (0.27, 0.5),
     attacks: Sequence[object] = ATTACKS,
     keep: Keep = "extremes",
+    **grid: object,
 ) -> tuple[Plan, Setup]:
-    """DeiT-Ti with and without MJP in three settings, all on the same pictures."""
+    """DeiT-Ti with and without MJP in three settings, all on the same pictures, unless the grid says otherwise."""
     campaign = Campaign.parse(
         {
             "name": "small",
             "data": {"pictures": pictures},
-            "grids": [{"models": ["deit_tiny"], "attacks": attacks, "mask_ratios": mask_ratios}],
+            "grids": [{"models": ["deit_tiny"], "attacks": attacks, "mask_ratios": mask_ratios, **grid}],
             "seeds": seeds,
             "metrics": ("mse", "psnr"),
             "image_size": 64,
@@ -121,18 +127,31 @@ def record_directly(
 ) -> None:
     """Records what Flower would, without it: same uploads, a client's node is its number."""
     for scenario in scenarios:
-        setting = Setting.A if scenario.gradient_of is Picture.CLEAN else Setting.B
-        experiment = Experiment.parse({"scenario": scenario, "attacks": ("grey",), "settings": (setting,)})
-        source = DirectUploads(experiment, select_for(scenario))
-        batches = [tuple(entry.name for entry in batch) for batch in source.selection.batches(scenario)]
-        kept = UploadFolder(folder.uploads / scenario.folder, frozenset(upload_tensors))
-        kept.keep_weights(source.model("").state_dict())
+        recorded = _recorded(scenario, tuple(upload_tensors), select_for(scenario).entries)
         on_round()
-        for made in source.uploads(batches).values():
-            assert isinstance(made, Exchange)
-            kept.keep(made.upload)
-            path = folder.evaluator / scenario.folder / record_name(made.upload.server_round, made.upload.node)
-            made.private.save(path)
+        for records in (recorded.uploads, recorded.evaluator):
+            shutil.copytree(records, folder.root / records.name, dirs_exist_ok=True)
+
+
+HOME = tempfile.TemporaryDirectory()  # removed with the process
+
+
+@cache
+def _recorded(scenario: Scenario, upload_tensors: tuple[str, ...], _entries: Sequence[PictureEntry]) -> RunFolder:
+    """The records of one scenario on these pictures, which several tests take copies of."""
+    folder = RunFolder(Path(tempfile.mkdtemp(dir=HOME.name)))
+    setting = Setting.A if scenario.gradient_of is Picture.CLEAN else Setting.B
+    experiment = Experiment.parse({"scenario": scenario, "attacks": ("grey",), "settings": (setting,)})
+    source = DirectUploads(experiment, select_for(scenario))
+    batches = [tuple(entry.name for entry in batch) for batch in source.selection.batches(scenario)]
+    kept = UploadFolder(folder.uploads / scenario.folder, frozenset(upload_tensors))
+    kept.keep_weights(build_vit(scenario.network).state_dict())
+    for made in source.uploads(batches).values():
+        assert isinstance(made, Exchange)
+        kept.keep(made.upload)
+        path = folder.evaluator / scenario.folder / record_name(made.upload.server_round, made.upload.node)
+        made.private.save(path)
+    return folder
 
 
 def run(plan: Plan, output: OutputFolder, record: Callable[..., None] = record_directly) -> None:

@@ -1,6 +1,7 @@
 """An attack that looks at what it is given, and recordings of several uploads per picture."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,12 +68,15 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> str:
     return Witness.name
 
 
+_initial = cache(build_vit)
+
+
 def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "") -> dict[str, torch.Tensor]:
     """What the real client app sends at the initial weights."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     content = RecordDict(
         {
-            ARRAYS: ArrayRecord(build_vit(scenario.network).state_dict()),
+            ARRAYS: ArrayRecord(_initial(scenario.network).state_dict()),
             "config": ConfigRecord({"server-round": server_round, "scenario": 0}),
         }
     )
@@ -90,7 +94,7 @@ def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "
 def record(scenario: Scenario, folder: RunFolder) -> None:
     """Every round, from the real clients; the weights stay."""
     kept = folder.upload_folder(scenario.folder)
-    weights = kept.keep_weights(build_vit(scenario.network).state_dict())
+    weights = kept.keep_weights(_initial(scenario.network).state_dict())
     for server_round in range(1, scenario.rounds + 1):
         for client in range(scenario.clients):
             sent = reply(scenario, client, server_round, str(folder.evaluator))

@@ -318,20 +318,20 @@ def test_a_recording_is_never_written_over(
         assert "which is read; name another folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["cut private record", "no private record", "no weights", "no upload", "manifest"])
+@pytest.mark.parametrize("how", ["records", "weights", "manifest"])
 def test_records_that_are_not_whole_are_named(
-    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    name = "round-00001-node-0.safetensors"
+    recorded = tmp_path / "recorded"
+    record_into(recorded, small_scenario(clients=4))
+    cut, without_private, without_upload = (f"round-00001-node-{node}.safetensors" for node in range(3))
     private, uploads = (recorded / folder / "deit_tiny-none" for folder in ("evaluator", "uploads"))
-    if how == "cut private record":
-        (private / name).write_bytes((private / name).read_bytes()[:40])
-    if how == "no private record":
-        (private / name).unlink()
-    if how == "no weights":
+    if how == "records":
+        (private / cut).write_bytes((private / cut).read_bytes()[:40])
+        (private / without_private).unlink()
+        (uploads / without_upload).unlink()
+    if how == "weights":
         next(uploads.glob("weights-*")).unlink()
-    if how == "no upload":
-        (uploads / name).unlink()
     if how == "manifest":
         about = json.loads((recorded / "manifest.json").read_text())
         (recorded / "manifest.json").write_text(json.dumps(about | {"pictures": {}}))
@@ -339,8 +339,12 @@ def test_records_that_are_not_whole_are_named(
     assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == BAD_INPUT
     printed = capsys.readouterr()
     assert "Traceback" not in printed.out + printed.err
-    told = printed.err if how == "manifest" else printed.out
-    assert {"no weights": "weights", "manifest": "pictures that the manifest names"}.get(how, name) in told
+    if how == "records":
+        assert all(name in printed.out for name in (cut, without_private, without_upload))
+    if how == "weights":
+        assert "weights" in printed.out
+    if how == "manifest":
+        assert "pictures that the manifest names" in printed.err
 
 
 def test_recorded_scenarios_are_attacked_unless_a_model_is_named(
@@ -384,35 +388,41 @@ def damage(upload: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    "reasons",
     [
-        ("missing", "no tensor"),
-        ("shape", "has shape (1, 10, 192)"),
-        ("nan", "holds NaN or infinite values"),
-        ("integers", "holds torch.int32, no real numbers"),
-        ("kind", "of kind delta, but the run was of gradients"),
-        ("count", "reports 3 pictures, the client had 1"),
-        ("labels", "states ["),
-        ("fields", "states ["),
+        {
+            "missing": "no tensor",
+            "shape": "has shape (1, 10, 192)",
+            "nan": "holds NaN or infinite values",
+            "integers": "holds torch.int32, no real numbers",
+        },
+        {
+            "kind": "of kind delta, but the run was of gradients",
+            "count": "reports 3 pictures, the client had 1",
+            "labels": "states [",
+            "fields": "states [",
+        },
     ],
+    ids=["tensors", "fields"],
 )
 def test_unusable_uploads_are_named_the_rest_is_attacked_and_it_ends_with_2(
-    how: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    recorded: Path,
-    tmp_path: Path,
+    reasons: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    bad = recorded / "uploads" / "deit_tiny-none" / "round-00001-node-0.safetensors"
-    damage(bad, how)
+    recorded = tmp_path / "recorded"
+    record_into(recorded, small_scenario(clients=2, pictures_per_client=3))
+    uploads = sorted((recorded / "uploads" / "deit_tiny-none").glob("round-*"))
+    for path, how in zip(uploads, reasons, strict=False):
+        damage(path, how)
     arguments = ("--uploads", str(recorded))
     assert attack(monkeypatch, tmp_path / "out", "patch_embedding", *arguments, small=()) == BAD_INPUT
     printed = capsys.readouterr()
-    assert f"Unusable upload {bad}" in printed.out
-    assert reason in printed.out
     assert "Traceback" not in printed.out + printed.err
-    assert board(tmp_path / "out").loc[("patch_embedding", "a"), "n"] == 1
+    _, *unusable = printed.out.split("Unusable upload ")
+    assert len(unusable) == len(reasons)
+    for path, reason, line in zip(uploads, reasons.values(), unusable, strict=False):
+        assert line.startswith(str(path))
+        assert reason in line
+    assert board(tmp_path / "out").loc[("patch_embedding", "a"), "n"] == 2
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,14 @@ def test_two_workers_give_the_numbers_of_one(finished: Path, file: Path, tmp_pat
     one, two = (pd.read_csv(folder / "leaderboard.csv") for folder in (finished, tmp_path / "two"))
     columns = [column for column in one.columns if column.startswith(("psnr", "mse"))]
     pd.testing.assert_frame_equal(one[columns], two[columns], rtol=1e-6)
+    assert written(tmp_path / "two") == written(finished)
+
+
+def written(folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """Each trial with its status, and the pictures' names."""
+    with sqlite3.connect(folder / "trials.sqlite") as connection:
+        trials = connection.execute("select key, status from trials order by key").fetchall()
+    return trials, sorted(str(path.relative_to(folder)) for path in (folder / "pictures").rglob("*.png"))
 
 
 @pytest.mark.slow
@@ -198,7 +206,7 @@ def test_a_folder_belongs_to_one_campaign(copied: Path, file: Path, capsys: pyte
 def test_status_tells_what_is_done(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("campaign", "status", finished) == 0
     printed = capsys.readouterr().out
-    assert f"{TRIALS} of {TRIALS} trials finished (100%)" in printed
+    assert f"{TRIALS} of {TRIALS} trials finished (100 %)" in printed
     assert "Nothing is left to do." in printed
     assert "refused" in printed
 

@@ -18,6 +18,7 @@ from fedmjp.errors import FederationError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
 from fedmjp.running import run_function
+from fedmjp.servers import SERVERS
 from tests.experiments import small_experiments
 
 BAD_INPUT = 2
@@ -146,7 +147,13 @@ def test_records_of_a_former_run_are_not_mixed_with_new_ones(
 
 @pytest.mark.parametrize(
     ("kind", "known"),
-    [("attacks", ATTACKS), ("defences", DEFENCES), ("models", ARCHITECTURES), ("metrics", METRICS)],
+    [
+        ("attacks", ATTACKS),
+        ("defences", DEFENCES),
+        ("servers", SERVERS),
+        ("models", ARCHITECTURES),
+        ("metrics", METRICS),
+    ],
 )
 def test_list_names_everything_there_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, known: object

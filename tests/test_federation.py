@@ -16,15 +16,13 @@ import pytest
 import torch
 
 from attacks.adversary import Adversary
-from benchmarks.federation.simulation import RunFolder, simulate
+from benchmarks.federation.simulation import RunFolder
 from benchmarks.running.evaluator import score
-from fedmjp.errors import FederationError
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.settings import Setting
-from server.refusals import RefusalFile
 from tests.conftest import ROOT
 from tests.experiments import record_directly
 
@@ -172,17 +170,6 @@ def test_the_run_leaves_no_process_behind_and_says_where_records_are(federated: 
     assert federated.left_behind == []
     assert "4 uploads in" in federated.output
     assert (federated.folder.root / "manifest.json").exists()
-
-
-def test_a_failing_client_fails_the_run_with_the_clients_error(tmp_path: Path) -> None:
-    lost = SCENARIO.model_copy(update={"data": str(tmp_path / "nowhere"), "defences": ()})
-    folder = RunFolder(tmp_path / "run")
-    with pytest.raises(FederationError, match=r"there is no folder .*nowhere"):
-        simulate([lost, SCENARIO], folder)
-    assert folder.count() == SCENARIO.uploads, "the other scenario was played"
-    refused = RefusalFile.of_run(folder.uploads / lost.folder).read()
-    assert [(each.round, each.client) for each in refused] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert all("there is no folder" in each.reason for each in refused)
 
 
 def _heed_interrupts() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.leaderboard import statistics
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.report import numbers
 from benchmarks.report.citation import citation
@@ -88,6 +89,14 @@ def test_cells_are_of_all_attacks_of_a_board() -> None:
 )
 def test_none_and_all_are_said_of_none_and_of_all_alone(share: float, text: str) -> None:
     assert numbers.percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("recovered", "of", "text"),
+    [(199, 200, "> 99 % (97 to 99.9)"), (200, 200, "100 % (98 to 100)"), (1, 400, "< 1 % (0.1 to 1)")],
+)
+def test_an_interval_ends_at_all_only_where_all_came_back(recovered: int, of: int, text: str) -> None:
+    assert numbers.share(statistics.share(recovered, of)).text == text
 
 
 @pytest.mark.parametrize(

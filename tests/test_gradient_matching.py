@@ -113,10 +113,10 @@ def psnr(made: Tensor, truth: Tensor) -> float:
 
 
 def plain_gradients(
-    model: VitClassifier, images: Tensor, labels: Tensor, mask: Tensor | None, matched: list[str]
+    model: VitClassifier, images: Tensor, labels: Tensor, mask: Tensor | None, matched: list[str], smoothing: float
 ) -> list[Tensor]:
     twin = twice_differentiable(model).requires_grad_()
-    loss = F.cross_entropy(twin(images, mask), labels)
+    loss = F.cross_entropy(twin(images, mask), labels, label_smoothing=smoothing)
     return list(torch.autograd.grad(loss, [twin.get_parameter(name) for name in matched], create_graph=True))
 
 
@@ -132,16 +132,18 @@ def drawn(
     return Candidates(images, labels, mask), targets
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "smoothing"), [(1, 0.0), (3, 0.2)])
 @pytest.mark.parametrize("defence", ["none", "mjp"])
-def test_gradients_per_candidate_equal_plain_autograd(defence: str, batch: int, generator: torch.Generator) -> None:
+def test_gradients_per_candidate_equal_plain_autograd(
+    defence: str, batch: int, smoothing: float, generator: torch.Generator
+) -> None:
     model = blocks(2, defence).double()
     matched = [name for name, _ in model.named_parameters()]
     candidates, targets = drawn(model, matched, batch, generator)
-    made = PerCandidateGradients(model, matched).agreement(candidates, targets)
+    made = PerCandidateGradients(model, matched, label_smoothing=smoothing).agreement(candidates, targets)
     for index in range(2):
         mask = None if candidates.mask is None else candidates.mask[index]
-        plain = plain_gradients(model, candidates.images[index], candidates.labels[index], mask, matched)
+        plain = plain_gradients(model, candidates.images[index], candidates.labels[index], mask, matched, smoothing)
         plain = [made.scale[index] * gradient for gradient in plain]
         products = torch.stack([(g * targets[n][index]).sum() for n, g in zip(matched, plain, strict=True)])
         squares = torch.stack([g.square().sum() for g in plain])
@@ -160,8 +162,9 @@ def test_one_simulated_step_equals_the_gradient(defence: str, generator: torch.G
     model = blocks(1, defence).double()
     matched = [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *([names.UNKNOWN_EMBEDDING] * (defence == "mjp"))]
     candidates, targets = drawn(model, matched, 2, generator)
-    fast = PerCandidateGradients(model, matched).agreement(candidates, targets)
-    slow = SimulatedSteps(model, matched, steps=1, learning_rate=0.1).agreement(candidates, targets)
+    fast = PerCandidateGradients(model, matched, label_smoothing=0.1).agreement(candidates, targets)
+    simulated = SimulatedSteps(model, matched, steps=1, learning_rate=0.1, label_smoothing=0.1)
+    slow = simulated.agreement(candidates, targets)
     scale = fast.scale[:, None]
     torch.testing.assert_close(fast.products, slow.products * scale)
     torch.testing.assert_close(fast.squares, slow.squares * scale**2)

@@ -15,10 +15,10 @@ from fedmjp.updates import delta
 from tests.conftest import batch_of, small_model, upload_of
 
 
-def upload_of_logits(logits: torch.Tensor, labels: list[int]) -> Upload:
+def upload_of_logits(logits: torch.Tensor, labels: list[int], smoothing: float = 0.0) -> Upload:
     """The head-bias gradient of mean cross-entropy at these logits, by autograd."""
     bias = torch.zeros(logits.shape[1], requires_grad=True)
-    loss = torch.nn.functional.cross_entropy(logits + bias, torch.tensor(labels))
+    loss = torch.nn.functional.cross_entropy(logits + bias, torch.tensor(labels), label_smoothing=smoothing)
     return Upload({names.HEAD_BIAS: torch.autograd.grad(loss, bias)[0]}, "gradient", len(labels), 1, 0, "w")
 
 
@@ -29,14 +29,16 @@ def test_a_single_label_is_always_found(undefended: VitClassifier, pictures: Sel
     assert found == tuple(batch.labels.tolist())
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_labels_of_batches_with_repeats_are_found_while_predictions_are_unsure(scale: float) -> None:
+def test_labels_of_batches_with_repeats_are_found_while_predictions_are_unsure(scale: float, smoothing: float) -> None:
     random, model = torch.Generator().manual_seed(0), small_model()
     for size in range(1, 9):
         labels = torch.randint(0, 5, (size,), generator=random).tolist()
         logits = scale * torch.randn(size, 1000, generator=random)
-        upload = upload_of_logits(logits, labels)
-        assert labels_of(upload, model, ThreatModel(batch_size=size)) == tuple(sorted(labels))
+        upload = upload_of_logits(logits, labels, smoothing)
+        stated = ThreatModel(batch_size=size, label_smoothing=smoothing)
+        assert labels_of(upload, model, stated) == tuple(sorted(labels))
 
 
 def test_labels_of_a_delta_are_found(undefended: VitClassifier, pictures: Selection) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.facts import LinearFacts, linear_facts, refusal
-from attacks.mjp.linking import linked
+from attacks.mjp.linking import link
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackFailedError
@@ -47,6 +47,11 @@ def outside_of(facts: LinearFacts, patches: Tensor) -> Tensor:
     return patches - patches @ facts.basis.mT @ facts.basis
 
 
+def unstated(facts: LinearFacts, patches: Tensor) -> Tensor:
+    """What the upload states wrongly of the patches."""
+    return patches - patches @ facts.open.mT @ facts.open - facts.stated
+
+
 @pytest.mark.parametrize("index", range(4))
 @pytest.mark.parametrize("version", list(Picture))
 def test_facts_hold_for_the_clean_picture_at_the_true_places(pictures: Selection, version: Picture, index: int) -> None:
@@ -59,6 +64,9 @@ def test_facts_hold_for_the_clean_picture_at_the_true_places(pictures: Selection
     assert torch.linalg.matrix_norm(facts.basis.mT @ facts.basis - span.mT @ span) < EXACT
     assert (outside_of(facts, patches) - facts.known).abs().max() < EXACT
     assert (patches[mask] @ facts.level - 1).abs().max() < EXACT
+    # Along the level nothing is open, of visible patches either.
+    assert len(facts.open) == len(facts.basis) - 1
+    assert unstated(facts, patches).abs().max() < EXACT
 
 
 def test_facts_hold_for_a_weight_delta_of_several_steps(pictures: Selection) -> None:
@@ -80,7 +88,7 @@ def test_without_a_mask_the_facts_are_the_picture(pictures: Selection) -> None:
 
 
 @pytest.mark.parametrize("uploads", [2, 3])
-def test_several_uploads_leave_open_the_span_of_what_was_masked_in_all(pictures: Selection, uploads: int) -> None:
+def test_several_uploads_leave_open_the_differences_of_what_all_masked(pictures: Selection, uploads: int) -> None:
     picture = pictures.load(pictures.entries[1])
     batches = [
         private_batch([picture], grid=8, mask_ratio=0.5, gradient_of=Picture.SHUFFLED, seed=0, number=number)
@@ -91,8 +99,9 @@ def test_several_uploads_leave_open_the_span_of_what_was_masked_in_all(pictures:
     affine = of_several_uploads([linear_facts(in_double(model, batch), model) for model, batch in pairs])
     patches = true_patches(models[0], batches[0])
     always = torch.cat([batch.mask for batch in batches]).all(dim=0)
-    assert len(affine.basis) == int(always.sum()) > 0
-    assert (patches[always] - patches[always] @ affine.basis.mT @ affine.basis).abs().max() < EXACT
+    assert len(affine.basis) == int(always.sum()) - 1 > 0
+    differences = patches[always] - patches[always][0]
+    assert (differences - differences @ affine.basis.mT @ affine.basis).abs().max() < EXACT
     assert (patches - patches @ affine.basis.mT @ affine.basis - affine.known).abs().max() < EXACT
 
 
@@ -102,8 +111,13 @@ def test_the_expected_error_is_of_the_size_of_the_error(
 ) -> None:
     batch = batch_of(pictures, Picture.SHUFFLED, index)
     facts = linear_facts(upload_of(defended, batch), defended)
-    error = (outside_of(facts, true_patches(defended, batch)) - facts.known)[~facts.mask].square().mean()
+    error = unstated(facts, true_patches(defended, batch))[~facts.mask].square().mean()
     assert 0.1 < error / facts.variance[~facts.mask].mean() < 30
+    # White over the patches it is so, too.
+    shown = ~facts.mask
+    root = torch.linalg.cholesky(facts.covariance[shown][:, shown])
+    white = torch.linalg.solve_triangular(root, unstated(facts, true_patches(defended, batch))[shown], upper=False)
+    assert 0.1 < white.square().mean() < 30
 
 
 def test_the_mask_is_read_through_noise(defended: VitClassifier, pictures: Selection) -> None:
@@ -147,5 +161,5 @@ def test_where_no_equation_is_left_over_nothing_is_said_of_the_noise_and_nothing
     for number in range(2):
         batch = private_batch([picture], grid=8, mask_ratio=0.27, gradient_of=Picture.SHUFFLED, seed=0, number=number)
         facts.append(linear_facts(upload_of(model, batch), model))
-    assert all(each.variance.isinf().all() and each.leak.isinf().all() for each in facts)
-    assert linked(facts) == [0]
+    assert all(each.covariance.isinf().all() and each.leak.diagonal().isinf().all() for each in facts)
+    assert link(facts).same == [0]

@@ -1,13 +1,16 @@
 """Which uploads are of one picture: what is joined is right, and what cannot be told apart is not joined."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 import pytest
 import torch
+from torch import Tensor
 
 from attacks.mjp.facts import LinearFacts, linear_facts
-from attacks.mjp.linking import Statement, Verdict, compare, groups, linked
+from attacks.mjp.linking import Statement, Verdict, compare, groups, link
+from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -25,9 +28,8 @@ def crops() -> Selection:
 
 
 def facts_of(
-    model: VitClassifier, pictures: Selection, index: int, number: int, mask_ratio: float = 0.27
+    model: VitClassifier, loaded: Sequence[LabelledPicture], number: int, mask_ratio: float = 0.27
 ) -> LinearFacts:
-    loaded = [pictures.load(pictures.entries[index])]
     batch = private_batch(
         loaded, grid=model.grid, mask_ratio=mask_ratio, gradient_of=Picture.SHUFFLED, seed=0, number=number
     )
@@ -38,7 +40,8 @@ def facts_of(
 def facts(crops: Selection) -> list[list[LinearFacts]]:
     """Per picture, of several uploads, each with other weights."""
     models = [small_model(defence="mjp", seed=seed) for seed in range(UPLOADS)]
-    return [[facts_of(model, crops, index, number) for number, model in enumerate(models)] for index in range(8)]
+    pictures = [crops.load(entry) for entry in crops.entries]
+    return [[facts_of(model, [picture], number) for number, model in enumerate(models)] for picture in pictures]
 
 
 def verdict(one: LinearFacts, other: LinearFacts) -> Verdict:
@@ -53,6 +56,34 @@ def test_uploads_of_two_pictures_are_never_joined(facts: list[list[LinearFacts]]
 
 def test_uploads_of_one_picture_are_joined(facts: list[list[LinearFacts]]) -> None:
     assert all(verdict(*pair) is Verdict.SAME for uploads in facts for pair in combinations(uploads, 2))
+
+
+def brighter(image: Tensor) -> Tensor:
+    return (image + 1 / 255).clamp(0, 1)
+
+
+def redder(image: Tensor) -> Tensor:
+    return (image + torch.tensor([4 / 255, 0, 0]).view(3, 1, 1)).clamp(0, 1)
+
+
+def stamped(image: Tensor) -> Tensor:
+    copy = image.clone()
+    copy[:, 24:32, 24:32] = 1  # one patch
+    return copy
+
+
+@pytest.mark.parametrize("change", [brighter, redder, stamped])
+def test_copies_that_differ_in_one_direction_are_told_apart(
+    facts: list[list[LinearFacts]], crops: Selection, change: Callable[[Tensor], Tensor]
+) -> None:
+    model = small_model(defence="mjp", seed=UPLOADS)
+    for index in (0, 2, 5):
+        picture = crops.load(crops.entries[index])
+        copy = replace(picture, image=change(picture.image))
+        of_copy = facts_of(model, [copy], UPLOADS)
+        hidden = [bool((other.mask & of_copy.mask)[27]) for other in facts[index]]  # where the stamp is
+        told = [verdict(other, of_copy) for other in facts[index]]
+        assert all(one is Verdict.DIFFERENT for one, unseen in zip(told, hidden, strict=True) if not unseen)
 
 
 def test_an_upload_agrees_or_not_with_a_whole_group(facts: list[list[LinearFacts]]) -> None:
@@ -71,19 +102,20 @@ def test_an_upload_that_agrees_with_two_pictures_joins_neither_to_the_other(fact
     empty = replace(
         facts[0][0],
         mask=torch.ones_like(facts[0][0].mask),
-        basis=torch.eye(192, dtype=torch.float64),
-        known=torch.zeros_like(facts[0][0].known),
-        leak=torch.zeros(192, dtype=torch.float64),
+        open=torch.eye(192, dtype=torch.float64),
+        stated=torch.zeros_like(facts[0][0].stated),
+        leak=torch.zeros(192, 1, dtype=torch.float64),
     )
     assert verdict(empty, facts[0][0]) is Verdict.UNDECIDED
-    assert linked([facts[0][0], empty, facts[1][1], facts[0][2]]) == [0, 3]
+    links = link([facts[0][0], empty, facts[1][1], facts[0][2]])
+    assert (links.same, links.undecided) == ([0, 3], [1])
     assert groups([empty, facts[0][0], facts[1][1]]) == [[0], [1], [2]]
 
 
 def test_noise_as_large_as_what_is_stated_leaves_it_undecided(facts: list[list[LinearFacts]]) -> None:
-    blurred = [replace(each, variance=torch.full_like(each.variance, 1e6)) for each in facts[0]]
+    blurred = [replace(each, covariance=1e6 * torch.eye(64, dtype=torch.float64)) for each in facts[0]]
     assert verdict(*blurred[:2]) is Verdict.UNDECIDED
-    assert linked(blurred) == [0]
+    assert link(blurred).same == [0]
 
 
 def test_patches_of_few_values_are_not_guessed_at() -> None:
@@ -91,8 +123,9 @@ def test_patches_of_few_values_are_not_guessed_at() -> None:
     sizes = {"image_size": 32, "patch_size": 4}
     scenario = Scenario.parse({"model": {"name": "deit_micro", **sizes}, "defences": "mjp"})
     model, pictures = build_vit(scenario.network), select_for(scenario)
-    uploads = [facts_of(model, pictures, 0, number, mask_ratio=0.9) for number in range(3)]
+    picture = pictures.load(pictures.entries[0])
+    uploads = [facts_of(model, [picture], number, mask_ratio=0.9) for number in range(3)]
     comparison = compare(Statement.of(uploads[:1]), Statement.of(uploads[1:2]))
     assert comparison.directions == 0
     assert comparison.verdict is Verdict.UNDECIDED
-    assert linked(uploads) == [0]
+    assert link(uploads).same == [0]

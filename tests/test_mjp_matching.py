@@ -49,7 +49,7 @@ def test_the_clean_and_the_shuffled_picture_match(mismatch: _Mismatch, batch: Pr
 
 def test_any_coefficients_satisfy_the_facts(mismatch: _Mismatch, defended: VitClassifier, upload: Upload) -> None:
     facts = linear_facts(upload, defended)
-    random = np.random.default_rng(0).standard_normal((64, len(facts.basis)))
+    random = np.random.default_rng(0).standard_normal((64, len(facts.open)))
     patches = mismatch.patches(random)
     outside = patches - (patches @ facts.basis.mT) @ facts.basis
     assert torch.allclose(outside, facts.known - (facts.known @ facts.basis.mT) @ facts.basis, atol=1e-9)

@@ -1,6 +1,7 @@
-"""Direct mode, Flower's clients and training make the same uploads, to the last bit, under every defence."""
+"""Direct mode, Flower's clients and training make the same uploads, to the last bit, whoever defends or cheats."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.federation.simulation import RunFolder, simulate
 from benchmarks.uploads.recorded import Recording
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
+from fedmjp.errors import FederationError
 from fedmjp.exchange import protect
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
@@ -20,6 +22,7 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import local_update
 from fedmjp.wire import evaluator_of_round, mean_of, uploads_of_round
+from server.refusals import RefusalFile
 from tests.federations import MICRO, PLAIN, play, scenario_of
 
 OPTIONS = {"secure_sum": ["secure_sum:clients=2"]}
@@ -37,8 +40,23 @@ SCENARIOS = [
     )
     for each in PIPELINES
 ]
+SCENARIOS[0] = SCENARIOS[0].model_copy(update={"label_smoothing": 0.2})  # Flower's clients have the same loss
+MALICIOUS = [
+    Scenario.parse({**SCENARIOS[1].model_dump(), "defences": defences, "server": server})
+    for server, defences in (("class_fishing", "mjp"), ("suppression", "secure_sum:clients=2"))
+]
 IDS = ["+".join(each) for each in PIPELINES]
-Uploads = dict[str, tuple[PrivateBatch, Upload]]
+LOST = Scenario.parse(
+    {"model": MICRO | {"name": "deit_tiny"}, "data": "/nowhere", "clients": 2, "pictures_per_client": 2}
+)
+
+
+@dataclass(frozen=True)
+class Played:
+    """One run of Flower: its records, and what it failed of."""
+
+    folder: RunFolder
+    error: FederationError
 
 
 def same(one: Upload, other: Upload) -> None:
@@ -48,24 +66,26 @@ def same(one: Upload, other: Upload) -> None:
 
 
 @pytest.fixture(scope="module")
-def federated(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """All scenarios, played by Flower in one run."""
+def federated(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """All scenarios, played by Flower in one run, after one whose clients fail."""
     folder = RunFolder(tmp_path_factory.mktemp("federated"))
-    simulate(SCENARIOS, folder)
-    return folder
+    with pytest.raises(FederationError) as raised:
+        simulate([LOST, *SCENARIOS, *MALICIOUS], folder)
+    return Played(folder, raised.value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=IDS)
-def test_flowers_clients_upload_what_direct_mode_computes(federated: RunFolder, scenario: Scenario) -> None:
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *MALICIOUS], ids=[*IDS, "class_fishing", "suppression"])
+def test_flowers_clients_upload_what_direct_mode_computes(federated: Played, scenario: Scenario) -> None:
     selection = select_for(scenario)
-    found = federated.index(scenario)
+    found = federated.folder.index(scenario)
     batches = selection.batches(scenario)
     assert set(found) == {tuple(entry.name for entry in batch) for batch in batches}
     for batch in batches:
         exchange = scenario.exchange([selection.load(entry) for entry in batch])
-        (path,) = found[tuple(entry.name for entry in batch)]
-        private, upload = federated.record(scenario, path)
+        *probes, path = found[tuple(entry.name for entry in batch)]
+        assert len(probes) == scenario.probes
+        private, upload = federated.folder.record(scenario, path)
         same(exchange.upload, upload)
         assert torch.equal(exchange.private.shuffled, private.shuffled)
         assert torch.equal(exchange.private.mask, private.mask)
@@ -73,9 +93,17 @@ def test_flowers_clients_upload_what_direct_mode_computes(federated: RunFolder, 
         assert upload.weights == exchange.upload.weights
 
 
+@pytest.mark.slow
+def test_a_failing_client_fails_the_run_with_the_clients_error_after_the_other_scenarios(federated: Played) -> None:
+    assert "there is no folder /nowhere" in str(federated.error)
+    refused = RefusalFile.of_run(federated.folder.uploads / LOST.folder).read()
+    assert [(refusal.round, refusal.client) for refusal in refused] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert all("there is no folder" in refusal.reason for refusal in refused)
+
+
 @pytest.mark.parametrize("defences", PIPELINES, ids=IDS)
 def test_a_step_of_training_uploads_what_direct_mode_computes(tmp_path: Path, defences: Sequence[str]) -> None:
-    recipe = PLAIN | {"label_smoothing": 0, "drop_path": 0}
+    recipe = PLAIN | {"label_smoothing": 0.1, "drop_path": 0}
     asked = scenario_of(
         defences=defences, recipe=recipe, strategy="fedsgd", rounds=2, records=(1,), server_learning_rate=0.1
     )

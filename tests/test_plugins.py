@@ -1,8 +1,11 @@
 """Attacks and defences that another package adds: installed beside ours, listed, run, and held to the contract."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -21,8 +24,11 @@ build-backend = "hatchling.build"
 name = "third-party"
 version = "0.1"
 
-[project.entry-points."fedmjp.{group}"]
-{name} = "third_party:{attribute}"
+[project.entry-points."fedmjp.attacks"]
+mean_patch = "third_party:MeanPatch"
+
+[project.entry-points."fedmjp.defences"]
+halved = "third_party:Halved"
 
 [tool.hatch.build.targets.wheel]
 packages = ["third_party"]
@@ -79,11 +85,26 @@ grids:
 """
 
 
-def install(folder: Path, *, group: str = "attacks", name: str = "mean_patch", attribute: str = "MeanPatch") -> Path:
-    """Build the package and install it into a folder of its own."""
+COMMANDS = """
+import contextlib, json, sys
+from fedmjp.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["fedmjp", *arguments]
+    with contextlib.suppress(SystemExit):
+        main()
+    print(end="\\0", flush=True)
+"""
+SMALL = ("--model", "deit_tiny", "--image-size", "64", "--patch-size", "8")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the package is installed; ``source`` beside it has its tests."""
+    folder = tmp_path_factory.mktemp("plugins")
     source, site = folder / "source", folder / "site"
     (source / "third_party").mkdir(parents=True)
-    (source / "pyproject.toml").write_text(PYPROJECT.format(group=group, name=name, attribute=attribute))
+    (source / "pyproject.toml").write_text(PYPROJECT)
     (source / "third_party" / "__init__.py").write_text(MODULE)
     (source / "test_third_party.py").write_text(CONFORMANCE)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site]
@@ -91,33 +112,36 @@ def install(folder: Path, *, group: str = "attacks", name: str = "mean_patch", a
     return site
 
 
-def command(site: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(site)!r}); from fedmjp.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd)
+def play(site: Path, *commands: Sequence[str], cwd: Path) -> tuple[list[str], str]:
+    """What fedmjp prints on each of several commands, and its errors, with the package installed."""
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)], capture_output=True, text=True, cwd=cwd, env=environment
+    )
+    printed = done.stdout.split("\0")
+    assert len(printed) == len(commands) + 1, done.stdout + done.stderr
+    return printed[:-1], done.stderr
+
+
+def entries(printed: str) -> dict[str, dict[str, str]]:
+    return {entry["name"]: entry for entry in json.loads(printed)}
 
 
 @pytest.mark.slow
-def test_an_attack_of_another_package_is_listed_run_and_tested(tmp_path: Path) -> None:
-    site = install(tmp_path)
-    listed = command(site, "list", "attacks", "--json", cwd=tmp_path)
-    entries = {entry["name"]: entry for entry in json.loads(listed.stdout)}
-    assert entries["mean_patch"]["summary"] == "a test of plug-ins"
-    small = ("--model", "deit_tiny", "--image-size", "64", "--patch-size", "8", "--limit", "2")
-    done = command(site, "attack", "--attack", "mean_patch", *small, "--output", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "mean_patch" in (tmp_path / "out" / "leaderboard.csv").read_text()
-
-
-@pytest.mark.slow
-def test_a_defence_of_another_package_is_listed_and_put_to_the_test(tmp_path: Path) -> None:
-    site = install(tmp_path, group="defences", name="halved", attribute="Halved")
-    listed = command(site, "list", "defences", "--json", cwd=tmp_path)
-    entries = {entry["name"]: entry for entry in json.loads(listed.stdout)}
-    assert entries["halved"]["summary"] == "half of the update"
-    assert entries["halved"]["the server is told"] == "that half of it is sent"
+def test_what_another_package_adds_is_listed_and_run(site: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(CAMPAIGN)
-    done = command(site, "campaign", "run", "tiny.yaml", "--output", "out", "--device", "cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (attacks, defences, *_), errors = play(
+        site,
+        ("list", "attacks", "--json"),
+        ("list", "defences", "--json"),
+        ("attack", "--attack", "mean_patch", *SMALL, "--limit", "2", "--output", "attacked"),
+        ("campaign", "run", "tiny.yaml", "--output", "out", "--device", "cpu"),
+        cwd=tmp_path,
+    )
+    assert entries(attacks)["mean_patch"]["summary"] == "a test of plug-ins"
+    assert entries(defences)["halved"]["summary"] == "half of the update"
+    assert entries(defences)["halved"]["the server is told"] == "that half of it is sent"
+    assert "mean_patch" in (tmp_path / "attacked" / "leaderboard.csv").read_text(), errors
     board = pd.read_csv(tmp_path / "out" / "leaderboard.csv").query("role == 'attack'").set_index("defence")
     assert set(board.index) == {"none", "halved", "mjp", "mjp + halved"}
     assert board.loc["halved", "psnr_mean"] > 60, "a closed form does not care for the scale"
@@ -125,10 +149,10 @@ def test_a_defence_of_another_package_is_listed_and_put_to_the_test(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_another_package_adds_is_held_to_the_contract(tmp_path: Path) -> None:
-    site = install(tmp_path)
+def test_what_another_package_adds_is_held_to_the_contract(site: Path, tmp_path: Path) -> None:
+    tests = site.parent / "source" / "test_third_party.py"
     suite = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "source" / "test_third_party.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -139,12 +163,22 @@ def test_what_another_package_adds_is_held_to_the_contract(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_broken_plug_in_is_named(tmp_path: Path) -> None:
-    site = install(tmp_path, name="broken", attribute="Missing")
-    small = ("--model", "deit_tiny", "--image-size", "64", "--patch-size", "8", "--limit", "1")
-    tried = command(site, "attack", "--attack", "broken", *small, cwd=tmp_path)
+def test_a_broken_plug_in_is_named(site: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "site"
+    shutil.copytree(site, broken)
+    (stated,) = broken.glob("*.dist-info/entry_points.txt")
+    stated.write_text(stated.read_text().replace("MeanPatch", "Missing"))
+    command = ("attack", "--attack", "mean_patch", *SMALL, "--limit", "1")
+    code = "from fedmjp.cli import main; main()"
+    tried = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{broken}:{ROOT}"},
+    )
     assert tried.returncode == 1
-    assert "attack 'broken' (third_party:Missing) cannot be loaded: AttributeError" in tried.stderr
+    assert "attack 'mean_patch' (third_party:Missing) cannot be loaded: AttributeError" in tried.stderr
     assert "Traceback" not in tried.stderr
 
 

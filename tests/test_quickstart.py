@@ -85,7 +85,7 @@ def test_it_ends_with_a_short_table_and_sentences_that_answer(first: Run, board:
 
 def test_it_is_never_silent_for_long(first: Run) -> None:
     assert first.silence < 20, "ten seconds on an idle machine"
-    assert re.search(r"Federated rounds: \d+ of 18, about \d+ s to go in this phase", first.printed)
+    assert re.search(r"Federated rounds: \d+ of 11, about \d+ s to go in this phase", first.printed)
 
 
 def test_it_writes_what_it_promises(first: Run) -> None:

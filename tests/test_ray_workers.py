@@ -103,9 +103,12 @@ def test_it_gives_the_rows_and_pictures_of_a_local_run(
 
 @pytest.mark.slow
 def test_a_job_that_kills_its_worker_is_tried_again_and_becomes_failed_rows_the_second_time(
-    cluster: str, quick: tuple[Plan, Setup], tmp_path: Path
+    cluster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan, setup = quick
+    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
+    # One job per picture: every death costs the start of a worker.
+    grid = {"attacks": ("grey",), "defences": ("none",), "settings": ("a",)}
+    plan, setup = small_campaign(tmp_path / "deadly", seeds=(0,), **grid)
     once, always = (plan.trials[place].picture.name for place in (2, 3))
     assert once != always
     source = Deadly(setup.selection.source, {once: tmp_path / "died", always: None}, spared=os.getpid())

@@ -75,7 +75,7 @@ def test_uploads_cannot_be_changed() -> None:
         upload().tensors["a"] = torch.zeros(3)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_uploads_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(RecordError, match="'a' holds NaN or infinite"):
         upload(tensors={"a": torch.tensor([value])})

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from attacks.held_out import developed_on
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.study import TRIALS, holds_plan, problems_of_rows, read_study
 from benchmarks.report.render import board_in
@@ -83,6 +85,19 @@ def test_a_study_verifies(folder: Path) -> None:
 def test_a_study_has_a_manifest_and_says_what_it_is(folder: Path) -> None:
     assert (folder / "manifest.json").exists()
     assert (folder / "README.md").exists()
+
+
+@pytest.mark.parametrize("folder", studies(), ids=named)
+def test_no_row_is_of_a_picture_that_an_attack_was_developed_on(folder: Path) -> None:
+    rows = pd.read_parquet(folder / TRIALS).reindex(columns=["picture", "picture_sha256"]).drop_duplicates()
+    pictures = rows.fillna("").itertuples(index=False, name=None)
+    assert [name for name, sha256 in pictures if developed_on(name, sha256)] == []
+
+
+def test_no_figure_of_performance_is_of_a_picture_that_an_attack_was_developed_on() -> None:
+    pictures = json.loads((RESULTS / "performance/gradient_matching.json").read_text())["pictures"]
+    assert pictures
+    assert not [name for name in pictures if developed_on(name)]
 
 
 def test_results_stay_small_and_hold_nothing_that_is_rendered_on_demand() -> None:

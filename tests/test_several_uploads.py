@@ -234,6 +234,27 @@ def test_a_run_that_shows_pictures_more_often_serves_those_that_do_so_less(witne
                 assert difference.norm() <= 1e-4 * size.norm()
 
 
+def test_a_client_that_would_upload_the_same_again_is_played_once_and_serves_what_direct_mode_computes(
+    witness: str, tmp_path: Path
+) -> None:
+    undefended = small_scenario(clients=2, pictures_per_client=2, uploads_per_picture=3)
+    moving = undefended.model_copy(update={"server_learning_rate": 0.1})
+    assert played([moving]) == [moving], "each upload is of other weights"
+    (once,) = played([undefended])
+    assert once.rounds == 2
+    folder = RunFolder(tmp_path)
+    record(once, folder)
+    tried = Experiment.parse({"scenario": undefended, "attacks": (witness,), "settings": ("a",), "metrics": ("psnr",)})
+    for direct in computed(tried):
+        served = RecordedUploads(tried, folder).uploads([direct.private.pictures])[direct.private.pictures]
+        assert isinstance(served, Exchange)
+        pairs = zip((served.upload, *served.upload.others), (direct.upload, *direct.upload.others), strict=True)
+        for ours, theirs in pairs:
+            assert (ours.server_round, ours.node, ours.weights) == (theirs.server_round, theirs.node, theirs.weights)
+            expected = theirs.tensors[names.POSITION_EMBEDDING]
+            assert (ours.tensors[names.POSITION_EMBEDDING] - expected).norm() <= 1e-4 * expected.norm()
+
+
 def test_a_recording_of_several_uploads_is_attacked(
     witness: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_changed_byte_is_noticed(copied: Path, capsys: pytest.CaptureFixture[s
 def test_status_reads_a_study(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("campaign", "status", published) == 0
     printed = capsys.readouterr().out
-    assert "12 of 12 trials finished (100%)" in printed
+    assert "12 of 12 trials finished (100 %)" in printed
     assert "refused" in printed
 
 

@@ -11,7 +11,8 @@ from fedmjp.exchange import private_of_round
 from fedmjp.models import names
 from fedmjp.private import PrivateBatch
 from fedmjp.stacked import ENTRANCE, entrance_gradients
-from fedmjp.updates import delta, gradient
+from fedmjp.threat import ThreatModel
+from fedmjp.updates import local_update
 from tests.conftest import small_model, small_scenario
 
 
@@ -21,18 +22,19 @@ def batches(size: int, count: int) -> list[PrivateBatch]:
     return [private_of_round(scenario, selection, client, 1) for client in range(count)]
 
 
-@pytest.mark.parametrize("defence", ["none", "mjp"])
-def test_delta_equals_torchs_sgd(defence: str) -> None:
+@pytest.mark.parametrize(("defence", "smoothing"), [("none", 0.0), ("mjp", 0.0), ("none", 0.2)])
+def test_delta_equals_torchs_sgd(defence: str, smoothing: float) -> None:
     model, (batch,) = small_model(defence=defence), batches(2, 1)
     trained = copy.deepcopy(model)
     optimiser = torch.optim.SGD(trained.parameters(), lr=0.1)
     mask = batch.mask if defence == "mjp" else None
     for _ in range(3):
         optimiser.zero_grad()
-        F.cross_entropy(trained(batch.shuffled, mask), batch.labels).backward()
+        F.cross_entropy(trained(batch.shuffled, mask), batch.labels, label_smoothing=smoothing).backward()
         optimiser.step()
     before = dict(model.named_parameters())
-    found = delta(model, batch, steps=3, learning_rate=0.1)
+    threat = ThreatModel(update="delta", local_steps=3, local_learning_rate=0.1, label_smoothing=smoothing)
+    found = local_update(model, batch, threat)
     assert found.keys() == before.keys()
     for name, parameter in trained.named_parameters():
         assert torch.allclose(found[name], (parameter - before[name]).detach(), atol=1e-6), name
@@ -40,13 +42,16 @@ def test_delta_equals_torchs_sgd(defence: str) -> None:
 
 @pytest.mark.parametrize("name", ["deit_tiny", "deit_tiny_april"])
 @pytest.mark.parametrize("defence", ["none", "mjp"])
-@pytest.mark.parametrize(("size", "count"), [(1, 3), (2, 2)])
-def test_stacked_gradients_equal_those_of_each_batch(name: str, defence: str, size: int, count: int) -> None:
+@pytest.mark.parametrize(("size", "count", "smoothing"), [(1, 3, 0.0), (2, 2, 0.2)])
+def test_stacked_gradients_equal_those_of_each_batch(
+    name: str, defence: str, size: int, count: int, smoothing: float
+) -> None:
     model, private = small_model(name, defence), batches(size, count)
     wanted = [each for each, _ in model.named_parameters() if each in ENTRANCE]
     assert len(wanted) == (6 if defence == "mjp" else 5)
-    for stacked, batch in zip(entrance_gradients(model, private, wanted), private, strict=True):
-        plain = gradient(model, batch)
+    made = entrance_gradients(model, private, wanted, label_smoothing=smoothing)
+    for stacked, batch in zip(made, private, strict=True):
+        plain = local_update(model, batch, ThreatModel(label_smoothing=smoothing))
         for each in wanted:
             assert stacked[each].shape == plain[each].shape
             assert (stacked[each] - plain[each]).norm() <= 1e-5 * plain[each].norm(), each

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.leaderboard.entries import Difference
 from benchmarks.leaderboard.standings import standings
 from benchmarks.leaderboard.verdicts import judge
+from fedmjp.errors import GAVE_UP
 from fedmjp.threat import ThreatModel
 from tests.boards import NOISE, Row, board, cell, entry, grey, near
 
@@ -195,6 +196,16 @@ def test_more_than_a_twentieth_failed_makes_a_cell_incomplete(failures, verdict)
     many[0] = replace(many[0], leakage=[*many[0].leakage[failures:], *["broke down"] * failures])
     found = entry(*many)
     assert (found.verdict, found.failures, found.errors) == (verdict, failures, ("broke down",))
+
+
+def test_attacks_that_gave_up_are_a_result_that_nothing_follows_of():
+    lost = Row(cell("patch"), [*near(12)[:2], *[f"{GAVE_UP}too much noise"] * 6], adapted=True)
+    found = entry(lost, grey(), *TWIN)
+    assert (found.verdict, found.reason) == ("inconclusive", f"6 of 8 trials failed: {GAVE_UP}too much noise")
+    late = replace(lost, leakage=[*lost.leakage[:-1], None])
+    assert entry(late, grey(), *TWIN).verdict == "incomplete"
+    assert standing(lost, defended(adapted=True), grey(), *TWIN).verdict == "inconclusive"
+    assert standing(lost, defended(*near(30)), grey(), *TWIN).verdict == "reduced"
 
 
 def test_a_refused_cell_says_why():

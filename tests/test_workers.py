@@ -1,4 +1,4 @@
-"""Plans worked off in one process and in several: the same rows, whatever dies, fails or is stopped."""
+"""Plans worked off: the same rows, whatever dies, fails or is stopped."""
 
 import sqlite3
 from dataclasses import replace
@@ -63,17 +63,6 @@ def test_what_parts_share_is_run_once(alone: tuple[Plan, Setup]) -> None:
     assert len(kept) == len(plan.trials) == len({trial.key for trial in plan.trials})
     assert {row["status"] for row in kept.values()} == {"ok"}
     assert {row["seed"] for row in kept.values()} == {0, 1}
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_same_rows_and_pictures(alone: tuple[Plan, Setup], tmp_path: Path) -> None:
-    plan, setup = alone
-    other = moved(setup, tmp_path, keep="all")
-    told = Told()
-    assert run_local(plan, other, workers=2, progress=told) == 0
-    assert told.announced == told.done == len(plan.trials)
-    assert rows(plan, other) == rows(plan, setup)
-    assert files(other) == files(setup)
 
 
 def test_a_run_that_is_stopped_says_what_it_left_and_goes_on_later(quick: tuple[Plan, Setup]) -> None:

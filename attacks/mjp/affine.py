@@ -12,29 +12,16 @@ NEGLIGIBLE = 1e-12  # of an eigenvalue of a projector, which is 0 or 1: float64 
 
 
 @dataclass(frozen=True)
-class Level:
-    """A linear equation that some patches satisfy: x_t^T vector = 1 at ``places``."""
-
-    places: Tensor  # (patches,) bool
-    vector: Tensor  # (values,) float64
-
-
-@dataclass(frozen=True)
 class AffinePatches:
     """Patch t of the clean picture, in its true place, is ``known[t] + c_t^T basis`` for some c_t."""
 
     known: Tensor  # (patches, values) float64, in the network's input space, orthogonal to the basis
     basis: Tensor  # (unknowns per patch, values) float64, orthonormal rows; empty where nothing is open
-    levels: tuple[Level, ...]  # that hold besides
 
 
 def of_one_upload(facts: LinearFacts) -> AffinePatches:
-    """What the facts of one upload leave open: coefficients in the span of the masked patches."""
-    return AffinePatches(facts.known, facts.basis, _levels([facts]))
-
-
-def _levels(facts: Sequence[LinearFacts]) -> tuple[Level, ...]:
-    return tuple(Level(fact.mask, fact.level) for fact in facts if fact.level.any())
+    """What the facts of one upload leave open: coefficients in the span of the differences of masked patches."""
+    return AffinePatches(facts.stated, facts.open)
 
 
 @dataclass(frozen=True)
@@ -54,10 +41,10 @@ class Stack:
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Stack":
         """The sums, solved for their eigenvectors."""
-        basis = torch.cat([fact.basis for fact in facts])
+        basis = torch.cat([upload.open for upload in facts])
         whole = torch.eye(basis.shape[1], dtype=basis.dtype, device=basis.device)
         strengths, directions = torch.linalg.eigh(len(facts) * whole - basis.mT @ basis)
-        return Stack(torch.stack([fact.known for fact in facts]).sum(dim=0), strengths, directions)
+        return Stack(torch.stack([upload.stated for upload in facts]).sum(dim=0), strengths, directions)
 
     def solve(self, open_: Tensor) -> tuple[Tensor, Tensor]:
         """Solution (patches, values) where directions (values,) are not left open, and orthonormal rows of those."""
@@ -75,7 +62,7 @@ def of_several_uploads(facts: Sequence[LinearFacts]) -> AffinePatches:
     if len(facts) == 1:
         return of_one_upload(facts[0])
     stack = Stack.of(facts)
-    basis, leak = torch.cat([fact.basis for fact in facts]), torch.cat([fact.leak for fact in facts])
-    leaked = ((basis @ stack.directions).square() * leak[:, None]).sum(dim=0)
+    parts = [(upload.open @ stack.directions).mT @ upload.leak for upload in facts]
+    leaked = torch.cat(parts, dim=1).square().sum(dim=1)
     open_ = stack.strengths <= (2 * leaked).clamp(min=NEGLIGIBLE * len(facts))
-    return AffinePatches(*stack.solve(open_), _levels(facts))
+    return AffinePatches(*stack.solve(open_))

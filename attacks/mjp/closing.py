@@ -1,12 +1,12 @@
 """The most natural picture among all that the uploads leave open.
 
-Patch t is known[t] + c_t^T B with unknown c_t, and some patches satisfy level equations, linear in c_t.
-The Gaussian energy of whole pictures (``attacks.natural_pictures``) is least where
+Patch t is known[t] + c_t^T B with unknown c_t. The Gaussian energy of whole pictures
+(``attacks.natural_pictures``) is least where
 
-    B (precision of the picture - mean)_t = 0 for every t, along the directions that the levels leave free,
+    B (precision of the picture - mean)_t = 0 for every t,
 
 a symmetric system of patches x unknowns equations. Conjugate gradients solve it. Their preconditioner
-is the inverse of the same system without levels and borders: on a torus it is block-circulant over the
+is the inverse of the same system without borders: on a torus it is block-circulant over the
 grid of patches, and a Fourier transform over the grid leaves one small block per frequency. The torus
 is larger than the picture, which keeps opposite borders apart: a handful of steps is enough.
 """
@@ -25,8 +25,6 @@ STEPS = 50
 PRECISE = 3e-3  # of the first error, in the norm of the energy; 1e-2 gives the same PSNR to 0.05 dB
 # Of the system's mean diagonal: float32 does not resolve smaller parts, and a preconditioner need not.
 RIDGE = 1e-6
-# Levels along which the basis has less than this share say nothing about the unknowns but noise.
-VISIBLE = 1e-3
 
 
 def close(affine: AffinePatches, model: Entrance) -> Tensor:
@@ -39,45 +37,17 @@ def close(affine: AffinePatches, model: Entrance) -> Tensor:
         return affine.known
     prior = NaturalPictures.for_model(model)
     basis = affine.basis.float()
-    start, fixed = _levels(affine)
-    fixed = fixed.float()
 
     def slope(patches: Tensor) -> Tensor:
         image = from_patches(patches[None], model.image_size, model.patch_size)[0]
         return to_patches(prior.slope(image)[None], model.patch_size)[0] @ basis.mT
 
-    def free(coefficients: Tensor) -> Tensor:
-        along: Tensor = coefficients - ((coefficients[:, None] @ fixed) @ fixed.mT)[:, 0]
-        return along
-
     inverse = _solver_on_torus(prior, basis, model)
-    first = affine.known + start @ affine.basis
     mean = prior.mean.repeat_interleave(model.patch_size**2)
     coefficients = conjugate_gradients(
-        lambda direction: free(slope(direction @ basis)),
-        -free(slope(first.float() - mean)),
-        lambda residual: free(inverse(residual)),
+        lambda direction: slope(direction @ basis), -slope(affine.known.float() - mean), inverse
     )
-    return first + coefficients.double() @ affine.basis
-
-
-def _levels(affine: AffinePatches) -> tuple[Tensor, Tensor]:
-    """The shortest coefficients (patches, unknowns) that meet the levels, and the directions that these fix.
-
-    The directions are orthonormal columns (patches, unknowns, levels), zero where there are fewer.
-    """
-    patches, unknowns = len(affine.known), len(affine.basis)
-    rows = affine.known.new_zeros(patches, len(affine.levels), unknowns)
-    right = affine.known.new_zeros(patches, len(affine.levels), 1)
-    for place, level in enumerate(affine.levels):
-        norm = level.vector.norm()
-        rows[level.places, place] = affine.basis @ level.vector / norm
-        right[level.places, place, 0] = (1 - affine.known[level.places] @ level.vector) / norm
-    left, strengths, directions = torch.linalg.svd(rows, full_matrices=False)
-    counts = strengths > VISIBLE
-    inverse = torch.where(counts, 1 / strengths, 0.0)
-    start = directions.mT @ (inverse[..., None] * (left.mT @ right))
-    return start[..., 0], directions.mT * counts[:, None]
+    return affine.known + coefficients.double() @ affine.basis
 
 
 def _solver_on_torus(prior: NaturalPictures, basis: Tensor, model: Entrance) -> Callable[[Tensor], Tensor]:

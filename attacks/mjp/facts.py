@@ -18,6 +18,9 @@ patches: it shuffles them among their places and gives all of them one shared po
    l = B^T S^-1 U^T Q^T d_unk, every masked patch satisfies x_t^T l = 1: for the matrix A of the columns
    Q^T d_t and the masked patches X, Q^T G l = A X l = A 1, and A has full column rank.
 
+   Visible patches have a level, too: G l = sum over unmasked t of d_t (x_t^T l) + d_unk is a linear system in
+   x_t^T l. Where l is sharp, nothing is open along it.
+
 Facts 4 and 5 hold for the *clean* picture at the *true* places, because a masked patch stays among the
 masked places. An upload of the clean picture under a mask says the same. A weight delta of several SGD
 steps under one mask sums the steps' gradients and d_t, so everything holds for it too.
@@ -27,7 +30,9 @@ Without a mask M is 0, P is 0, and fact 4 is the whole picture: the equation of 
 Uploads are rounded, if nothing else. With noise of variance s^2 on every entry of G,
 
 6. *The noise shows.* Q^T G has rank M. The singular values beyond the M-th are noise alone, and
-   s^2 is their mean square. It covers all that disturbs the equation, errors in d_t as well.
+   s^2 is their mean square. It covers all that disturbs the equation, errors in d_t as well. Of masked patches
+   that repeat themselves, as in flat pictures, fewer than M singular values exceed what noise alone reaches:
+   along the others the patches span nothing, and nothing is open.
 7. *What it does to the span.* To first order, row k of B lies outside of the true span by a vector of
    expected square s^2 (p - M) / S_k^2, in random directions.
 8. *What it does to the rest.* With D_u^+ the pseudo-inverse that solves fact 4, each value of (I - P) x_t
@@ -40,7 +45,7 @@ Uploads are rounded, if nothing else. With noise of variance s^2 on every entry 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +63,10 @@ from fedmjp.threat import ThreatModel
 PLAIN = ThreatModel()
 BLURRED = frozenset({"noisy", "rounded", "pruned", "signs", "reshaped"})  # marks under which no fact is exact
 LEAKING = 1e-2  # share of a direction outside of the true span from which on levels do more harm than good
+LOUD = 4.0  # square of a singular value, of the largest that noise alone has, from which on it is none
+FAINT = 0.1  # of the rounding of an entry: less is not seen but where rounding repeats itself
+ACCUMULATED = 4.0  # times the rounding of an entry: what a sum over all tokens has
+MISSED = 100.0  # mean square of what a level leaves of d_unk, in units of the noise on G, from which on there is none
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class LinearFacts:
 
     ``basis`` holds orthonormal rows B that span the masked patches, and of several pictures their differences: as many
     as these are, unless a patch has fewer values; with a ``contrast`` near the upload's rounding they are not to be
-    trusted. Where no equation is left over to tell the noise by, ``leak`` and ``variance`` are infinite.
+    trusted. ``open`` and ``stated`` are what the upload leaves open of every patch, and states, by all facts together.
+    Where no equation is left over to tell the noise by, ``leak`` and ``covariance`` are infinite.
     """
 
     mask: Tensor  # (patches,) bool, True where the patch was masked
@@ -74,18 +84,35 @@ class LinearFacts:
     known: Tensor  # (patches, values) float64, (I - P) x_t in true places; zero where masked
     level: Tensor  # (values,) float64, l with x_t^T l = 1 for masked patches; zeros if there is none or noise blurs it
     contrast: float  # smallest singular value that counts over the largest; 1 if none is masked
-    leak: Tensor  # (rank,) float64, expected square of what of each row of the basis lies outside the true span
-    variance: Tensor  # (patches,) float64, of the error of each value of ``known``, to an order of magnitude
+    open: Tensor  # (unknowns, values) float64, orthonormal rows: the part of the span that no fact speaks of
+    stated: Tensor  # (patches, values) float64, the patches in their true places without their part along ``open``
+    leak: Tensor  # (unknowns, loud) float64; |c^T leak|^2 is expected of c^T open to lie outside of the true span
+    covariance: Tensor  # (patches, patches) float64, of the errors of a value of ``stated``, to an order of magnitude
+    variance: Tensor  # (patches,) float64, the same of single patches, without what the span lets pass
+    unexplained: Tensor  # (equations, values) float64, noise alone, whose mean square is that of G's noise
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Singular values and vectors of Q^T G, and the variance of the noise on each of its entries."""
+    """Singular values and vectors of Q^T G, and the noise in it."""
 
-    left: Tensor
-    singular: Tensor
-    basis: Tensor
-    noise: float
+    left: Tensor  # (equations, rank)
+    singular: Tensor  # (rank,)
+    basis: Tensor  # (rank, values)
+    noise: float  # variance of the noise on each entry
+    reach: float  # the largest square of a singular value that noise alone has
+    unexplained: Tensor  # (equations, values), what is left beyond the rank
+
+    @property
+    def loud(self) -> "_Span":
+        """Without the singular values that noise alone may reach."""
+        count = int((self.singular.square() > LOUD * self.reach).sum()) if math.isfinite(self.noise) else None
+        return replace(self, left=self.left[:, :count], singular=self.singular[:count], basis=self.basis[:count])
+
+    @property
+    def leak(self) -> Tensor:
+        """(rank,) fact 7."""
+        return self.noise * max(1, self.basis.shape[1] - len(self.basis)) / self.singular.square()
 
 
 def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -> LinearFacts:
@@ -105,36 +132,71 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         raise AttackFailedError("every patch is masked in an upload: it states none of them")
     visible = tokens[~mask]
     outside = torch.linalg.qr(visible.mT, mode="complete")[0][:, len(visible) :]  # what is orthogonal to all rows
-    span = _span(outside.mT @ patch_gradient, upload.num_examples * len(mask) - len(visible))
-    solver = least_squares(visible[None], torch.eye(visible.shape[1], dtype=visible.dtype, device=visible.device)[None])
-    without_span = patch_gradient - (patch_gradient @ span.basis.mT) @ span.basis
-    known = patch_gradient.new_zeros(len(mask), patch_gradient.shape[1])
-    known[~mask] = solver[0] @ without_span if prior is None else _posterior(visible, without_span, span, prior)
+    hidden = outside.mT @ patch_gradient
+    precision = torch.finfo(upload.tensors[names.PATCH_WEIGHT].dtype).eps / 2
+    rounding = precision * float(patch_gradient.square().mean().sqrt())
+    span = _span(hidden, upload.num_examples * len(mask) - len(visible), rounding)
+    whole = torch.eye(visible.shape[1], dtype=visible.dtype, device=visible.device)
+    solver = least_squares(visible[None], whole[None])[0]
+
+    unknown = on_device(upload, names.UNKNOWN_EMBEDDING, model) if mask.any() else tokens.new_zeros(tokens.shape[1])
+
+    def solve(open_: Tensor, level: Tensor) -> Tensor:
+        """Facts 4 and 5 in place: the patches without their part along the rows of ``open_``."""
+        square = level.square().sum()
+        masked = level / square if square else level
+        rest = patch_gradient - (patch_gradient @ open_.mT) @ open_ - torch.outer(unknown, masked)
+        patches = masked.repeat(len(mask), 1)
+        patches[~mask] = solver @ rest if prior is None else _posterior(visible, rest, open_, prior)
+        return patches
+
     variance = (visible.square().mean() * outside.shape[1]).reciprocal().repeat(len(mask))
-    variance[~mask] = solver[0].square().sum(dim=1)
-    leak = span.noise * max(1, len(span.basis.mT) - len(span.basis)) / span.singular.square()
-    sharp = bool(mask.any()) and float(leak.max()) < LEAKING
+    variance[~mask] = solver.square().sum(dim=1)
+    loud = span.loud
+    noise = max(span.noise, (ACCUMULATED * precision) ** 2 * float(unknown.square().mean()))
+    level, turn = _level(outside.mT @ unknown, loud, noise)
+    open_ = turn @ loud.basis
     return LinearFacts(
         mask=mask,
         basis=span.basis,
-        known=known,
-        level=_level(upload, model, outside, span) if sharp else torch.zeros_like(known[0]),
+        known=solve(span.basis, torch.zeros_like(level)),
+        level=level,
         contrast=float(span.singular[-1] / span.singular[0]) if len(span.singular) else 1.0,
-        leak=leak,
-        variance=span.noise * variance,
+        open=open_,
+        stated=solve(open_, level),
+        leak=(turn * loud.leak.sqrt()).nan_to_num(nan=0.0, posinf=math.inf),
+        covariance=_covariance(mask, solver, solver @ (patch_gradient @ loud.basis.mT) / loud.singular, span.noise),
+        variance=variance * span.noise,
+        unexplained=span.unexplained,
     )
 
 
-def _posterior(visible: Tensor, without_span: Tensor, span: _Span, prior: Gaussian) -> Tensor:
-    """Fact 4 under noise: the mean of (I - P) x_t if the patches are drawn from ``prior``."""
-    outside = torch.eye(len(prior.mean), dtype=visible.dtype, device=visible.device) - span.basis.mT @ span.basis
+def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> Tensor:
+    """Fact 8, (patches, patches): of the solution, and of what the span lets pass.
+
+    Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Of masked
+    patches nobody sees d_t; it is taken to be as others'.
+    """
+    visible = solver @ solver.mT + leaked @ leaked.mT
+    everywhere = torch.diag(visible.diagonal().mean().repeat(len(mask)))
+    everywhere[torch.outer(~mask, ~mask)] = visible.flatten()
+    return everywhere * noise if math.isfinite(noise) else torch.full_like(everywhere, math.inf)
+
+
+def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: Gaussian) -> Tensor:
+    """Fact 4 under noise: the mean of the visible patches without their part along ``open_``, drawn from ``prior``."""
+    outside = torch.eye(len(prior.mean), dtype=visible.dtype, device=visible.device) - open_.mT @ open_
     projected = Gaussian(outside @ prior.mean, outside @ prior.covariance @ outside)
     rounding = torch.finfo(torch.float32).eps / 2
-    return posterior_mean(visible[None], without_span[None], projected, rounding).values[0] @ outside
+    return posterior_mean(visible[None], right[None], projected, rounding).values[0] @ outside
 
 
-def _span(hidden: Tensor, unseen: int) -> _Span:
-    """Facts 3 and 6 of ``hidden`` = Q^T G."""
+def _span(hidden: Tensor, unseen: int, rounding: float) -> _Span:
+    """Facts 3 and 6 of ``hidden`` = Q^T G.
+
+    Where pixels repeat themselves, rounding does so, too. It then hides in the span instead of showing beyond it, and
+    what ``rounding`` an entry has is all that is known.
+    """
     # The singular vectors of a wide matrix by way of its QR: a third of the time.
     orthogonal, triangular = torch.linalg.qr(hidden.mT)
     values, singular, left = torch.linalg.svd(triangular, full_matrices=False)
@@ -144,13 +206,31 @@ def _span(hidden: Tensor, unseen: int) -> _Span:
     # The smallest number keeps exactness from being divided by.
     beyond = float(singular[rank:].square().sum()) / freedom if freedom else math.inf
     basis = (orthogonal @ values[:, :rank]).mT.contiguous()
-    return _Span(left[:rank].mT, singular[:rank], basis, max(beyond, torch.finfo(hidden.dtype).tiny))
+    unexplained = singular[rank:, None] * (orthogonal @ values[:, rank:]).mT
+    unexplained *= (len(unexplained) / max(1, len(hidden) - rank)) ** 0.5  # as if every equation were a row
+    repeats = beyond < (FAINT * rounding) ** 2
+    noise = (ACCUMULATED * rounding) ** 2 if repeats else beyond
+    noise = max(noise, torch.finfo(hidden.dtype).tiny)
+    rows, columns = hidden.shape
+    reach = noise * (rows * columns if repeats else (rows**0.5 + columns**0.5) ** 2)
+    return _Span(left[:rank].mT, singular[:rank], basis, noise, reach, unexplained)
 
 
-def _level(upload: Upload, model: Entrance, outside: Tensor, span: _Span) -> Tensor:
-    unknown = outside.mT @ on_device(upload, names.UNKNOWN_EMBEDDING, model)
-    level: Tensor = span.basis.mT @ ((span.left.mT @ unknown) / span.singular)
-    return level
+def _level(unknown: Tensor, span: _Span, noise: float) -> tuple[Tensor, Tensor]:
+    """Fact 5 of ``unknown`` = Q^T d_unk, which has noise of that variance.
+
+    It gives l (values,), and orthonormal rows (unknowns, rank) that turn B away from it.
+    If there is no level, or noise blurs it, l is zero, and nothing is turned.
+    """
+    seen = span.left.mT @ unknown
+    along = seen / span.singular
+    missed = unknown - span.left @ seen
+    square = along.square().sum()
+    unclear = missed.square().sum() > MISSED * len(unknown) * noise
+    if unclear or not square or float(along.square() @ span.leak) > LEAKING * square:
+        return span.basis.new_zeros(span.basis.shape[1]), torch.eye(len(span.basis)).to(span.basis)
+    turn = torch.linalg.qr(along[:, None], mode="complete")[0][:, 1:].mT
+    return span.basis.mT @ along, turn
 
 
 def required_tensors(model: Entrance) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -10,10 +11,11 @@ from attacks.mjp import batches
 from attacks.mjp.affine import of_several_uploads
 from attacks.mjp.closing import close
 from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
-from attacks.mjp.linking import linked
+from attacks.mjp.linking import link
 from attacks.mjp.prior import ClosedFacts
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
+from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
@@ -35,7 +37,11 @@ class MjpIntersection(ClosedFacts[Entrance]):
     upload it is ``mjp_prior``.
 
     Uploads that defences disturb are read with a prior of patches (facts 4 and 9), and what noise
-    blurs of a span counts as open.
+    blurs of a span counts as open. Those without a mask are read as one: of the same weights they are the same but
+    for noise, and their mean is taken; of others they are further equations.
+
+    Uploads of pictures that differ by more than noise are not joined, however little it is. Where that cannot be
+    decided they are not joined either: ``uploads_undecided`` counts these.
 
     Of *batches* each picture is found by the uploads that show it in other company (``attacks.mjp.batches``),
     as long as all patches of an upload are fewer than the dimensions of a token, and what two uploads leave open
@@ -70,18 +76,19 @@ class MjpIntersection(ClosedFacts[Entrance]):
 
     def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
         del generator  # nothing is drawn
-        facts = [linear_facts(upload, model, threat), *_of_others(upload.others, model, threat)]
-        several = upload.num_examples > 1
-        return _of_batch(facts, upload.num_examples, model) if several else _intersect(facts, model)
+        read = [(upload, linear_facts(upload, model, threat)), *_of_others(upload.others, model, threat)]
+        if upload.num_examples > 1:
+            return _of_batch([facts for _, facts in read], upload.num_examples, model)
+        return _intersect(read, model, threat)
 
 
-def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[LinearFacts]:
+def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[tuple[Upload, LinearFacts]]:
     """Of those that state anything: an upload with every patch masked does not."""
-    facts = []
-    for upload in others:
+    read = []
+    for other in others:
         with suppress(AttackFailedError):
-            facts.append(linear_facts(upload, model, threat))
-    return facts
+            read.append((other, linear_facts(other, model, threat)))
+    return read
 
 
 def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> Reconstruction:
@@ -96,18 +103,40 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> R
     )
 
 
-def _intersect(all_facts: Sequence[LinearFacts], model: Entrance) -> Reconstruction:
-    facts = [all_facts[index] for index in linked(all_facts)]
+def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, threat: ThreatModel) -> Reconstruction:
+    links = link([facts for _, facts in read])
+    uploads = [read[index] for index in links.same]
+    whole = [upload for upload, facts in uploads if not facts.mask.any()]
+    facts = [facts for _, facts in uploads if facts.mask.any() or len(whole) == 1]
+    if len(whole) > 1:
+        facts.append(linear_facts(_as_one(whole), model, threat))
     affine = of_several_uploads(facts)
-    left = torch.stack([(affine.known - affine.known @ fact.basis.mT @ fact.basis - fact.known) for fact in facts])
+    left = torch.stack([(affine.known - affine.known @ part.open.mT @ part.open - part.stated) for part in facts])
     patches = close(affine, model)
     return Reconstruction(
         picture(patches, model),
         {
-            "uploads_kept": float(len(all_facts)),
-            "uploads_linked": float(len(facts)),
-            "masked_in_all": float(torch.stack([fact.mask for fact in facts]).all(dim=0).sum()),
+            "uploads_kept": float(len(read)),
+            "uploads_linked": float(len(uploads)),
+            "uploads_undecided": float(len(links.undecided)),
+            "masked_in_all": float(torch.stack([part.mask for part in facts]).all(dim=0).sum()),
             "unknowns_per_patch": float(len(affine.basis)),
             "residual": float(left.square().mean().sqrt()),
         },
     )
+
+
+def _as_one(uploads: Sequence[Upload]) -> Upload:
+    """Uploads of one picture without a mask: the mean of those of the same weights, as equations one below the other.
+
+    Equations of other weights are scaled to be as loud. The width of the tensors is then that of all together.
+    """
+    means = []
+    for weights in dict.fromkeys(upload.weights for upload in uploads):
+        same = [upload.tensors for upload in uploads if upload.weights == weights]
+        mean = {name: torch.stack([tensors[name].double() for tensors in same]).mean(dim=0) for name in same[0]}
+        scale = mean[names.PATCH_WEIGHT].square().mean().sqrt()
+        means.append({name: tensor / scale for name, tensor in mean.items()})
+    dimension = {names.PATCH_WEIGHT: 0}  # the last of the others
+    joined = {name: torch.cat([mean[name] for mean in means], dim=dimension.get(name, -1)) for name in means[0]}
+    return replace(uploads[0], tensors=joined)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks import ATTACKS
-from attacks.base import Attack, picture
+from attacks.base import Attack, picture, showing_pictures
 from attacks.labels import labels_of, mean_gradient
 from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
 from attacks.mjp.affine import of_one_upload
@@ -90,13 +90,13 @@ class MjpMatching(ClosedFacts[VitClassifier]):
         return MJP if model.defended else frozenset()
 
     def _first(self) -> Attack:
-        return ATTACKS.get(self.options.start)()
+        return showing_pictures(ATTACKS.get(self.options.start)())
 
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear_facts(upload, model, threat)
-        result = picture(facts.known, model), dict[str, float]()
+        result = picture(facts.stated, model), dict[str, float]()
         if facts.mask.any():
             start_generator = torch_generator(generator.initial_seed(), "start")
             first = self._first().reconstruct([upload], model, threat, generator=start_generator)[0].images
@@ -153,7 +153,9 @@ class _Mismatch:
         targets = {name: mean_gradient(upload, name, model, threat) for name in _matched(model)}
         self._targets = {name: target[None] for name, target in targets.items() if target.any()}
         self._squares = torch.stack([target.square().sum() for target in self._targets.values()])
-        self._comparison = PerCandidateGradients(copy.deepcopy(model).double(), list(self._targets))
+        self._comparison = PerCandidateGradients(
+            copy.deepcopy(model).double(), list(self._targets), label_smoothing=threat.label_smoothing
+        )
 
     def coefficients(self, image: Tensor) -> Tensor:
         """Of the picture (1, 3, size, size) in [0, 1]."""
@@ -162,13 +164,9 @@ class _Mismatch:
         return along
 
     def patches(self, coefficients: Tensor | Floats) -> Tensor:
-        """(patches, values) in the network's input space of any coefficients; levels are put right."""
+        """(patches, values) in the network's input space of any coefficients."""
         basis = self._affine.basis
         along = torch.as_tensor(coefficients).to(basis).reshape(-1, len(basis))
-        for level in self._affine.levels:
-            direction = basis @ level.vector
-            wrong = (1 - along @ direction) / direction.square().sum() * level.places
-            along = along + wrong[:, None] * direction
         patches: Tensor = self._affine.known + along @ basis
         return patches
 

@@ -33,6 +33,7 @@ class ClosedFacts(Attack[Model]):
         "an image size that the prior knows"
     )
     stack = 1
+    any_steps = True  # facts are linear in the gradients, which steps add up
     needs_network = False
     uses_natural_patches = True
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from attacks.natural_patches import measured_on
+from attacks.held_out import developed_on, seen_before
 from benchmarks.campaign.spec import Campaign
 from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.plan.planning import plan
-from fedmjp.data.selection import Selection, nothing, open_source, pick, select
+from fedmjp.data.selection import Selection, open_source, pick, select
+from fedmjp.metrics import DISCLOSED
 from fedmjp.models.build import build
 from fedmjp.training import run_folder
 
@@ -66,7 +67,7 @@ def _selection(campaign: Campaign) -> Selection:
     source = open_source(data.source, size=campaign.image_size, classes=campaign.classes)
     if data.ids:
         return pick(source, data.ids)
-    leave_out = measured_on if data.held_out else nothing
+    leave_out = seen_before if data.held_out else developed_on
     return select(source, data.pictures, seed=data.seed, leave_out=leave_out)
 
 
@@ -97,4 +98,6 @@ def _ledger(planned: Plan, config: Mapping[str, Any], **about: Any) -> Ledger:
     usual = {"question": "", "recognisable_at": RECOGNISABLE, "utility": {}, "keep": "all"}
     empty: dict[str, list[str]] = {"reported": [], "skipped": [], "notes": []}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    if any(each.cell.reveals != "pictures" for each in planned.cells):
+        about["metrics"] = [*about["metrics"], *DISCLOSED]
     return Ledger.of(planned, {"config": config, "config_sha256": digest, **usual, **empty, **about})

@@ -18,6 +18,7 @@ from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
+from fedmjp.servers.config import Server
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
@@ -26,8 +27,8 @@ class DataConfig(Config):
     """Which pictures are attacked, the same in every cell.
 
     ``source`` is "bundled" or a folder of CLASS/picture files. Either ``ids`` names the pictures, or
-    ``pictures`` of them are drawn with ``seed``, with ``held_out`` from those that the prior of natural
-    patches was not made of. ``name`` is what results call the source.
+    ``pictures`` of them are drawn with ``seed``, from those that no attack was developed on; with ``held_out`` from
+    those of them that the prior of natural patches was not made of. ``name`` is what results call the source.
     """
 
     source: str = "bundled"
@@ -49,7 +50,11 @@ class DataConfig(Config):
 
 
 # What a grid may say of the server's view, in the scenario's words; a list makes several threat models.
-THREAT = ("update", "batch_size", "local_steps", "local_learning_rate", "labels_known", "uploads_per_picture")
+THREAT = (
+    "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
+    "label_smoothing", "labels_known",
+    "uploads_per_picture",
+)  # fmt: skip
 MOST_CELLS = 100_000  # of a grid; a table of so many is read by nobody
 
 
@@ -70,7 +75,7 @@ class Grid(Config):
 
     ``threats`` are values of scenarios (``THREAT``), of which those that are lists make several. ``mask_ratios`` are
     those of defences that shuffle and do not state their own. ``pictures`` lets attacks that take long have the first
-    pictures of the campaign only.
+    pictures of the campaign only. A ``server`` that changes weights is for measuring one's own deployment.
     """
 
     models: tuple[str, ...] = Field(min_length=1)
@@ -82,6 +87,7 @@ class Grid(Config):
     mask_ratios: tuple[MaskRatio, ...] = Field((0.27,), min_length=1)
     threats: tuple[Mapping[str, Any], ...] = Field(({},), min_length=1)
     pictures: int | None = Field(None, ge=1)
+    server: Server = Field(None, description="how the server changes the weights that it sends; by default not at all")
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
@@ -100,7 +106,11 @@ class Grid(Config):
         for view, defences in itertools.product(self.views, self.defences):
             with as_value_error():
                 ThreatModel.parse(view)
-                sizes = {"clients": pipeline_of(defences).clients, "pictures_per_client": view.get("batch_size", 1)}
+                sizes = {
+                    "clients": pipeline_of(defences).clients,
+                    "pictures_per_client": view.get("batch_size", 1),
+                    "server": self.server,
+                }
                 Scenario.parse({"defences": defences, **sizes, **view})
         return self
 
@@ -210,6 +220,7 @@ class Campaign(Config):
         pictures = min(grid.pictures or self.data.count, self.data.count)
         sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
         values = {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **view}
+        values["server"] = grid.server
         return of_single_batches(values, pictures)
 
     def _with_weights(self, experiment: Experiment) -> Experiment:

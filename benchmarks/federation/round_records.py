@@ -81,6 +81,7 @@ def recorded_as(scenario: Scenario, training: Training, *, uploads: int) -> Scen
             "pictures_per_client": size,
             "batch_size": size,
             "update": training.update,
+            "label_smoothing": training.recipe.label_smoothing,
             "server_learning_rate": scenario.server_rate if gradients else 0.0,
         }
     )

@@ -197,6 +197,8 @@ def _id(cell: Cell, entry: Entry, submitter: str) -> str:
 
 def _contradictions(entry: Entry) -> Iterator[str]:
     """What an entry says against itself or against what is known here, without computing anything."""
+    if entry.reveals != "pictures":
+        yield f"it reveals {entry.reveals}; so far only entries that reveal pictures can be submitted"
     if entry.verdict == "refused":
         yield "an attack that was not run has nothing to show; leave the entry out"
     given = entry.provenance

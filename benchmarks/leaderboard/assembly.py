@@ -9,8 +9,9 @@ import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.store import COLOUR, START_OVER
-from benchmarks.leaderboard.entries import FLAT, LEAKAGE, Cost, Entry, Provenance, Utility, entry_id
+from benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
 from benchmarks.leaderboard.figures import Figures, judged
+from benchmarks.leaderboard.measures import MEASURES
 from benchmarks.plan.experiment import Cell, PlannedCell
 from fedmjp.errors import RecordError
 from fedmjp.metrics import metric
@@ -31,10 +32,15 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     scores = _scores(rows, [*about["metrics"], COLOUR])
     colour = scores.pop(COLOUR)
     cell_rows = {cell: rows[rows["cell"] == place] for cell, place in places.items()}
-    flat = {cell: _flat(subset, colour[subset.index], scores[LEAKAGE]) for cell, subset in cell_rows.items()}
+    leakage = {cell: MEASURES[cell.reveals].leakage for cell in places}
+    for cell, subset in cell_rows.items():
+        _require_scores(subset, scores.loc[subset.index], leakage[cell])
+        if not MEASURES[cell.reveals].colour_tells:
+            colour[subset.index] = -np.inf
+    flat = {cell: _flat(subset, colour[subset.index], scores[leakage[cell]]) for cell, subset in cell_rows.items()}
     scores = scores.mask(colour >= FLAT, axis=0)
-    # Each picture with the mean over its seeds; only pictures with leakage that count.
-    pictures = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean().dropna(subset=[LEAKAGE])
+    # Each picture with the mean over its seeds.
+    pictures = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean()
     most_revealing = {name: "max" if metric(name).higher_leaks else "min" for name in about["metrics"]}
     extremes = scores.groupby(rows["cell"]).agg(most_revealing).reindex(range(len(places)))
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
@@ -44,8 +50,9 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
             cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
             for cell, provenance in provenances.items()
         },
-        pictures={
-            cell: pictures[pictures.index.get_level_values(0) == place].droplevel(0) for cell, place in places.items()
+        pictures={  # only those with leakage that count
+            cell: pictures[pictures.index.get_level_values(0) == place].droplevel(0).dropna(subset=[leakage[cell]])
+            for cell, place in places.items()
         },
         worst={cell: worst[place] for cell, place in places.items()},
         recognisable_at=about["recognisable_at"],
@@ -75,14 +82,17 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     """One column per metric; missing where it could not be computed, or the trial did not end well."""
     ok = rows["status"].eq("ok")
     records = [values if fine else {} for values, fine in zip(rows["scores"], ok, strict=True)]
-    scores = pd.DataFrame(
+    return pd.DataFrame(
         {name: np.array([record.get(name) for record in records], dtype=float) for name in metrics}, index=rows.index
     )
-    bad = (ok & scores[LEAKAGE].isna()) | np.isinf(scores.to_numpy()).any(axis=1)
+
+
+def _require_scores(rows: pd.DataFrame, scores: pd.DataFrame, leakage: str) -> None:
+    """RecordError if a finished trial has no leakage, or an infinite score."""
+    bad = (rows["status"].eq("ok") & scores[leakage].isna()) | np.isinf(scores.to_numpy()).any(axis=1)
     if bad.any():
         key = rows.loc[bad, "key"].iloc[0]
         raise RecordError(f"Trial {key} has finished, but a score is no finite number; {START_OVER}")
-    return scores
 
 
 def _entry(

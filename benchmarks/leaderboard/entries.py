@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from attacks.base import Role
+from attacks.base import Reveals, Role
 from benchmarks.plan.experiment import Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
@@ -20,12 +20,11 @@ from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 2
+# Of pictures; ``benchmarks.leaderboard.measures`` has what else can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 EXACT = 40.0  # dB from which a picture counts as recovered exactly: the error's root mean square is a hundredth
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 FLAT = 25.0  # dB that a picture's own mean colour scores, from which on recovering it says nothing of an attack
-MARGIN = 1.0  # dB over grey below which a mean counts as nothing recovered
-EXPOSED = 3.0  # dB over grey: half the error power of a guess
 
 SHOWN = 3  # errors of a file that is read
 
@@ -88,7 +87,7 @@ class Statistics(Record):
 
 
 class Difference(Record):
-    """Paired difference of leakage, this cell minus another, over the pictures that both have, in dB.
+    """Paired difference of leakage, this cell minus another, over the pictures that both have, in its own unit.
 
     ``p_value`` is that of the two-sided Wilcoxon signed-rank test; none below two pictures.
     """
@@ -166,6 +165,9 @@ class Entry(Record):
     recovered with 40 dB or more. ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin:
     the same model, attack, pictures, seeds and server where clients defend nothing, in setting a. ``exposed`` counts
     pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
+
+    All this is said of cells that reveal pictures: of features and labels, ``benchmarks.leaderboard.measures`` has
+    metrics, thresholds and guesses in place of these.
     """
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -183,6 +185,7 @@ class Entry(Record):
     setting: Setting
     protocol: Protocol
     threat: ThreatModel
+    reveals: Reveals = "pictures"
     verdict: Verdict
     reason: str
     n: int = Field(ge=0)
@@ -234,6 +237,8 @@ def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) ->
     """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
     configured = {"threat": cell.threat.digest(), "defences": [config.text for config in cell.defences]}
     named = vars(cell) | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
+    if cell.reveals == "pictures":
+        del named["reveals"]  # ids outlive fields of later
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -246,7 +251,7 @@ class Submission(Record):
 
 
 class Standing(Record):
-    """A model with its defences before one server and in one setting, judged by the strongest attack.
+    """A model with its defences before one server and in one setting, judged by the strongest attack of a kind.
 
     ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused), and for what a
     third party submitted. ``attacks`` counts those that ran; ``adapted``: one of them takes the defence into account.
@@ -257,6 +262,7 @@ class Standing(Record):
     threat: ThreatModel
     setting: Setting
     protocol: Protocol
+    reveals: Reveals = "pictures"
     model: str
     weights: str
     defences: Defences
@@ -323,6 +329,15 @@ class Board(Record):
     reported: tuple[Reported, ...]
     notes: tuple[str, ...]
     about: dict[str, Any]
+
+    def revealing(self, *kinds: Reveals) -> "Board":
+        """The part about attacks that reveal this."""
+        return self.model_copy(
+            update={
+                "entries": tuple(entry for entry in self.entries if entry.reveals in kinds),
+                "standings": tuple(standing for standing in self.standings if standing.reveals in kinds),
+            }
+        )
 
     @cached_property
     def by_id(self) -> dict[str | None, Entry]:

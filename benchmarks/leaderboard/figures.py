@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.leaderboard.entries import EXACT, EXPOSED, LEAKAGE, RECOGNISABLE, Difference, Entry, Marginal, Share
+from benchmarks.leaderboard.entries import LEAKAGE, Difference, Entry, Marginal, Share
+from benchmarks.leaderboard.measures import MEASURES, Threshold
 from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.statistics import Floats, Interval, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
@@ -54,8 +55,9 @@ class Figures:
 
     def _over(self, cell: Cell, other: Cell | None) -> "pd.Series[float]":
         """Leakage less that of another cell, over the pictures that both have."""
-        leakage = self.pictures[cell][LEAKAGE]
-        return leakage.iloc[:0] if other is None else (leakage - self.pictures[other][LEAKAGE]).dropna()
+        name = MEASURES[cell.reveals].leakage
+        leakage = self.pictures[cell][name]
+        return leakage.iloc[:0] if other is None else (leakage - self.pictures[other][name]).dropna()
 
     @cached_property
     def _intervals(self) -> dict[tuple[Cell, str], Interval]:
@@ -65,10 +67,12 @@ class Figures:
 
     def of(self, cell: Cell) -> dict[str, Any]:
         """The fields of the cell's entry that follow; a figure without pictures is none."""
-        leakage = self.pictures[cell][LEAKAGE]
+        measure = MEASURES[cell.reveals]
+        leakage = self.pictures[cell][measure.leakage]
         floor, twin = self.pairs.floor(cell), self.pairs.twin(cell)
         over_floor = self._over(cell, floor)
-        better = over_floor.index[over_floor >= EXPOSED]
+        better = self.pictures[cell].loc[over_floor.index[over_floor >= measure.exposed]]
+        seen = Threshold(LEAKAGE, self.recognisable_at) if cell.reveals == "pictures" else None
         return {
             "id": self.ids[cell],
             "n": len(leakage),
@@ -83,9 +87,9 @@ class Figures:
                 if name in self.samples[cell]
             },
             "leakage": {str(name): float(value) for name, value in leakage.items()},
-            "exact": self._share(cell, EXACT),
-            "recognisable": self._share(cell, self.recognisable_at),
-            "exposed": int((leakage.loc[better] >= RECOGNISABLE).sum()),
+            "exact": self._share(cell, measure.exact),
+            "recognisable": seen and self._share(cell, seen),
+            "exposed": int(measure.exposing.passed(better).sum()) if measure.exposing else 0,
             "over_floor": self._difference(cell, "over_floor"),
             "over_twin": self._difference(cell, "over_twin"),
             "floor": self.ids[floor] if floor else None,
@@ -96,10 +100,10 @@ class Figures:
             ),
         }
 
-    def _share(self, cell: Cell, least: float) -> Share | None:
-        """Share of pictures with so many dB or more."""
-        leakage = self.pictures[cell][LEAKAGE]
-        return share(int((leakage >= least).sum()), len(leakage)) if len(leakage) else None
+    def _share(self, cell: Cell, threshold: Threshold) -> Share | None:
+        """Share of pictures that pass."""
+        pictures = self.pictures[cell]
+        return share(int(threshold.passed(pictures).sum()), len(pictures)) if len(pictures) else None
 
     def _difference(self, cell: Cell, name: str) -> Difference | None:
         values = self.samples[cell].get(name)

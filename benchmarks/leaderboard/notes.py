@@ -98,9 +98,14 @@ def _on_trials(entries: Sequence[Entry]) -> Iterator[str]:
 def _on_metrics(entries: Sequence[Entry], metrics: Sequence[str]) -> Iterator[str]:
     ran = [entry for entry in entries if entry.n]
     for name in metrics:
-        if ran and not any(name in entry.metrics for entry in ran):
+        scored = [entry for entry in ran if (entry.reveals == "pictures") is (metric(name).of == "pictures")]
+        if not scored or any(name in entry.metrics for entry in scored):
+            continue
+        if metric(name).of == "pictures":
             reason = metric(name).missing() or "it could not be computed where the trials were run"
             yield f"{name} is empty: {reason}; `fedmjp doctor` says what to do."
+        elif any(entry.reveals == metric(name).of for entry in scored):
+            yield f"{name} is empty: every picture that was attacked is behind the same upload."
 
 
 def _names(names: Iterable[str], last: str = "and") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.leaderboard.listing import grouped
+from benchmarks.leaderboard.measures import MEASURES
 from benchmarks.plan.experiment import Cell
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Picture, Setting
@@ -26,7 +27,8 @@ class Pairs:
         """The guess at the same pictures; none for a guess itself.
 
         A guess uses nothing of the upload, so one serves all models, defences and threat models. It has to
-        be held against the same version of the pictures. The one whose cell is most alike is taken.
+        be held against the same version of the pictures, and to reveal what the attack does. The one whose cell is
+        most alike is taken.
         """
         if cell.role == "floor":
             return None
@@ -67,4 +69,5 @@ def _key(cell: Cell, defences: Defences) -> tuple[Any, ...]:
 def _same_target(cell: Cell, other: Cell) -> bool:
     versions = {side.setting.compared_with for side in (cell, other)}
     shuffled_alike = versions == {Picture.CLEAN} or cell.mask_ratio == other.mask_ratio
-    return len(versions) == 1 and shuffled_alike and cell.protocol == other.protocol
+    revealed = other.reveals in MEASURES[cell.reveals].guesses
+    return revealed and len(versions) == 1 and shuffled_alike and cell.protocol == other.protocol

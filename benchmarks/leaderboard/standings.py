@@ -6,10 +6,21 @@ from typing import Any
 from benchmarks.leaderboard.entries import Entry, Standing
 from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.verdicts import LEAKING, Judgement
+from benchmarks.leaderboard.verdicts import LEAKING, Judgement, gave_up
 
 RANKED = (*LEAKING, "withstood")
-_SHARED = ("origin", "threat", "setting", "protocol", "model", "weights", "defences", "defence", "mask_ratio")
+_SHARED = (
+    "origin",
+    "threat",
+    "setting",
+    "protocol",
+    "reveals",
+    "model",
+    "weights",
+    "defences",
+    "defence",
+    "mask_ratio",
+)
 
 
 def standings(entries: Iterable[Entry]) -> list[Standing]:
@@ -25,13 +36,13 @@ def _judged_together(entry: Entry) -> tuple[Any, ...]:
     return (*_ranked_together(entry), entry.setting, entry.model, entry.weights, entry.defences, *source)
 
 
-def _ranked_together(entry: Entry) -> tuple[str, str, str]:
-    """What one server would see without defences, and what is compared with the same version of the picture.
+def _ranked_together(entry: Entry) -> tuple[str, str, str, str]:
+    """What one server would see without defences, what is revealed, and compared with which version of the picture.
 
     That is the picture itself in settings a and c, the shuffled one in b. So a defence that shuffles (c) stands beside
     one that does not (a), and beside none.
     """
-    return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol
+    return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol, entry.reveals
 
 
 def _ranked(groups: Sequence[Sequence[Entry]]) -> list[Standing]:
@@ -71,11 +82,12 @@ def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
 
 
 def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) -> Judgement:
-    """The strongest attack's, with three exceptions.
+    """The strongest attack's, with four exceptions.
 
     While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that
     recovers more than a guess is a leak, whatever the others do. And a failure of attacks that do not
-    know the defence is theirs: it stands if one that takes the defence into account was withstood, too.
+    know the defence is theirs: it stands if one that takes the defence into account was withstood, too,
+    and none gave up.
     """
     incomplete = [entry for entry in ran if entry.verdict == "incomplete"]
     for entry in incomplete + [entry for entry in measured if entry.verdict in LEAKING]:
@@ -83,6 +95,8 @@ def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) 
     if strongest.verdict not in ("withstood", "naive attack failed"):
         return Judgement(strongest.verdict, strongest.reason)
     adapted = [entry for entry in measured if entry.adapted]
+    for entry in filter(gave_up, ran):
+        return Judgement(entry.verdict, f"{entry.attack}: {entry.reason}")
     if any(entry.verdict == "withstood" for entry in adapted):
         return Judgement("withstood", strongest.reason)
     if adapted:

@@ -1,6 +1,6 @@
 """Figures over pictures: means with bootstrap intervals, paired differences, shares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,19 @@ def _p_value(values: Floats) -> float | None:
     if not values.any():
         return 1.0
     return float(stats.wilcoxon(values, zero_method="pratt").pvalue)
+
+
+def gain_below(leakage: Mapping[str, float], guess: Mapping[str, float], margin: float) -> float:
+    """P-value of the signed-rank test that pictures leak ``margin`` more than the guess, or more than that."""
+    beyond = [value - guess[name] - margin for name, value in leakage.items() if name in guess]
+    return float(stats.wilcoxon(beyond, alternative="less", zero_method="pratt").pvalue)
+
+
+def share_below(leakage: Mapping[str, float], guess: Mapping[str, float], margin: float) -> float:
+    """P-value of the exact binomial test that a share ``margin`` of the pictures leak or more, guesses among them."""
+    del guess  # what it has right as well counts as leaked: the test excludes less
+    hits = sum(value > 0 for value in leakage.values())
+    return float(stats.binomtest(hits, len(leakage), margin, alternative="less").pvalue)
 
 
 def share(hits: int, n: int) -> Share:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from scipy import stats
-
-from benchmarks.leaderboard.entries import EXPOSED, FLAT, MARGIN, Difference, Entry, Verdict
+from benchmarks.leaderboard.entries import FLAT, Difference, Entry, Verdict
 from benchmarks.leaderboard.headline import recovery
+from benchmarks.leaderboard.measures import MEASURES, Measure
+from fedmjp.errors import GAVE_UP
 
 TOLERATED = 0.05  # share of trials that may fail
 SIGNIFICANT = 0.05
@@ -39,13 +39,16 @@ def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterat
     if entry.role == "bound":
         given = "was given more than any server sees, limits what attacks can reach"
         yield Judgement("bound", f"{given}: {recovery(entry)}")
+    # What an attack cannot decide, it cannot decide tomorrow either: a result, of which nothing follows.
+    if gave_up(entry):
+        yield Judgement("inconclusive", f"{unfinished(entry)}: {entry.errors[0]}")
     # Nothing is said before all trials are there.
     if reason := unfinished(entry):
         yield Judgement("incomplete", reason)
     # What one colour tells already, no attack is needed for.
     if not entry.n:
         yield Judgement("inconclusive", f"every picture is flat: its mean colour alone scores {FLAT:g} dB or more")
-    # Without a guess on the same pictures, decibels mean nothing.
+    # Without a guess on the same pictures, figures mean nothing.
     if floor is None:
         yield Judgement("inconclusive", f"{recovery(entry)}, and no guess to compare with")
     elif unfinished(floor) or not _covers(entry.over_floor, entry):
@@ -75,12 +78,18 @@ def unfinished(entry: Entry) -> str | None:
     return None if entry.n or entry.flat else "there are no trials"
 
 
+def gave_up(entry: Entry) -> bool:
+    """Whether all trials ran, and too many failed, which they would do again."""
+    run = not entry.missing and entry.failures > TOLERATED * (entry.trials + entry.failures)
+    return run and all(error.startswith(GAVE_UP) for error in entry.errors)
+
+
 def recovered(entry: Entry) -> bool:
-    """Whether the mean is more than a guess: by ``MARGIN``, its interval above 0, and p below 0.05."""
+    """Whether the mean is more than a guess: by the measure's margin, its interval above 0, and p below 0.05."""
     over = entry.over_floor
     if over is None or over.low is None or over.p_value is None:
         return False
-    return over.mean >= MARGIN and over.low > 0 and over.p_value < SIGNIFICANT
+    return over.mean >= MEASURES[entry.reveals].margin and over.low > 0 and over.p_value < SIGNIFICANT
 
 
 def leaking(entry: Entry) -> bool:
@@ -97,7 +106,7 @@ def _reduction(entry: Entry, twin: Entry | None) -> str | None:
     if over is None or twin is None or unfinished(twin) or not _covers(over, entry):
         return None
     below = over.high is not None and over.high < 0 and over.p_value is not None and over.p_value < SIGNIFICANT
-    return f"a mean difference of {_with_interval(over)}" if below else None
+    return f"a mean difference of {_with_interval(over, MEASURES[entry.reveals])}" if below else None
 
 
 def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
@@ -105,15 +114,13 @@ def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
 
     For few pictures the interval alone would exclude it too often, so that a test of its own has to, as well.
     """
-    over = entry.over_floor
+    over, measure = entry.over_floor, MEASURES[entry.reveals]
     if entry.n < FEWEST:
         yield f"; fewer than {FEWEST} pictures decide nothing"
-    if over is None or over.high is None or over.high >= MARGIN:
-        yield f"; the interval does not exclude {MARGIN:g} dB"
-    beyond = [value - floor.leakage[name] - MARGIN for name, value in entry.leakage.items() if name in floor.leakage]
-    surely = stats.wilcoxon(beyond, alternative="less", zero_method="pratt").pvalue < SIGNIFICANT
-    if not surely:
-        yield f"; a signed-rank test does not exclude {MARGIN:g} dB"
+    if over is None or over.high is None or over.high >= measure.margin:
+        yield f"; the interval does not exclude {measure.amount(measure.margin)}"
+    if measure.below(entry.leakage, floor.leakage, measure.margin) >= SIGNIFICANT:
+        yield f"; {measure.test} does not exclude {measure.amount(measure.margin)}"
 
 
 def _doubts_of_twin(entry: Entry, twin: Entry | None) -> Iterator[str]:
@@ -138,7 +145,7 @@ def _withstood(entry: Entry, figures: str) -> Judgement:
     if not entry.adapted:
         naive = "; the attack does not know the defence, so this is no evidence of protection"
         return Judgement("naive attack failed", figures + naive)
-    if over is not None and over.high is not None and over.high < -MARGIN:
+    if over is not None and over.high is not None and over.high < -MEASURES[entry.reveals].margin:
         return Judgement("inconclusive", f"{figures}; worse than the guess, which is the attack's own failure")
     return Judgement("withstood", figures)
 
@@ -149,17 +156,18 @@ def _covers(difference: Difference | None, entry: Entry) -> bool:
 
 def _figures(entry: Entry, floor: Entry | None, twin: Entry | None) -> str:
     """``0 of 8 exactly, median 12.8 dB; mean 0.3 dB over grey (-0.1 to 0.7); without the defence 8 of 8 ...``."""
-    said = recovery(entry)
+    said, measure = recovery(entry), MEASURES[entry.reveals]
     if entry.over_floor is not None and floor is not None:
-        said += f"; mean {_with_interval(entry.over_floor, f' over {floor.attack}')}"
-    if entry.exposed:
-        said += f"; {entry.exposed} of {entry.n} pictures recognisable and {EXPOSED:g} dB better than the guess"
+        said += f"; mean {_with_interval(entry.over_floor, measure, f' over {floor.attack}')}"
+    if entry.exposed and measure.exposure:
+        said += f"; {measure.exposure.format(count=entry.exposed, n=entry.n)}"
     if twin is not None and twin.exact:
         said += f"; without the defence {recovery(twin)}"
     return said
 
 
-def _with_interval(difference: Difference, over: str = "") -> str:
+def _with_interval(difference: Difference, measure: Measure, over: str = "") -> str:
+    mean = f"{measure.scale * difference.mean:.1f} {measure.unit}{over}"
     if difference.low is None or difference.high is None:
-        return f"{difference.mean:.1f} dB{over}"
-    return f"{difference.mean:.1f} dB{over} ({difference.low:.1f} to {difference.high:.1f})"
+        return mean
+    return f"{mean} ({measure.scale * difference.low:.1f} to {measure.scale * difference.high:.1f})"

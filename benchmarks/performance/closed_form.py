@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attacks import ATTACKS
+from attacks.base import showing_pictures
 from benchmarks.scripts import Json, Pictures, keep_figures, timed, unseen
 from fedmjp.config import ModelConfig
 from fedmjp.exchange import private_of
@@ -94,7 +95,7 @@ def _peer(model: VitClassifier) -> Run:
 
 
 def _ours(name: str, model: VitClassifier) -> Run:
-    attack = ATTACKS.get(name)()
+    attack = showing_pictures(ATTACKS.get(name)())
 
     def run(batches: Sequence[PrivateBatch]) -> list[Tensor]:
         tensors = entrance_gradients(model, batches, attack.tensors(model))

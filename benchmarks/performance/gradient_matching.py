@@ -21,7 +21,7 @@ from attacks.base import Attack
 from attacks.breaching_adapter import InvertingGradients
 from attacks.gradient_matching import GradientMatching
 from attacks.grey import LEVEL
-from attacks.natural_patches import measured_on
+from attacks.held_out import seen_before
 from benchmarks.scripts import Json, Pictures, keep_figures
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
@@ -84,7 +84,7 @@ def choose(data: str, count: int, seed: int) -> list[LabelledPicture]:
         DataError: If there are too few.
     """
     source = open_source(data, size=MODEL.image_size, classes=MODEL.classes)
-    known = [name for name in source.names() if not measured_on(name)]
+    known = [name for name in source.names() if not seen_before(name)]
     if len(known) < count:
         raise DataError(f"{count} pictures were asked for, but only {len(known)} can be attacked; name --pictures")
     order = torch.randperm(len(known), generator=torch_generator(seed, "gradient matching"))

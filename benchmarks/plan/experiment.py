@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from attacks import ATTACKS
-from attacks.base import Attack, Role
-from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal
+from attacks.base import Attack, Reveals, Role
+from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal, unstaged
 from fedmjp.config import Config, ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences.base import Mark
@@ -17,6 +17,7 @@ from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Disclosure
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
@@ -49,7 +50,9 @@ class AttackConfig(Config):
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         with as_value_error():
-            self.made()
+            made = self.made()
+        if self.then and (refusal := unstaged(made, self.then)):
+            raise ValueError(f"then: {refusal}")
         return self
 
     def __hash__(self) -> int:
@@ -76,7 +79,7 @@ class AttackConfig(Config):
         values = {key: None if value == "None" else value for key, _, value in pairs}
         return cls.parse({"name": name, "options": values, "then": then or None})
 
-    def made(self) -> Attack:
+    def made(self) -> Attack[VitClassifier, Disclosure]:
         """The attack itself, anew."""
         return ATTACKS.get(self.name)(self.options)
 
@@ -86,6 +89,7 @@ class AttackConfig(Config):
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Which requirement of it or its stage fails; None if both apply."""
+        threat = threat.isolated
         return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
     def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel, setting: Setting) -> bool:
@@ -93,10 +97,13 @@ class AttackConfig(Config):
         # Who finds the shuffled picture is right in setting b, and in c where its patches are put in order.
         ordered = setting.compared_with is Picture.SHUFFLED or self.then is not None
         besides: frozenset[Mark] = frozenset({"shuffled"}) if ordered else frozenset()
-        return self.made().adapted(pipeline, model, threat, besides=besides)
+        # What a server isolates is no sum, even where the upload is.
+        alone: frozenset[Mark] = threat.marks - threat.isolated.marks
+        return self.made().adapted(pipeline, model, threat.isolated, besides=besides | alone)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""
+        threat = threat.isolated
         said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]
         return "; ".join(remark for remark in said if remark) or None
 
@@ -195,7 +202,8 @@ class Cell:
     """What one row of the leaderboard stands for.
 
     ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the gradient.
-    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options included.
+    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options included; what it
+    ``reveals`` says what a cell is scored by.
     """
 
     model: str
@@ -207,6 +215,7 @@ class Cell:
     setting: Setting
     protocol: Protocol
     threat: ThreatModel
+    reveals: Reveals = "pictures"
 
     @property
     def pipeline(self) -> Pipeline:

@@ -48,7 +48,7 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
             refusal = _refusal(experiment, tried, uploads)
             planned = [] if refusal else _trials(experiment, tried, cell, shared, experiment_batches)
             if cell not in cells:
-                left_out = 0 if refusal else sum(map(len, experiment_batches)) - len(planned)
+                left_out = 0 if refusal else sum(map(len, _wanted(experiment, experiment_batches))) - len(planned)
                 cells[cell] = _planned(experiment.arm, tried, cell, refusal, left_out)
             trials += [trial for trial in planned if trial.key not in known]
             known |= {trial.key for trial in planned}
@@ -77,11 +77,16 @@ def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell
         setting=setting,
         protocol=experiment.protocol,
         threat=experiment.threat,
+        reveals=tried.made().reveals,
     )
 
 
 def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str | None:
-    refusal = tried.refusal(blueprint(experiment.arm), experiment.threat)
+    model, scenario = blueprint(experiment.arm), experiment.scenario
+    server = scenario.server and scenario.server.made().refusal(model, scenario)
+    if scenario.server and tried.made().role == "bound":
+        server = server or "is a bound of what honest servers see"
+    refusal = server or tried.refusal(model, experiment.threat)
     if tried.made().role == "bound" and uploads != "direct":
         return refusal or "is a bound: no recorded upload holds the gradients at all tokens"
     return refusal
@@ -102,12 +107,14 @@ def _planned(arm: ModelConfig, tried: AttackConfig, cell: Cell, refusal: str | N
 def _trials(
     experiment: Experiment, tried: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
 ) -> list[PlannedTrial]:
-    """One per picture, without the pictures that the attack's prior was made of."""
+    """One per picture that the server is after, without the pictures that the attack's prior was made of."""
     specific = {
         "cell": _cell_record(cell),
         "attack": [tried.digest(), _code(ATTACKS.get(tried.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
         "model": experiment.arm.digest(),
+        # Features are looked up among all pictures.
+        "gallery": [asdict(entry) for batch in batches for entry in batch] if cell.reveals == "features" else None,
     }
     determined = _digest({**shared, **specific})
     has_prior = tried.made().uses_natural_patches
@@ -122,10 +129,16 @@ def _trials(
             picture=entry,
             batch=tuple(mate.name for mate in batch),
         )
-        for batch in batches
+        for batch, wanted in zip(batches, _wanted(experiment, batches), strict=True)
         if not (has_prior and any(measured_on(mate.name, mate.sha256) for mate in batch))
-        for entry in batch
+        for entry in wanted
     ]
+
+
+def _wanted(experiment: Experiment, batches: Batches) -> Batches:
+    """Of each upload the pictures that the server is after: of one that sends honest weights, all of them."""
+    places = [experiment.scenario.wanted([entry.label for entry in batch]) for batch in batches]
+    return [tuple(batch[place] for place in some) for batch, some in zip(batches, places, strict=True)]
 
 
 def _digest(values: object) -> str:

@@ -24,6 +24,7 @@ def advice(board: Board) -> list[str]:
     pipeline, of several the first. They speak of the first such model, at the usual mask ratio or the one nearest to
     it. There are none without attacks that know the defence.
     """
+    board = board.revealing("pictures")
     known = [entry for entry in board.entries if _is_evidence(entry)]
     by_defence = grouped(filter(_is_plain, known), lambda entry: entry.defence).values()
     several = [entries for entries in by_defence if len(set(map(_uploads, entries))) > 1]
@@ -97,6 +98,7 @@ def _protection(entry: Entry, subject: str) -> str:
         entry.defence: entry.defence != subject,
         f"batches of {server.batch_size}": server.batch_size > 1,
         update_title(server).replace("delta after", "deltas of"): server.update == "delta",
+        f"label smoothing {server.label_smoothing:g}": server.label_smoothing > 0,
         "labels told": server.labels_known,
     }
     return ", ".join(part for part, differs in parts.items() if differs)

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.entries import Board, Entry, Marginal
+from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal
+from benchmarks.leaderboard.measures import MEASURES
 from benchmarks.report import numbers
 
 Facts = list[tuple[str, str]]
@@ -26,16 +27,19 @@ def environments_of(board: Board) -> list[dict[str, Any]]:
 
 
 def _facts(entry: Entry) -> Facts:
-    cost, utility = entry.cost, entry.utility
+    cost, utility, unit = entry.cost, entry.utility, MEASURES[entry.reveals].unit
     pairs = [
         ("Threat model", entry.threat.sentence([entry.pipeline])),
         ("Caveat", entry.caveat),
         ("Defences, as configured", ", then ".join(config.text for config in entry.defences)),
-        ("Against no defence, dB", numbers.difference(entry.over_twin).text if entry.over_twin else None),
-        *((f"Adds, {marginal.defence}, dB", _added(marginal)) for marginal in entry.marginal),
-        ("Over grey, dB", numbers.difference(entry.over_floor).text if entry.over_floor else None),
+        (f"Against no defence, {unit}", _difference(entry, entry.over_twin)),
+        *((f"Adds, {marginal.defence}, {unit}", _added(entry, marginal)) for marginal in entry.marginal),
+        (f"Over {MEASURES[entry.reveals].floor}, {unit}", _difference(entry, entry.over_floor)),
         ("Recognisable pictures", numbers.share(entry.recognisable).text if entry.recognisable else None),
-        ("Recognisable and 3 dB over the guess", f"{entry.exposed} of {entry.n} pictures" if entry.n else None),
+        (
+            "Recognisable and 3 dB over the guess",
+            f"{entry.exposed} of {entry.n} pictures" if entry.recognisable else None,
+        ),
         ("Top-1 accuracy", f"{utility.top1:g} %, {utility.source}" if utility else None),
         ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),
         ("Time of the attack", f"{numbers.seconds(cost)} s per picture" if numbers.seconds(cost) else None),
@@ -48,8 +52,12 @@ def _facts(entry: Entry) -> Facts:
     return [(term, text) for term, text in pairs if text]
 
 
-def _added(gain: Marginal) -> str:
-    added = numbers.difference(gain.difference).text if gain.difference else "not measured"
+def _difference(entry: Entry, measured: Difference | None) -> str | None:
+    return numbers.difference(measured, MEASURES[entry.reveals].scale).text if measured else None
+
+
+def _added(entry: Entry, gain: Marginal) -> str:
+    added = _difference(entry, gain.difference) or "not measured"
     return f"{added}; entry without it: {gain.twin}"
 
 

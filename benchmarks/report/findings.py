@@ -34,7 +34,7 @@ def deployed(entry: Entry) -> bool:
 
 def strongest(board: Board, standing: Standing) -> Entry:
     """The entry that a standing is judged by."""
-    shared = ("threat", "origin", "setting", "protocol", "model", "weights", "defences")
+    shared = ("threat", "origin", "setting", "protocol", "reveals", "model", "weights", "defences")
     return next(
         entry
         for entry in board.entries

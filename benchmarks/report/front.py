@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.leaderboard.headline import headline
-from benchmarks.report import numbers
+from benchmarks.report import disclosed, numbers
 from benchmarks.report.legend import MEDIAN_HEADING
 from benchmarks.report.matrix import Matrix, MatrixCell, server_name
 from benchmarks.report.numbers import Value
@@ -26,6 +26,11 @@ class KeyFigure:
 def question(board: Board) -> str:
     """What the board asks."""
     return board.question or QUESTION
+
+
+def sentence(board: Board, shown: Matrix) -> str:
+    """The board in one sentence: about pictures, or about features and labels where no attack reveals pictures."""
+    return answer(shown) if shown.rows else disclosed.answer(board) or NOTHING
 
 
 def answer(shown: Matrix) -> str:

@@ -25,7 +25,7 @@ VERDICTS: dict[Verdict, str] = {
     "naive attack failed": "the same of an attack that does not know the defence: no evidence of protection",
     "inconclusive": "nothing follows: the undefended twin is missing or does not leak, or pictures are too few or flat",
     "no leak seen": "undefended: this attack recovered no more than a guess",
-    "incomplete": "trials are missing, or more than a twentieth failed",
+    "incomplete": "trials are missing, or more than a twentieth failed for a reason that may pass",
     "refused": "the attack does not apply and was not run",
     "floor": "a reference that uses nothing of the upload; not ranked",
     "bound": "was given more than any server sees; not ranked",
@@ -48,6 +48,16 @@ def columns(board: Board) -> dict[str, str]:
         "with the same version of the picture: settings a and c together, b apart",
         "defence": "what clients do, in that order; options only where they differ from the default. One that shuffles "
         "does so in b and c; in a it does the rest of what it does",
+        **(_columns_of_pictures(board) if board.revealing("pictures").entries else {}),
+        "weights": "untrained, or the checkpoint by the first letters of its SHA-256",
+        "protocol": "whether pictures were scored as floats, or rounded to 8 bits as in a PNG file",
+        "attack s": "seconds per picture, on the hardware of the provenance",
+        "upload": "size of one whole update in float32",
+    }
+
+
+def _columns_of_pictures(board: Board) -> dict[str, str]:
+    return {
         EXACT_HEADING: f"pictures with {EXACT:g} dB or more against the picture that is compared with; 95 % interval "
         "of their share (Wilson). Rows are ordered by it, then by the median",
         MEDIAN_HEADING: "leakage (PSNR) of the picture in the middle; higher reveals more",
@@ -62,10 +72,6 @@ def columns(board: Board) -> dict[str, str]:
         "p95, worst": "leakage of the picture at 95 %, and of the most revealing trial",
         "recognisable": f"share of pictures with {board.recognisable_at:g} dB or more, which count as recognisable; "
         "95 % interval",
-        "weights": "untrained, or the checkpoint by the first letters of its SHA-256",
-        "protocol": "whether pictures were scored as floats, or rounded to 8 bits as in a PNG file",
-        "attack s": "seconds per picture, on the hardware of the provenance",
-        "upload": "size of one whole update in float32",
     }
 
 
@@ -79,8 +85,11 @@ def update_title(threat: ThreatModel) -> str:
 def threat_title(threat: ThreatModel) -> str:
     """What a server sees of undefended clients, for a heading: ``gradient of 1 picture, labels not told``."""
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
+    smoothed = f", label smoothing {threat.label_smoothing:g}" if threat.label_smoothing else ""
     repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
-    return f"{update_title(threat)} of {pictures}{repeated}, labels {'told' if threat.labels_known else 'not told'}"
+    labels = f"labels {'told' if threat.labels_known else 'not told'}"
+    server = "" if threat.server is None else f", server changes weights ({threat.server.text})"
+    return f"{update_title(threat)} of {pictures}{smoothed}{repeated}, {labels}{server}"
 
 
 def heading(name: str) -> str:

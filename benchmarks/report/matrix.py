@@ -113,7 +113,7 @@ def _importance(row: MatrixRow) -> tuple[Any, ...]:
 
 def matrix(board: Board) -> Matrix:
     """Arrange what somebody might deploy, held against the picture itself; all attacks where there is none of it."""
-    attacks = [entry for entry in board.entries if entry.role == "attack"]
+    attacks = [entry for entry in board.revealing("pictures").entries if entry.role == "attack"]
     shown = [entry for entry in attacks if _is_shown(entry)] or attacks
     columns = tuple(server for server in sorted(servers(board), key=_seen) if any(e.server == server for e in shown))
     models = list(dict.fromkeys(entry.model for entry in shown))
@@ -159,7 +159,7 @@ def _system(entry: Entry) -> tuple[Any, ...]:
 def _seen(server: ThreatModel) -> tuple[Any, ...]:
     return (
         server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
-        server.uploads_per_picture,
+        server.label_smoothing, server.uploads_per_picture, "" if server.server is None else server.server.text,
     )  # fmt: skip
 
 
@@ -170,8 +170,10 @@ def server_name(server: ThreatModel) -> str:
         f"{server.local_steps}-step delta": server.update != PLAIN.update,
         f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
         f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
+        f"label smoothing {server.label_smoothing:g}": server.label_smoothing != PLAIN.label_smoothing,
         "labels told": server.labels_known,
         server.name: server.name != PLAIN.name,
+        "" if server.server is None else server.server.text: server.server is not None,
     }
     more = ", ".join(part for part, differs in parts.items() if differs)
     return f"{count} {'upload' if count == 1 else 'uploads'}" + (f" ({more})" if more else "")

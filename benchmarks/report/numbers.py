@@ -10,7 +10,7 @@ from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Stati
 from benchmarks.leaderboard.headline import exactly
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
-FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g"}
+FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g", "feature_error": "#.2g"}
 SMALLEST_P = 0.001
 MINUS = "\u2212"
 NO_INTERVAL = "no interval below two pictures"
@@ -46,10 +46,10 @@ def mean(statistics: Statistics, name: str) -> Value:
     return Value(score(statistics.mean, name), statistics.mean, "" if interval else NO_INTERVAL, interval)
 
 
-def difference(measured: Difference) -> Value:
-    """``-3.2 (-4.1 to -2.3), p < 0.001``."""
-    interval = _interval(measured, lambda value: f"{value:+.1f}")
-    return Value(f"{measured.mean:+.1f}", measured.mean, interval=interval, test=p_value(measured.p_value))
+def difference(measured: Difference, scale: float = 1) -> Value:
+    """``-3.2 (-4.1 to -2.3), p < 0.001``; of shares, a scale of 100 tells percentage points."""
+    interval = _interval(measured, lambda value: f"{scale * value:+.1f}")
+    return Value(f"{scale * measured.mean:+.1f}", measured.mean, interval=interval, test=p_value(measured.p_value))
 
 
 def share(measured: Share) -> Value:
@@ -75,7 +75,10 @@ def exact(entry: Entry) -> Value:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.0f}"
+    """A bound of a share: 0 and 100 are said of none and of all alone."""
+    whole = round(100 * value)
+    extreme = whole in (0, 100) and whole != 100 * value
+    return f"{min(99.9, max(0.1, 100 * value)):.1f}" if extreme else f"{whole}"
 
 
 def _interval(measured: Statistics | Difference | Share, shown: Callable[[float], str]) -> str:

@@ -14,9 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from benchmarks.leaderboard.entries import EXACT, Board, Entry
-from benchmarks.leaderboard.headline import exactly, headline
+from benchmarks.leaderboard.headline import exactly, headline, recovery
 from benchmarks.leaderboard.listing import grouped
-from benchmarks.report import details, front, legend, numbers, results
+from benchmarks.report import details, disclosed, front, legend, numbers, results
 from benchmarks.report.citation import AUTHORS, citation
 from benchmarks.report.drawing import Plot
 from benchmarks.report.matrix import Matrix, matrix, server_name
@@ -62,11 +62,13 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
         .render(
             board=board,
             question=front.question(board),
-            answer=front.answer(shown),
+            answer=front.sentence(board, shown),
             matrix=shown,
             key_figures=front.key_figures(board, shown),
             rows=rows,
-            standings={row.entry.id: row.standing for row in rows if row.standing},
+            disclosed=disclosed.rows(board),
+            disclosed_columns=disclosed.meanings(board),
+            standings={row.entry.id: row.standing for row in rows if row.standing} | disclosed.standings(board),
             attacks={cell.entry.id: cell.attacks for row in shown.rows for cell in row.cells if cell},
             servers={
                 server: server.sentence(entry.pipeline for entry in board.entries if entry.server == server)
@@ -141,11 +143,13 @@ def _environment() -> Environment:
         results=results,
         front=front,
         filled=filled,
-        text_columns=TEXT,
+        text_columns=(*TEXT, *disclosed.TEXTS),
+        disclosed_title=disclosed.TITLE,
         authors=AUTHORS,
         exact=EXACT,
         exactly=exactly,
         headline=headline,
+        recovery=recovery,
         neighbours=NEIGHBOURS,
     )
     return environment

@@ -17,6 +17,7 @@ NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type
 
 def plots(board: Board) -> list[Plot]:
     """All plots that the board has the numbers for: across servers, then one server after the other."""
+    board = board.revealing("pictures")
     with mpl.rc_context(STYLE):
         within = [
             plot

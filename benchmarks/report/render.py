@@ -20,6 +20,8 @@ from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.tables import print_table
 from benchmarks.running.retention import extremes
 
+FIGURE = "reconstructions.png"
+
 
 def render(
     ledger: Ledger,
@@ -32,8 +34,8 @@ def render(
 ) -> pd.DataFrame:
     """Write leaderboard in every format and manifest into the output folder, and print the table.
 
-    The plan of a single experiment adds a figure of all its reconstructions. A short answer prints, and draws, what
-    ``answers`` picks.
+    The plan of a single experiment adds a figure of all its reconstructions, if there are any. A short answer prints,
+    and draws, what ``answers`` picks.
 
     Returns:
         The failed trials, as rows of ``Store.frame``.
@@ -44,12 +46,13 @@ def render(
     publish(board, output.root, formats=FORMATS, pictures=gallery_in(ledger, store, board, output))
     (print_answer if short else print_table)(board, console)
     if figure_of:
-        drawn = figure_of.trials
+        drawn = [trial for trial in figure_of.trials if trial.cell.reveals == "pictures"]
         if short:
             picked = [trial for entry in answers(board) for trial in drawn if trial.cell == entry.cell]
             drawn = picked or drawn  # where nothing came back, the figure says so of all
         attacked = store.trials([trial.key for trial in drawn])
-        write_figure(drawn, attacked, output.pictures, output.root / "reconstructions.png")
+        if drawn:
+            write_figure(drawn, attacked, output.pictures, output.root / FIGURE)
     return trials[trials["status"] == "failed"]
 
 

@@ -39,7 +39,8 @@ class Result:
 
 
 def results(board: Board) -> list[Result]:
-    """In the order of the entries."""
+    """Of pictures, in the order of the entries."""
+    board = board.revealing("pictures")
     decided = {strongest(board, standing).id: standing for standing in board.standings}
     return [_result(entry, decided.get(entry.id)) for entry in board.entries]
 

@@ -78,7 +78,8 @@ def servers(board: Board) -> list[ThreatModel]:
 
 
 def sections(board: Board) -> list[Section]:
-    """One per server, in the order of the entries."""
+    """One per server that pictures leak to, in the order of the entries."""
+    board = board.revealing("pictures")
     return [_section(board, server, place) for place, server in enumerate(servers(board), start=1)]
 
 

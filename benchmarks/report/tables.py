@@ -16,22 +16,26 @@ from tabulate import tabulate
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics, Utility
 from benchmarks.leaderboard.headline import headline
+from benchmarks.report import disclosed
 from benchmarks.report.advice import advice
 from benchmarks.report.legend import ADDED_HEADING, LEAKAGE_HEADING, columns, verdicts
 from benchmarks.report.reported import reported_rows
 from benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import NONE
+from fedmjp.servers import HONEST
 from fedmjp.texts import guard, printable
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (
-    "protocol", "reason", "upload", "attack s", "n", "MSE", "FFT2D", "p95", LEAKAGE_HEADING, "over grey, dB", "top-1 %",
+    "protocol", "reason", "upload", "attack s", "n", *disclosed.DISPENSABLE,
+    "MSE", "FFT2D", "p95", LEAKAGE_HEADING, "over grey, dB", "top-1 %",
     "LPIPS", "SSIM",
     "worst", "recognisable", "failed", "flat", "weights", ADDED_HEADING, "against no defence, dB", "strongest attack",
     "mask ratio",
 )  # fmt: skip
 PRINTED = 40  # entries up to which a terminal gets all cells
+COUNTS = ("failed", "flat")  # of what is shown where there is any
 NAMED = 4  # columns that are named as left out
 GAP = 2  # between columns of a terminal table
 NESTED = {
@@ -55,7 +59,8 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
         "defences": " + ".join(config.text for config in entry.defences) or NONE,  # as the command line takes them
         "marginal": json.dumps([marginal.model_dump() for marginal in entry.marginal]) if entry.marginal else None,
         **_headline(entry),
-        **_prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences"})),
+        **_prefixed("threat", entry.server.model_dump(mode="json", exclude={"defences", "server"})),
+        "threat_server": HONEST if entry.threat.server is None else entry.threat.server.text,
         **{key: value for name in metrics for key, value in _fields(name, Statistics, entry.metrics.get(name)).items()},
         **_fields("over_floor", Difference, entry.over_floor),
         **_fields("over_twin", Difference, entry.over_twin),
@@ -74,7 +79,7 @@ def _headline(entry: Entry) -> dict[str, Any]:
         "exact": exact and exact.share,
         "exact_low": exact and exact.low,
         "exact_high": exact and exact.high,
-        "median": headline(entry)[1] if exact else None,
+        "median": headline(entry)[1] if exact and entry.reveals == "pictures" else None,
         "flat": None if entry.flat is None else len(entry.flat),
     }
 
@@ -104,6 +109,9 @@ def markdown_text(board: Board) -> str:
             "### All cells",
             _markdown(section.cells),
         ]
+    if others := disclosed.rows(board):
+        parts += [f"## {disclosed.TITLE}", *map(_escaped, disclosed.sentences(board)), _markdown(others)]
+        parts += [_listing(f"{name}: {text}." for name, text in disclosed.meanings(board).items())]
     if board.reported:
         parts += ["## Reported in papers, not measured here", _markdown(reported_rows(board))]
     parts += ["## Verdicts", _listing(f"{name}: {text}." for name, text in verdicts(board).items())]
@@ -152,6 +160,7 @@ def print_table(board: Board, console: Console) -> None:
             left_out |= dict.fromkeys(_print(title, ranking.rows, (), console))
         if whole:
             left_out |= dict.fromkeys(_print("All cells", section.cells, ("model", "defence", "mask ratio"), console))
+    left_out |= dict.fromkeys(_print_disclosed(board, console))
     if not whole:
         console.print(f"All {len(board.entries)} cells are in the report.", highlight=False)
     if left_out:
@@ -163,10 +172,21 @@ def print_table(board: Board, console: Console) -> None:
         console.print(printable(f"- {note}"), highlight=False, markup=False, soft_wrap=True)
 
 
+def _print_disclosed(board: Board, console: Console) -> list[str]:
+    """Print what leaks besides pictures, if anything was tried; the columns that are left out."""
+    others = disclosed.rows(board)
+    if not others:
+        return []
+    for sentence in disclosed.sentences(board):
+        console.print(printable(f"{sentence}\n"), markup=False, highlight=False)
+    left_out = _print(disclosed.TITLE, others, ("model", "defence"), console)
+    console.print(printable(f"{disclosed.answer(board)}\n"), markup=False, highlight=False)
+    return left_out
+
+
 def _print(title: str, rows: Sequence[Row], groups: Sequence[str], console: Console) -> list[str]:
     """Print what fits, rows of one group together; the columns that are left out."""
-    counts = [name for name in ("failed", "flat") if not any(row.values[name].order for row in rows)]
-    names = [name for name in filled(rows) if name not in counts]
+    names = [name for name in filled(rows) if name not in COUNTS or any(row.values[name].order for row in rows)]
     widths = {name: max(cell_len(text) for text in (name, *(row.values[name].text for row in rows))) for name in names}
     left_out: list[str] = []
     for name in DISPENSABLE:

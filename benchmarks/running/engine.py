@@ -17,6 +17,7 @@ from benchmarks.folder.pictures import files_of, save_png
 from benchmarks.folder.store import COLOUR, Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
+from benchmarks.running.gallery import Gallery
 from benchmarks.running.progress import RunProgress
 from benchmarks.uploads.direct import one_upload
 from benchmarks.uploads.source import Batch, UploadSource, described
@@ -25,8 +26,8 @@ from fedmjp.config import ModelConfig
 from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Reconstruction
-from fedmjp.settings import Picture
+from fedmjp.records import Disclosure, Features, Reconstruction
+from fedmjp.settings import Picture, Setting
 
 # Uploads held at a time: memory does not grow with the number of pictures. Those of attacks that
 # optimise hold whole gradients.
@@ -53,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class _Attacked:
-    reconstruction: Reconstruction
+    disclosed: Disclosure
     seconds: float
 
 
@@ -71,6 +72,7 @@ class Engine:
     progress: RunProgress
     source: UploadSource
     save_pictures: bool = True
+    _galleries: dict[str, Gallery] = field(default_factory=dict)  # by the weights that were sent
 
     def run(self, planned: _Trials, source_error: str | None = None) -> None:
         """Run the trials of this experiment that are not finished; failed ones are tried again.
@@ -118,7 +120,7 @@ class Engine:
         return self.store.finished([trial.key for trial in trials])
 
     def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
-        """Per upload the reconstruction, or the error that the attack ended with.
+        """Per upload what is disclosed, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload
         that cannot be attacked does not take the others with it.
@@ -145,49 +147,75 @@ class Engine:
         adversary = Adversary(model, self.experiment.threat, self.experiment.scenario.seed)
         uploads = [exchange.upload for exchange in stack.values()]
         started = time.perf_counter()
-        reconstructions = adversary.reconstruct(
+        disclosures = adversary.reconstruct(
             attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
         )
-        seconds = (time.perf_counter() - started) / sum(len(batch) for batch in stack)
-        return {
-            batch: _Attacked(reconstruction, seconds)
-            for batch, reconstruction in zip(stack, reconstructions, strict=True)
-        }
+        seconds = (time.perf_counter() - started) / sum(len(self._wanted(each).pictures) for each in stack.values())
+        return {batch: _Attacked(disclosed, seconds) for batch, disclosed in zip(stack, disclosures, strict=True)}
 
     def _rows(self, trials: _Trials, recorded: Exchange, made: _Attacked | str) -> list[Trial]:
-        """Trials that share an upload and a reconstruction, scored in their settings."""
+        """Trials that share an upload and what was made of it, scored in their settings."""
         if isinstance(made, str):
             return [self._failed(trial, made) for trial in trials]
+        private = self._wanted(recorded)
+        disclosed = _of_each(made.disclosed, len(private.pictures))
         rows: list[Trial] = []
-        metrics, protocol = self.experiment.metrics, self.experiment.protocol
         for setting in sorted({trial.cell.setting for trial in trials}):
             in_setting = [trial for trial in trials if trial.cell.setting is setting]
             try:
-                values = evaluator.score(
-                    made.reconstruction, recorded.private, setting, metrics=metrics, protocol=protocol
-                ) | {COLOUR: evaluator.score_of_colour(recorded.private)}
+                values = self._scores(disclosed, private, recorded.upload.weights, setting)
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 rows += [self._failed(trial, described(error)) for trial in in_setting]
                 continue
-            rows += [self._scored(trial, recorded, made, values) for trial in in_setting]
-        self._save_pictures(trials, recorded.private, made.reconstruction)
+            rows += [self._scored(trial, private, recorded.upload.weights, made, values) for trial in in_setting]
+        if isinstance(disclosed, Reconstruction):
+            self._save_pictures(trials, private, disclosed)
         return rows
 
+    def _wanted(self, recorded: Exchange) -> PrivateBatch:
+        """What the server is after of the pictures behind an upload."""
+        places = self.experiment.scenario.wanted(recorded.private.labels.tolist())
+        return recorded.private.of_places(places)
+
+    def _scores(
+        self, disclosed: Disclosure, private: PrivateBatch, weights: str, setting: Setting
+    ) -> dict[str, Tensor | None]:
+        if isinstance(disclosed, Features):
+            gallery = None if disclosed.features is None else self._gallery(weights)
+            return evaluator.score_features(disclosed, private, setting, gallery)
+        metrics, protocol = self.experiment.metrics, self.experiment.protocol
+        scores = evaluator.score(disclosed, private, setting, metrics=metrics, protocol=protocol)
+        return scores | {COLOUR: evaluator.score_of_colour(private)}
+
+    def _gallery(self, weights: str) -> Gallery:
+        """All pictures of the experiment before the network of these weights: only the last one is kept."""
+        if weights not in self._galleries:
+            self._galleries.clear()
+            versions = {setting.compared_with for setting in self.experiment.settings}
+            made = Gallery.of(self.source.model(weights), weights, self.source.private(), versions)
+            self._galleries[weights] = made
+        return self._galleries[weights]
+
     def _scored(
-        self, trial: PlannedTrial, recorded: Exchange, made: _Attacked, values: Mapping[str, Tensor | None]
+        self,
+        trial: PlannedTrial,
+        private: PrivateBatch,
+        weights: str,
+        made: _Attacked,
+        values: Mapping[str, Tensor | None],
     ) -> Trial:
-        place = trial.batch.index(trial.picture.name)
-        if recorded.private.sha256(place) != trial.picture.sha256:
+        place = private.pictures.index(trial.picture.name)
+        if private.sha256(place) != trial.picture.sha256:
             return self._failed(trial, f"the client's picture {trial.picture.name!r} is not the planned one")
         return self._row(
             trial,
             status="ok",
             # Nothing was masked or shuffled in the gradient of an undefended clean picture.
-            realised_ratio=float(recorded.private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
-            weights_sha256=recorded.upload.weights,
+            realised_ratio=float(private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
+            weights_sha256=weights,
             attack_seconds=made.seconds,
             scores={name: None if value is None else float(value[place]) for name, value in values.items()},
-            diagnostics=dict(made.reconstruction.diagnostics),
+            diagnostics=dict(made.disclosed.diagnostics),
         )
 
     def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
@@ -198,7 +226,7 @@ class Engine:
         except RecordError:
             return  # told by the rows
         for trial in {trial.picture.name: trial for trial in trials}.values():
-            place = trial.batch.index(trial.picture.name)
+            place = private.pictures.index(trial.picture.name)
             images = {str(version): private.version(version)[place] for version in Picture}
             images["reconstruction"] = reconstruction.images[order[place]]
             for which, path in files_of(trial).items():
@@ -221,6 +249,17 @@ class Engine:
             environment=_environment(),
             **outcome,
         )
+
+
+def _of_each(disclosed: Disclosure, pictures: int) -> Disclosure:
+    """What was made of one picture, for each that it is held against: who is behind it, a server does not know."""
+    if isinstance(disclosed, Reconstruction):
+        several = len(disclosed.images) > 1
+        return disclosed if several else replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1))
+    if len(disclosed.labels) > 1:
+        return disclosed
+    features = None if disclosed.features is None else disclosed.features.expand(pictures, -1)
+    return replace(disclosed, labels=disclosed.labels.expand(pictures), features=features)
 
 
 _environment = lru_cache(maxsize=1)(provenance.environment)

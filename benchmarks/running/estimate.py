@@ -12,11 +12,12 @@ from benchmarks.campaign.prepare import Prepared
 from benchmarks.folder.pictures import save_png
 from benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
 from benchmarks.running import evaluator
+from benchmarks.running.gallery import Gallery
 from benchmarks.uploads.direct import PICTURES_PER_PASS, DirectUploads, Memory, one_upload
 from benchmarks.uploads.source import Batch, described
 from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange
-from fedmjp.records import Reconstruction
+from fedmjp.records import Disclosure, Features, Reconstruction
 from fedmjp.scenario import Scenario
 
 PROBED = 4  # uploads per kind; a run works on more at a time, a little faster
@@ -76,8 +77,7 @@ class _Kind:
 
     def uploads(self, tried: AttackConfig | None = None) -> int:
         """Uploads in all, or those that one attack meets."""
-        stems = {trial.stem for trial in self.trials if tried is None or trial.attack == tried}
-        return len(stems) // self.experiment.threat.pictures
+        return len({trial.batch for trial in self.trials if tried is None or trial.attack == tried})
 
     def batches(self, tried: AttackConfig | None = None, *, at_most: int = PROBED) -> list[Batch]:
         """Some of the pictures behind them."""
@@ -89,6 +89,7 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
     """Try each kind of work of a campaign; ``on_probe`` is told what is tried next."""
     probes: list[Probe] = []
     scoring, png = 0.0, 0
+    galleries: set[str] = set()  # the weights of networks whose gallery is counted
     for kinds in _sharing(_kinds(prepared)):
         on_probe(f"{kinds[0].experiment.scenario.label}, uploads")
         probes.append(_upload_probe(kinds, prepared.selection))
@@ -98,8 +99,13 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
             source = DirectUploads(kind.experiment, prepared.selection, memory)
             probe, recorded, made = _attack_probe(kind, source, tried)
             probes.append(probe)
-            if made and not png:
-                scoring, png = _score(kind, recorded, made)
+            shown = [one for one in made if isinstance(one, Reconstruction)]
+            if shown and not png:
+                scoring, png = _score(kind, recorded, shown)
+            weights = {exchange.upload.weights for exchange in recorded} - galleries
+            if weights and any(isinstance(one, Features) and one.features is not None for one in made):
+                galleries |= weights
+                probes.append(_gallery_probe(kind, source, recorded[0]))
     trials = len(prepared.plan.trials)
     pictures, peak = _picture_counts(prepared)
     return Estimate(
@@ -148,7 +154,7 @@ def _upload_probe(kinds: Sequence[_Kind], selection: Selection) -> Probe:
 
 def _attack_probe(
     kind: _Kind, source: DirectUploads, tried: AttackConfig
-) -> tuple[Probe, Sequence[Exchange], Sequence[Reconstruction]]:
+) -> tuple[Probe, Sequence[Exchange], Sequence[Disclosure]]:
     what, count = f"{kind.experiment.scenario.label}: {tried.label}", kind.uploads(tried)
     exchanges = source.uploads(kind.batches(tried))
     recorded = [exchange for exchange in exchanges.values() if isinstance(exchange, Exchange)]
@@ -156,7 +162,7 @@ def _attack_probe(
         return Probe(what, 0.0, count, "there was no upload to try it on"), [], []
     uploads = [exchange.upload for exchange in recorded]
     adversary = Adversary(source.model(uploads[0].weights), kind.experiment.threat, kind.experiment.scenario.seed)
-    began, made, failure = time.perf_counter(), list[Reconstruction](), None
+    began, made, failure = time.perf_counter(), list[Disclosure](), None
 
     def watch(done: int, total: int, _loss: float) -> None:
         elapsed = time.perf_counter() - began
@@ -171,6 +177,17 @@ def _attack_probe(
         failure = described(error)
     seconds = (time.perf_counter() - began) / len(uploads)
     return Probe(what, seconds, count, failure), recorded, made
+
+
+def _gallery_probe(kind: _Kind, source: DirectUploads, recorded: Exchange) -> Probe:
+    """Of the features of all pictures, which each network makes once."""
+    upload, one = recorded.upload, recorded.private.part(0, 1)
+    versions = {setting.compared_with for setting in kind.experiment.settings}
+    began = time.perf_counter()
+    Gallery.of(source.model(upload.weights), upload.weights, [one], versions)
+    seconds = time.perf_counter() - began
+    pictures = len({trial.picture.name for trial in kind.trials})
+    return Probe(f"{kind.experiment.scenario.label}: features of all pictures", seconds, pictures)
 
 
 def _score(kind: _Kind, recorded: Sequence[Exchange], made: Sequence[Reconstruction]) -> tuple[float, int]:

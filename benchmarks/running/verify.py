@@ -100,7 +100,8 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, verif
 def _owed(ledger: Ledger, finished: pd.DataFrame) -> set[str]:
     """Keys of the trials whose pictures must be there."""
     if ledger.about["keep"] == "all":
-        return set(finished["key"])
+        shown = {place for place, planned in enumerate(ledger.cells) if planned.cell.reveals == "pictures"}
+        return set(finished.loc[finished["cell"].isin(shown), "key"])
     if ledger.about["keep"] == "none":
         return set()
     return {key for _, cell in finished.groupby("cell") for key in extremes(cell).values()}

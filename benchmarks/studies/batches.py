@@ -6,7 +6,7 @@ A client has four batches of pictures. Every epoch it deals them into batches an
 gradient. After some epochs the server attacks the first two batches of the last one with all uploads of the
 client: which of them show a picture is for the attack to find out. ``masks`` is "batch" for one mask per batch, as the
 official code has it, or "picture"; ``company`` is "fixed" where every epoch has the same batches. Pictures
-that the prior was measured on are left out.
+that attacks have seen before are left out.
 """
 
 import time

@@ -19,7 +19,7 @@ import torch
 import typer
 
 from attacks.mjp.facts import LinearFacts, linear_facts
-from attacks.mjp.linking import Statement, Verdict, compare, groups
+from attacks.mjp.linking import BEYOND, Statement, Verdict, compare, groups
 from benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.pictures import LabelledPicture
@@ -112,7 +112,7 @@ def _compared(pairs: Sequence[tuple[LinearFacts, LinearFacts]]) -> dict[str, Any
     comparisons = [compare(Statement.of([one]), Statement.of([other])) for one, other in pairs]
     decided = [comparison for comparison in comparisons if comparison.verdict is not Verdict.UNDECIDED]
     verdicts = Counter(comparison.verdict for comparison in comparisons)
-    ratios = [comparison.difference / comparison.energy**0.5 for comparison in decided]
+    ratios = [comparison.difference / BEYOND for comparison in decided]
     return {
         "count": len(comparisons),
         **{verdict.value: verdicts[verdict] for verdict in Verdict},

@@ -15,7 +15,8 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attacks.natural_patches import DIGITS, PROVENANCE, TABLE
+from attacks.natural_patches import PROVENANCE, TABLE
+from attacks.picture_lists import DIGITS
 from fedmjp import provenance
 from fedmjp.data.selection import open_source
 from fedmjp.running import run_function

@@ -4,7 +4,7 @@
 
 The hole is known, as an MJP upload tells it. The patches are exact, or what ``oracle_patch_embedding``
 makes of uploads that were degraded: a bound, as no server sees every token's gradient. Rows of uploads that it refuses,
-their mask being in doubt, have the reason as ``refusal`` and no figures. Pictures that the prior was measured on are
+their mask being in doubt, have the reason as ``refusal`` and no figures. Pictures that attacks have seen before are
 left out, and unless asked for those that attacks on MJP were developed on.
 """
 

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 import typer
 
-from attacks.natural_patches import measured_on
+from attacks.held_out import developed_on, seen_before
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.pictures import PictureSource
 from fedmjp.data.selection import Selection, open_source, select
@@ -18,7 +18,6 @@ from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.scenario import Scenario
 
-DEVELOPMENT, DEVELOPMENT_SEED = 20, 77
 KEY = ["model", "weights", "ratio", "picture"]
 Data = Annotated[str, typer.Option(help="A picture source.")]
 Rows = Annotated[Path, typer.Option(help="CSV to append to.")]
@@ -27,12 +26,10 @@ Model = Annotated[str, typer.Option(help="KEY=VALUE,... of the model; weights=FI
 
 
 def undeveloped(source: PictureSource, count: int, *, development: bool) -> Selection:
-    """Pictures that neither the prior nor, unless asked for, the development of the attack has seen."""
-    seen = select(source, DEVELOPMENT, seed=DEVELOPMENT_SEED, leave_out=measured_on)
-    if development:
-        return Selection(source, seen.entries[:count], seen.skipped)
-    names = {entry.name for entry in seen.entries}
-    return select(source, count, seed=0, leave_out=lambda name: name in names or measured_on(name))
+    """Pictures that attacks have not seen before; or, if asked for, those that they were developed on alone."""
+    return select(
+        source, count, seed=0, leave_out=(lambda name: not developed_on(name)) if development else seen_before
+    )
 
 
 def rows_with(

@@ -9,7 +9,7 @@ clean picture (setting c) stands below.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -58,7 +58,8 @@ def _row(picture: LabelledPicture, scenario: Scenario, model: VitClassifier) -> 
     def attacked(name: str, count: int, heading: str) -> Shown:
         """The attack on the first upload, with the others beside it."""
         upload = replace(made.upload, others=made.upload.others[: count - 1])
-        images = attack(name, upload, scenario, model=model, seed=scenario.seed).images
+        reconstruction: Any = attack(name, upload, scenario, model=model, seed=scenario.seed)
+        images = reconstruction.images
         psnr = float(metric("psnr").function(images, picture.image[None]))
         caption = f"{CEILING:g}+ dB" if psnr > CEILING else f"{psnr:.1f} dB"
         return images[0], f"{count} upload{'s' if count > 1 else ''},\n{heading}", caption

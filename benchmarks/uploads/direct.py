@@ -1,7 +1,7 @@
 """Uploads that are computed in this process when they are asked for, without Flower."""
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -13,7 +13,7 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, FedmjpError
-from fedmjp.exchange import Exchange, noise_of, private_of, protect, update_of, upload_of
+from fedmjp.exchange import Exchange, changed_weights, noise_of, private_of, protect, update_of, upload_of, with_weights
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
@@ -59,6 +59,8 @@ class DirectUploads(UploadSource):
     experiment: Experiment
     selection: Selection
     memory: Memory | None = None
+    # What a server that changes weights had sent in place of the model's own, by the digest of all weights.
+    _sent: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rate = self._scenario.server_learning_rate
@@ -75,26 +77,38 @@ class DirectUploads(UploadSource):
         read, of_others = (tensors_read(self.experiment, model, of_others=others) for others in (False, True))
         memory = self.memory or Memory()
         memory.turn_to((one_upload(scenario), tuple(batches), read, of_others))
-        numbers = range(scenario.uploads_per_picture if of_others else 1)
+        first = scenario.probes
+        numbers = range(first, first + (scenario.uploads_per_picture if of_others else 1))
         for number in numbers:
             if number not in memory.found:
-                memory.found[number] = self._numbered(model, batches, of_others if number else read, number)
-        return {batch: _together([memory.found[number][batch] for number in numbers]) for batch in batches}
+                tensors = of_others if number > first else read
+                memory.found[number] = self._numbered(model, batches, tensors, number, memory)
+        exchanges = {batch: _together([memory.found[number][batch] for number in numbers]) for batch in batches}
+        made = [outcome for outcome in exchanges.values() if isinstance(outcome, Exchange) and outcome.changed]
+        self._sent.update((exchange.upload.weights, exchange.changed[0]) for exchange in made)
+        return exchanges
 
     def model(self, weights: str) -> VitClassifier:
-        """The initial model: a copy, so that nothing an attack does to it reaches the clients."""
-        del weights
-        return _attackers_model(self._scenario.network, self._scenario.device)
+        """The model as it was sent: a copy, so that nothing an attack does to it reaches the clients."""
+        initial = _attackers_model(self._scenario.network, self._scenario.device)
+        return with_weights(initial, self._sent.get(weights, {}))
 
-    def _numbered(self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int) -> Found:
+    def private(self) -> Iterator[PrivateBatch]:
+        """Load what is behind the first upload of each batch."""
+        for batch in self._entries.values():
+            yield private_of(self._scenario, [self.selection.load(entry) for entry in batch], self._scenario.probes)
+
+    def _numbered(
+        self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
+    ) -> Found:
         """One upload of each batch."""
         scenario = self._scenario
         parts = scenario.pipeline.parts and scenario.pipeline.clients == 1
         gradients = scenario.update == "gradient" and model.has_positions
-        stacked = parts and gradients and names and names <= ENTRANCE
+        stacked = parts and gradients and scenario.server is None and names and names <= ENTRANCE
         exchanges: Found = {}
         for stack in self._stacks(batches) if stacked else [[batch] for batch in batches]:
-            exchanges |= self._computed(model, stack, names, number)
+            exchanges |= self._computed(model, stack, names, number, memory)
         return {batch: exchanges[batch] for batch in batches}
 
     def _stacks(self, batches: Sequence[Batch]) -> list[list[Batch]]:
@@ -104,48 +118,64 @@ class DirectUploads(UploadSource):
         every = list(self._places)
         return [every[index * size : (index + 1) * size] for index in passes]
 
-    def _computed(self, model: VitClassifier, stack: Sequence[Batch], names: frozenset[str], number: int) -> Found:
+    def _computed(
+        self, model: VitClassifier, stack: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
+    ) -> Found:
         """Uploads of one pass, or of one batch alone."""
         scenario = self._scenario
         exchanges: Found = {}
         private: dict[Batch, PrivateBatch] = {}
+        changed: dict[Batch, tuple[Mapping[str, Tensor], ...]] = {}
         for batch in stack:
             try:
                 pictures = [self.selection.load(entry) for entry in self._entries[batch]]
                 private[batch] = private_of(scenario, pictures, number)
+                changed[batch] = _changed_before(memory, batch) or changed_weights(scenario, model, pictures)
             except FedmjpError as error:
                 exchanges[batch] = str(error)
         try:
-            updates = self._updates(model, list(private.values()), names, number)
-            digest = _initial_digest(scenario.network, scenario.device)
+            updates = self._updates(model, list(private.values()), list(changed.values()), names, number)
             for (batch, made), sent in zip(private.items(), updates, strict=True):
                 client, place = divmod(self._places[batch], scenario.batches_per_client)
                 turn = scenario.round_of(Turn(place, number))
+                digest = self._digest(model, changed[batch])
                 upload = upload_of(scenario, sent, made, server_round=turn, node=client, weights=digest)
-                exchanges[batch] = Exchange(made, upload)
+                exchanges[batch] = Exchange(made, upload, changed[batch])
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
             for batch in private:
                 exchanges.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
         return exchanges
 
+    def _digest(self, model: VitClassifier, changed: Sequence[Mapping[str, Tensor]]) -> str:
+        """Of the weights that the first client behind an upload was sent."""
+        if not any(changed):
+            return _initial_digest(self._scenario.network, self._scenario.device)
+        return weights_digest({**model.state_dict(), **changed[0]})
+
     def _updates(
-        self, model: VitClassifier, batches: Sequence[PrivateBatch], names: frozenset[str], number: int
+        self,
+        model: VitClassifier,
+        batches: Sequence[PrivateBatch],
+        changed: Sequence[Sequence[Mapping[str, Tensor]]],
+        names: frozenset[str],
+        number: int,
     ) -> list[dict[str, Tensor]]:
         """What leaves the clients, one update per batch; what only bounds see leaves none, so no defence acts on it."""
         scenario = self._scenario
         for_bounds = names & {ORACLE_TOKEN_GRADIENTS}
         if len(batches) > 1:
             updates = []
-            for made, batch in zip(entrance_gradients(model, batches, names), batches, strict=True):
+            stacked = entrance_gradients(model, batches, names, label_smoothing=scenario.label_smoothing)
+            for made, batch in zip(stacked, batches, strict=True):
                 seen = {name: made.pop(name) for name in for_bounds}
                 source = noise_of(scenario, batch, number)
                 updates.append(protect(made, batch, model, scenario.threat, randomness=source) | seen)
             return updates
         updates = []
-        for batch in batches:
-            sent = update_of(scenario, model, batch, number)
+        for batch, weights in zip(batches, changed, strict=True):
+            sent = update_of(scenario, model, batch, number, weights)
             if for_bounds:
-                sent |= entrance_gradients(model, [batch], for_bounds)[0]
+                sent |= entrance_gradients(model, [batch], for_bounds, label_smoothing=scenario.label_smoothing)[0]
             # A floor reads nothing, but an upload is never empty.
             updates.append({name: tensor for name, tensor in sent.items() if name in names or not names})
         return updates
@@ -167,6 +197,12 @@ class DirectUploads(UploadSource):
 def one_upload(scenario: Scenario) -> Scenario:
     """The same with a single upload per picture: what scenarios that share their uploads agree in."""
     return scenario.model_copy(update={"uploads_per_picture": 1})
+
+
+def _changed_before(memory: Memory, batch: Batch) -> tuple[Mapping[str, Tensor], ...]:
+    """What a server that changes weights sent for a former upload of these pictures; nothing if there was none."""
+    former = (exchanges.get(batch) for exchanges in memory.found.values())
+    return next((outcome.changed for outcome in former if isinstance(outcome, Exchange)), ())
 
 
 def _together(made: Sequence[Exchange | str]) -> Exchange | str:

@@ -8,7 +8,7 @@ the server can compute it itself.
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -171,6 +171,10 @@ class RoundUploads(UploadSource):
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that an upload was computed with."""
         return next(record for record in self._records if record.weights == weights).model()
+
+    def private(self) -> Iterator[PrivateBatch]:
+        """Read what is behind the last upload of each picture."""
+        return (each.private() for each in attacked(self._records))
 
     def _read(self, record: _Record) -> Exchange:
         private, others = record.private(), self._others(record)

@@ -3,7 +3,7 @@
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ from benchmarks.folder.output import write_text
 from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.running.progress import RunProgress
 from fedmjp.config import ModelConfig
-from fedmjp.errors import OUT_OF_MEMORY, FedmjpError, out_of_memory
+from fedmjp.errors import GAVE_UP, OUT_OF_MEMORY, AttackFailedError, FedmjpError, out_of_memory
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -36,6 +36,10 @@ class UploadSource(ABC):
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that the server had sent, on the experiment's device."""
 
+    @abstractmethod
+    def private(self) -> Iterator[PrivateBatch]:
+        """What is behind every upload of the experiment, for the evaluator; DataError or RecordError if one is bad."""
+
     def stale(self) -> None:  # noqa: B027 (most sources keep nothing)
         """Something is missing or damaged: the next run records anew, if it was a run that recorded."""
 
@@ -50,6 +54,8 @@ def described(error: Exception) -> str:
     """What a failed trial's row says of an error; its kind too, unless it was raised on purpose."""
     if out_of_memory(error):
         return OUT_OF_MEMORY
+    if isinstance(error, AttackFailedError):
+        return f"{GAVE_UP}{error}"
     return str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
 
 
@@ -70,11 +76,13 @@ class RecordedUploads(UploadSource):
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
         """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others."""
         scenario = self.experiment.scenario
-        paths = self.folder.index(scenario)
+        paths, count = self.folder.index(scenario), scenario.uploads_per_picture
         exchanges: dict[Batch, Exchange | str] = {}
         for batch in batches:
             try:
-                first_ones = paths.get(batch, [])[: scenario.uploads_per_picture]  # a run may have gone on for others
+                probes = scenario.probes
+                # A run may have gone on for others.
+                first_ones = paths.get(batch, [])[probes : probes + count]
                 records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
                 exchanges[batch] = f"{MISSING}: {error}"
@@ -82,6 +90,8 @@ class RecordedUploads(UploadSource):
             if not records:
                 exchanges[batch] = MISSING
                 continue
+            if repeats_itself(scenario):
+                records += [_repeated(records[0], number, scenario) for number in range(len(records), count)]
             (private, first), *later = records
             others = tuple(told(upload, private_batch, scenario) for private_batch, upload in later)
             exchanges[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
@@ -90,6 +100,12 @@ class RecordedUploads(UploadSource):
     def model(self, weights: str) -> VitClassifier:
         """The model with the weights that were recorded."""
         return sent_model(self.folder, self.experiment.scenario, weights)
+
+    def private(self) -> Iterator[PrivateBatch]:
+        """Read what is behind the first upload of each batch."""
+        scenario = self.experiment.scenario
+        for path, *_ in self.folder.index(scenario).values():
+            yield self.folder.private(scenario, path)
 
     def stale(self) -> None:
         """The next run records anew."""
@@ -136,12 +152,28 @@ class FederatedRun:
 
 
 def played(scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """Those to play: of several that differ in the number of uploads alone, one holds what the others upload."""
+    """Those to play: of several that differ in the number of uploads alone, one holds what the others upload.
+
+    Where a client would upload the same again, it uploads once.
+    """
     longest: dict[Scenario, Scenario] = {}
     for scenario in scenarios:
         once = scenario.model_copy(update={"uploads_per_picture": 1})
-        longest[once] = max(longest.get(once, once), scenario, key=lambda candidate: candidate.uploads_per_picture)
+        needed = once if repeats_itself(scenario) else scenario
+        longest[once] = max(longest.get(once, once), needed, key=lambda candidate: candidate.uploads_per_picture)
     return list(longest.values())
+
+
+def repeats_itself(scenario: Scenario) -> bool:
+    """Whether all uploads of a picture are equal: nothing is drawn without a defence, and the weights stay."""
+    return not (scenario.defences or scenario.server_learning_rate or scenario.server)
+
+
+def _repeated(record: tuple[PrivateBatch, Upload], number: int, scenario: Scenario) -> tuple[PrivateBatch, Upload]:
+    """The record that a client would leave that uploads the same again, after so many times."""
+    private, upload = record
+    turn = scenario.turn(upload.server_round)._replace(number=number)
+    return private, replace(upload, server_round=scenario.round_of(turn))
 
 
 def sent_model(folder: RunFolder, scenario: Scenario, weights: str) -> VitClassifier:

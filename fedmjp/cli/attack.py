@@ -21,11 +21,15 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LabelSmoothing,
+    LocalBatchSize,
     LocalLearningRate,
+    LocalMomentum,
     LocalSteps,
     Model,
     PatchSize,
     Seed,
+    ServerIfAny,
     UploadsPerPicture,
     known_attack,
     share,
@@ -52,7 +56,8 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "seed", "weights", "image_size", "patch_size", "classes",
+    "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "server", "seed", "weights",
+    "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -94,6 +99,10 @@ def attack(
     uploads_per_picture: UploadsPerPicture = 1,
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
+    local_momentum: LocalMomentum = 0.0,
+    local_batch_size: LocalBatchSize = None,
+    server: ServerIfAny = None,
+    label_smoothing: LabelSmoothing = 0.0,
     module: Annotated[
         str | None,
         typer.Option(
@@ -161,10 +170,11 @@ def attack(
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.folder.output import OutputFolder
     from benchmarks.plan.planning import plan, require_applicable
-    from benchmarks.report.render import render
+    from benchmarks.report.render import FIGURE, render
     from benchmarks.running.engine import Engine
     from benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.servers import SCOPE
 
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
@@ -178,6 +188,8 @@ def attack(
     asked = _direct(context.params, named, console) if uploads is None else _recorded(uploads, context.params, named)
     experiments, batches, sources, origin = asked
     recording = None if uploads is None else open_records(uploads)
+    if experiments[0].scenario.server is not None:
+        tell(console, SCOPE)
     planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
     require_applicable(planned)
     ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())
@@ -192,15 +204,18 @@ def attack(
         progress.attacks(len(planned.trials) - finished)
         for part, source in zip(planned.parts, sources, strict=True):
             Engine(part.experiment, folder, store, progress, source).run(part.trials)
-    tell_outcome(render(ledger, store, folder, console, planned), output, console, problems, figure=True)
+    failed = render(ledger, store, folder, console, planned)
+    tell_outcome(failed, output, console, problems, figure=(output / FIGURE).exists())
 
 
 def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
+    from benchmarks.leaderboard.measures import MEASURES
     from benchmarks.plan.experiment import AttackConfig
 
     given = parse_pairs(options["options"], "--set", dashes=True)
     tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
-    return (tried, *([] if tried.name == "grey" else [AttackConfig(name="grey")]))
+    floor = MEASURES[tried.made().reveals].floor
+    return (tried, *([] if tried.name == floor else [AttackConfig(name=floor)]))
 
 
 def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> "Asked":

@@ -68,9 +68,10 @@ def _hindrances(prepared: "Prepared", estimate: "Estimate") -> list[str]:
 def print_status(ledger: "Ledger", status: "CampaignStatus", running: bool, console: "Console") -> None:
     """Progress in sum and per cell."""
     from benchmarks.leaderboard.listing import grouped
+    from benchmarks.report.numbers import percent
 
-    share = status.ok / status.planned if status.planned else 1.0
-    tell(console, f"{ledger.about['name']}: {status.ok} of {status.planned} trials finished ({share:.0%}), "
+    share = percent(status.ok / status.planned if status.planned else 1.0)
+    tell(console, f"{ledger.about['name']}: {status.ok} of {status.planned} trials finished ({share}), "
                    f"{status.failed} failed, {status.missing} not tried.")  # fmt: skip
     tell(console, _pace(status, running))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmjp.servers import SCOPE
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 COLUMNS = {
     "attacks": ("name", "role", "summary"),
     "defences": ("name", "stage", "summary"),
+    "servers": ("name", "summary"),
     "models": ("name", "parameters", "summary"),
     "metrics": ("name", "range", "definition"),
 }
@@ -21,8 +24,9 @@ MORE = {
   with noise or rounding        patch_embedding_wiener
   MJP, one upload               mjp_prior (seconds), then mjp_span (a search)
   MJP, the picture comes again  mjp_intersection
-  several pictures per upload   gradient_matching""",
+  several pictures per upload   gradient_matching; labels tells what they show""",
     "defences": "Several act in the order in which they are named: --defence mjp --defence round.",
+    "servers": SCOPE,
     "models": "Parameters are those of 224 pixels and 1000 classes, undefended. Besides, timm:NAME is any vision "
     "transformer of timm's with one class token and learned positions, such as timm:vit_base_patch16_224.",
     "metrics": "A value belongs to one picture; means and intervals are the leaderboard's.",
@@ -30,16 +34,16 @@ MORE = {
 
 
 def catalogue(
-    kind: Annotated[str, typer.Argument(help="attacks, defences, models or metrics.")],
+    kind: Annotated[str, typer.Argument(help="attacks, defences, servers, models or metrics.")],
     name: Annotated[
         str | None, typer.Argument(help="One of them: what it needs, its options, its paper.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All that is known, machine-readable.")] = False,
 ) -> None:
-    """List attacks, defences, models or metrics, and which one to take; or tell all of one."""
+    """List attacks, defences, malicious servers, models or metrics, and which one to take; or tell all of one."""
     from fedmjp.errors import UnknownNameError
 
-    kinds = {"attacks": _attacks, "defences": _defences, "models": _models, "metrics": _metrics}
+    kinds = {"attacks": _attacks, "defences": _defences, "servers": _servers, "models": _models, "metrics": _metrics}
     if kind not in kinds:
         raise UnknownNameError("list", kind, kinds)
     entries = kinds[kind]()
@@ -106,6 +110,21 @@ def _defences() -> list[dict[str, str]]:
             "paper": d.paper,
         }
         for d in map(DEFENCES.get, DEFENCES)
+    ]
+
+
+def _servers() -> list[dict[str, str]]:
+    from fedmjp.servers import SERVERS
+
+    return [
+        {
+            "name": s.name,
+            "summary": s.summary,
+            "options": _options(s.options_type),
+            "paper": s.paper,
+            "scope": SCOPE,
+        }
+        for s in map(SERVERS.get, SERVERS)
     ]
 
 

@@ -55,6 +55,15 @@ def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
     return texts
 
 
+def known_server(text: str | None) -> str | None:
+    """The same text; UnknownNameError if it begins with the name of no server that changes weights."""
+    from fedmjp.servers import HONEST, SERVERS
+
+    if text is not None and text != HONEST:
+        SERVERS.require(text.partition(":")[0].strip())
+    return text
+
+
 def share(value: Any) -> Any:
     """The same share, or list of them; BadParameter if one is no number, which no range excludes."""
     if any(entry != entry for entry in (value if isinstance(value, Sequence) else [value])):
@@ -79,12 +88,21 @@ ConfigFile = Annotated[
 ]
 _Model: Any = typer.Option(help="See `fedmjp list models`.", callback=known_model, rich_help_panel=MODEL)
 _Defence: Any = typer.Option("--defence", help=DEFENCE_HELP, callback=known_defences, rich_help_panel=MODEL)
+_Server: Any = typer.Option(
+    "--server",
+    metavar="NAME",
+    help="The server changes the weights that it sends: NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list servers`. "
+    "For measuring your own deployment, in federations started here alone.",
+    callback=known_server,
+    rich_help_panel=UPLOADS,
+)
 _Device: Any = typer.Option(help="Where the work is done; auto takes CUDA where there is any.", rich_help_panel=RUN)
 _Fresh: Any = typer.Option("--fresh", help="Forget what a former run left, and start over.", rich_help_panel=RUN)
 
 Model = Annotated[str, _Model]
 Defences = Annotated[list[str], _Defence]
 DefencesIfAny = Annotated[list[str] | None, _Defence]
+ServerIfAny = Annotated[str | None, _Server]
 Device = Annotated[Literal["auto", "cpu", "cuda"], _Device]
 DeviceIfAny = Annotated[Literal["auto", "cpu", "cuda"] | None, _Device]
 Fresh = Annotated[bool, _Fresh]
@@ -111,5 +129,14 @@ LocalSteps = Annotated[
     typer.Option(help="Upload the weight delta after so many SGD steps.", min=1, rich_help_panel=UPLOADS),
 ]
 LocalLearningRate = Annotated[float, typer.Option(help="Of these steps.", rich_help_panel=UPLOADS)]
+LocalMomentum = Annotated[float, typer.Option(help="Of these steps.", min=0, rich_help_panel=UPLOADS)]
+LocalBatchSize = Annotated[
+    int | None,
+    typer.Option(help="Pictures of one of these steps, in turn; by default all.", min=1, rich_help_panel=UPLOADS),
+]
+LabelSmoothing = Annotated[
+    float,
+    typer.Option(help="Of the clients' loss, below 1; the attacker knows it.", min=0, rich_help_panel=UPLOADS),
+]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.", min=0, rich_help_panel=RUN)]
 SeedIfAny = Annotated[int | None, typer.Option(help="Of all that is drawn; 0 by default.", min=0, rich_help_panel=RUN)]

@@ -15,11 +15,15 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    LabelSmoothing,
+    LocalBatchSize,
     LocalLearningRate,
+    LocalMomentum,
     LocalSteps,
     Model,
     PatchSize,
     Seed,
+    ServerIfAny,
     UploadsPerPicture,
 )
 from fedmjp.cli.options import output as output_option
@@ -36,6 +40,10 @@ def record(
     uploads_per_picture: UploadsPerPicture = 1,
     local_steps: LocalSteps = None,
     local_learning_rate: LocalLearningRate = 0.01,
+    local_momentum: LocalMomentum = 0.0,
+    local_batch_size: LocalBatchSize = None,
+    server: ServerIfAny = None,
+    label_smoothing: LabelSmoothing = 0.0,
     server_learning_rate: Annotated[
         float, typer.Option(help="0 keeps the weights.", min=0, rich_help_panel=UPLOADS)
     ] = 0.0,
@@ -59,11 +67,15 @@ def record(
     from fedmjp.errors import OutputError
     from fedmjp.models.build import blueprint
     from fedmjp.scenario import Scenario
+    from fedmjp.servers import SCOPE
 
     console = wide_console()
     require_apart(output, data)
     scenario = Scenario.parse(single_batches(context.params))
-    blueprint(scenario.network)
+    network = blueprint(scenario.network)
+    if scenario.server is not None:
+        scenario.require_server(network)
+        tell(console, SCOPE)
     selection = select_for(scenario)
     tell(console, *(f"Skipped: {reason}" for reason in selection.skipped))
     if selection.skipped:

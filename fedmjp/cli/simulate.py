@@ -17,6 +17,7 @@ from fedmjp.cli.options import (
     Fresh,
     Pictures,
     SeedIfAny,
+    ServerIfAny,
     Settings,
 )
 from fedmjp.cli.options import output as output_option
@@ -73,6 +74,7 @@ def simulate(
             rich_help_panel=UPLOADS,
         ),
     ] = None,
+    server: ServerIfAny = None,
     seed: SeedIfAny = None,
     device: DeviceIfAny = None,
     gpus_per_client: Annotated[
@@ -95,18 +97,22 @@ def simulate(
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.extras import require
     from fedmjp.models.build import build
+    from fedmjp.servers import SCOPE
     from fedmjp.training.run_folder import TrainingFolder, published
 
     require("training", "fedmjp simulate")
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
-    whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences}
+    whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences, "server": server}
     dealing = {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
     named = given(whole | rounds_of | dealing) | {"model": given({"seed": seed})}
     defaults = {"model": {"name": "deit_small"}, "clients": CLIENTS}
     values = values_of(defaults, read_values(config_file), row, named, settings)
     asked = _read(with_files(_with_defaults(values)))
     require_apart(output, asked.data)
-    build(asked.network)  # whatever is wrong with it is told now, not by the server
+    model = build(asked.network)  # whatever is wrong with it is told now, not by the server
+    if asked.server is not None:
+        asked.require_server(model)
+        tell(wide_console(), SCOPE)
     resources = resources_for(asked, gpus_per_client=gpus_per_client)
     claim_folder(output)
     folder = TrainingFolder(output)

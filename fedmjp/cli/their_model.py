@@ -50,6 +50,7 @@ def refuse_options(named: Mapping[str, str]) -> None:
 def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     """Attack what a client uploaded of the user's own module; ``options`` are those of the command."""
     from attacks import ATTACKS
+    from attacks.base import showing_pictures
     from benchmarks.folder.output import claim_folder
     from benchmarks.folder.pictures import save_png
     from fedmjp.errors import BadInputError
@@ -57,7 +58,7 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     from fedmjp.gradient_files import read_gradients
 
     given = parse_pairs(options["options"], "--set", dashes=True)
-    chosen: Any = ATTACKS.get(options["name"])(given)
+    chosen: Any = showing_pictures(ATTACKS.get(options["name"])(given))
     path = Path(options["gradient"])
     file = read_gradients(path)
     adopted, title = _adopted(options)
@@ -66,7 +67,7 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
     private = None if options["private"] is None else _private(Path(options["private"]), adopted, threat)
-    made = attack(chosen.name, upload, adopted, options=given, threat=threat, seed=options["seed"])
+    made: Any = attack(chosen.name, upload, adopted, options=given, threat=threat, seed=options["seed"])
     notes = [_inexact(chosen, upload, adopted, threat), chosen.caveat(adopted, threat)]
     folder = Path(options["output"])
     claim_folder(folder)

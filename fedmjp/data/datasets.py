@@ -4,7 +4,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +131,7 @@ def _open(data: str, split: Split) -> LabelledDataset:
         return LabelledDataset(
             name=BUNDLED,
             labels=np.array([crop.label for crop in CROPS.values()], dtype=np.int64),
-            class_names=tuple(ImageNetInfo().label_names()),  # type: ignore[no-untyped-call]
+            class_names=_names_of_imagenet(),
             keys=list(CROPS),
             read=_cut,
         )
@@ -154,6 +154,11 @@ def _open(data: str, split: Split) -> LabelledDataset:
     from fedmjp.data.tables import open_parquet  # noqa: PLC0415
 
     return open_parquet(f"{data} ({split})", files[split], split)
+
+
+@cache
+def _names_of_imagenet() -> tuple[str, ...]:
+    return tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
 
 
 def _cut(index: int) -> Image.Image:

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from fedmjp.config import Config, ModelConfig, UpdateKind
 from fedmjp.errors import DefenceError
+from fedmjp.finite import is_finite
 from fedmjp.randomness import Randomness
 
 Stage = Literal["pictures", "model", "examples", "update", "aggregate"]
@@ -220,5 +221,5 @@ class TensorDefence(Defence):
 def require_finite(update: Mapping[str, Tensor], defence: str) -> None:
     """DefenceError if a tensor holds NaN or infinite values: no guarantee holds for numbers that are none."""
     for name, tensor in update.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not is_finite(tensor):
             raise DefenceError(f"{defence}: tensor {name!r} holds NaN or infinite values; the update does not leave")

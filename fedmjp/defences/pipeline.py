@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Self
+from typing import Annotated
 
 import torch
-from pydantic import BeforeValidator, model_serializer, model_validator
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Plan, Spent, Stage
-from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
+from fedmjp.errors import ConfigError
+from fedmjp.named import NamedConfig, text_of
 from fedmjp.randomness import Randomness
 from fedmjp.zoo import PREFIX, zoo_model
 
@@ -25,80 +26,21 @@ FOLLOWING = frozenset({MASK_RATIO, *(field.name for field in fields(Plan))})
 ELSEWHERE = FOLLOWING | {"shuffle"}
 
 
-class DefenceConfig(Config):
+class DefenceConfig(NamedConfig[Defence]):
     """A defence by name, with its options beside the name: ``{name: gaussian, noise: 0.001}``.
 
     Text is ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
     """
 
-    name: str
-    options: Mapping[str, Any] = {}
+    registry = DEFENCES
+    following = FOLLOWING
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return _parsed(value)
-        if isinstance(value, Mapping) and not isinstance(value.get("options"), Mapping):
-            values = dict(value)
-            return {"name": values.pop("name", None), "options": values}
-        return value
-
-    @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        try:
-            made = self.made()
-        except UnknownNameError as error:
-            raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
-        except BadInputError as error:
-            raise ValueError(f"defence {self.name}: {error}") from None
-        # Options as they were understood, so that text from a command line equals numbers from a file; without those
-        # that say what is the default anyway, but for those that a campaign or a run would else set.
-        given, defaults = (defence.options.model_dump(mode="json") for defence in (made, type(made)()))
-        said = sorted(key for key in self.options if key in FOLLOWING or given[key] != defaults[key])
-        object.__setattr__(self, "options", {key: given[key] for key in said})
-        return self
-
-    @model_serializer
-    def _beside_the_name(self) -> dict[str, Any]:
-        return {"name": self.name, **self.options}
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    @property
-    def text(self) -> str:
-        """As the command line takes it, with all options that were given."""
-        return _text(self.name, self.options)
+    __hash__ = NamedConfig.__hash__
 
     @property
     def label(self) -> str:
         """As tables show it: without options that have a column of their own."""
-        return _text(self.name, {key: value for key, value in self.options.items() if key not in ELSEWHERE})
-
-    def made(self) -> Defence:
-        """The defence itself, anew."""
-        return DEFENCES.get(self.name)(self.options)
-
-
-def _text(name: str, options: Mapping[str, Any]) -> str:
-    values = {key: "+".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
-    pairs = ",".join(f"{key}={value}" for key, value in values.items())
-    return f"{name}:{pairs}" if pairs else name
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """``NAME:KEY=VALUE,KEY=VALUE`` as values."""
-    name, colon, rest = text.strip().partition(":")
-    options: dict[str, Any] = {}
-    for pair in rest.split(",") if colon else ():
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not key:
-            raise ValueError(f"{text!r}: {pair!r} is not KEY=VALUE; write NAME or NAME:KEY=VALUE,KEY=VALUE")
-        if key in options:
-            raise ValueError(f"{text!r}: {key} is given twice")
-        options[key.replace("-", "_")] = value
-    return {"name": name, "options": options}
+        return text_of(self.name, {key: value for key, value in self.options.items() if key not in ELSEWHERE})
 
 
 def _listed(value: object) -> object:

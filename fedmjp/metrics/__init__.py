@@ -1,18 +1,22 @@
-"""Scores of a reconstruction against a private picture: pure functions, one value per image.
+"""Scores of what an attack discloses against a private picture: pure functions, one value per picture.
 
-Every metric takes ``reconstruction`` and ``target``, both (batch, 3, height, width) in [0, 1] and
+Every metric of pictures takes ``reconstruction`` and ``target``, both (batch, 3, height, width) in [0, 1] and
 in the same order (RecordError if their shapes differ), computes in float64, and returns (batch,)
-float64. None returns NaN or infinity for images in [0, 1]. Means, intervals and worst cases are
+float64. None returns NaN or infinity for images in [0, 1]. Those of labels and features are in
+``fedmjp.metrics.disclosed``, with arguments of their own. Means, intervals and worst cases are
 the leaderboard's business.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
+from typing import Literal
 
 from torch import Tensor
 
 from fedmjp.errors import UnknownNameError
+from fedmjp.metrics.disclosed import feature_error, found_among, label_accuracy, membership
 from fedmjp.metrics.perceptual import lpips_alex, missing_backbone
 from fedmjp.metrics.pictures import fft2d, mse, psnr, ssim, ssim_mjp
 
@@ -21,13 +25,15 @@ from fedmjp.metrics.pictures import fft2d, mse, psnr, ssim, ssim_mjp
 class Metric:
     """A named variant of a metric."""
 
-    function: Callable[[Tensor, Tensor], Tensor]  # (reconstruction, target) to one value per image
+    # One value per picture; of pictures by (reconstruction, target), of others by arguments of its own.
+    function: Callable[..., Tensor]
     higher_leaks: bool  # whether a higher value means that more of the private picture is revealed
     bounds: str
     lowest: float  # the same as numbers
     highest: float
     definition: str  # the exact variant and its source
     missing: Callable[[], str | None] = lambda: None  # why it cannot be computed on this machine
+    of: Literal["pictures", "features", "labels"] = "pictures"  # what has to be revealed for it
 
 
 METRICS = {
@@ -54,7 +60,39 @@ METRICS = {
         "lpips 0.1 with its AlexNet head on ImageNet weights",
         missing_backbone,
     ),
-}
+    "label_accuracy": Metric(
+        label_accuracy, True, "0 or 1", 0, 1, "1 where the picture's label is told; each label told counts once",
+        of="labels",
+    ),
+    "feature_error": Metric(
+        feature_error, False, "from 0 (exact)", 0, inf,
+        "distance of the feature told from the picture's, over that from the batch's mean (of one picture: the "
+        "gallery's), which itself scores 1; features are matched one to one by least squares", of="features",
+    ),
+    "rank1": Metric(
+        partial(found_among, most=1), True, "0 or 1", 0, 1,
+        "1 where, of all pictures attacked, none is nearer to the feature told; by chance 1 of them", of="features",
+    ),
+    "rank5": Metric(
+        partial(found_among, most=5), True, "0 or 1", 0, 1,
+        "the same where four are nearer at most; by chance 5 of them", of="features",
+    ),
+    "rank1_crop": Metric(
+        partial(found_among, most=1), True, "0 or 1", 0, 1,
+        "as rank1, among another crop of each picture: three quarters of its side, at a place drawn for the picture",
+        of="features",
+    ),
+    "rank5_crop": Metric(
+        partial(found_among, most=5), True, "0 or 1", 0, 1, "as rank5, among another crop of each picture",
+        of="features",
+    ),
+    "membership": Metric(
+        membership, True, "0 or 1", 0, 1,
+        "1 where the picture is nearer to a feature told than the threshold that 0.001 of the pictures outside of the "
+        "upload pass; with fewer than 1,000 of these, nearer than all of them", of="features",
+    ),
+}  # fmt: skip
+DISCLOSED = tuple(name for name, known in METRICS.items() if known.of != "pictures")
 
 
 def metric(name: str) -> Metric:

@@ -14,7 +14,7 @@ from attacks.mjp.affine import AffinePatches, of_one_upload
 from attacks.mjp.closing import close
 from attacks.mjp.prior import ClosedFacts
 from attacks.mjp.span import block
-from attacks.mjp.span.certificate import Certificate, certify, certify_facts
+from attacks.mjp.span.certificate import Certificate, certify, expected_error
 from attacks.mjp.span.equations import TENSORS, Equations, equations
 from attacks.mjp.span.naturalness import Naturalness
 from attacks.mjp.span.search import Search
@@ -32,7 +32,9 @@ from fedmjp.threat import ThreatModel
 class SpanOptions(Config):
     """Options of ``mjp_span``."""
 
-    seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="after which the search is given up")
+    seconds: float = Field(
+        60.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no iteration goes on"
+    )
 
 
 class MjpSpan(ClosedFacts[VitClassifier]):
@@ -43,21 +45,21 @@ class MjpSpan(ClosedFacts[VitClassifier]):
     whose activations lie in that span is a true one (``equations``). From the most natural picture
     (``attacks.mjp.closing``) the visible patches are solved together (``joint``). Masked ones are zeros that
     many starts lead to (``search``); each proves itself without the others (``free``). When all are found,
-    everything is solved together, and a certificate tells from the residuals whether it is right
-    (``certificate``). The masked patches come as a set, as the upload says nothing of their order; they are
-    put into their places by how they fit (``attacks.reassembly``). A solution that rounding explains for most
-    patches is answered even without a certificate; patches that no picture has are then those of ``mjp_prior``,
-    which is the answer altogether where the solution is not consistent.
+    everything is solved together, and a certificate tells from the residuals whether the patches are right
+    (``certificate``). It certifies the masked ones as a set (``content_certified``), never their order: the
+    upload says nothing of it, and they are put into their places by how they fit (``attacks.reassembly``). A
+    solution that rounding explains for most patches is answered even without a certificate; patches that no picture
+    has are then those of ``mjp_prior``, which is the answer altogether where the solution is not consistent.
 
-    Without a mask the linear facts are the whole picture.
+    Without a mask the linear facts are the whole picture, and there is nothing to certify.
 
-    The search ends after ``seconds``, looked at between its steps: whether a picture is solved depends on the
-    machine.
+    All iterations end when the thread has worked for ``seconds``; the certificate and the order come after that.
+    Whether a picture is solved depends on the machine.
     """
 
     name = "mjp_span"
     paper = "ours: follows from the definition of MJP and the chain rule"
-    summary = "one MJP upload solved exactly through the spans of the first block's GELU, with a certificate"
+    summary = "one MJP upload solved exactly through the spans of the first GELU; certifies patches, not their order"
     requires = (
         "the gradient, or the weight delta of one step, of one picture, with the first block's MLP and attention; "
         "a pre-norm vision transformer with GELU; an image size that the prior knows"
@@ -86,17 +88,16 @@ class MjpSpan(ClosedFacts[VitClassifier]):
         # Tokens prove themselves in units of the upload's rounding, and the search ends far above that of float64.
         upload = replace(upload, tensors={name: tensor.float() for name, tensor in upload.tensors.items()})
         facts = linear.linear_facts(upload, model, threat)
-        affine = of_one_upload(facts)
-        patches = close(affine, model)
-        certificate = certify_facts(upload, facts, model, threat)
-        if facts.mask.any():
-            setup = equations(upload, facts, model)
+        patches = close(of_one_upload(facts), model)
+        if not facts.mask.any():
+            diagnostics = {"masked_patches": 0.0, "expected_error": expected_error(upload, facts, model, threat)}
+        else:
+            setup, affine = equations(upload, facts, model), AffinePatches(facts.known, facts.basis)
             solved, certificate = solve(setup, affine, patches, model, began + self.options.seconds, generator)
             if certificate.found and certificate.consistent:
                 patches = _in_order(solved, facts.mask, model, generator)
-        return Reconstruction(
-            picture(patches, model), {**certificate.diagnostics(), "seconds": time.thread_time() - began}
-        )
+            diagnostics = certificate.diagnostics()
+        return Reconstruction(picture(patches, model), {**diagnostics, "seconds": time.thread_time() - began})
 
 
 def _rank_refusal(model: VitClassifier) -> str | None:
@@ -118,7 +119,7 @@ def solve(
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
     naturalness = Naturalness.of(affine, model)
     start = (natural - affine.known) @ affine.basis.mT
-    solution, count = Search(setup, naturalness, start[setup.visible], generator).go(deadline)
+    solution, count = Search(replace(setup, until=deadline), naturalness, start[setup.visible], generator).go()
     places, coefficients = solution.all_places(setup), solution.coefficients
     possible = naturalness.excess(coefficients, places) <= IMPOSSIBLE
     patches = natural.clone()

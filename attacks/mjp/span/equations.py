@@ -16,6 +16,8 @@ G^T g / |g|^2 = sum_t share_t ho_t with share_t = <do_t, g> / |g|^2, which sum t
 tokens stand in for do_t.
 """
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -116,6 +118,11 @@ class Equations:
     mean_attention: Tensor  # (dim,), sum_t share_t o_t
     shares: Tensor  # (1 + patches,), of the class token and the patches; 0 where masked, as it is not known there
     values: int  # per patch
+    until: float = math.inf  # of time.thread_time(): iterations that are at work then end where they are
+
+    def time_is_up(self) -> bool:
+        """Whether iterations are to end. This thread's work counts: another job on the machine changes no result."""
+        return time.thread_time() > self.until
 
     @property
     def unknowns(self) -> int:

@@ -101,8 +101,12 @@ def solve_jointly(
     residuals = problem.residuals(values)
     merit = problem.merit(values, residuals)
     for _ in range(steps):
+        if equations.time_is_up():
+            break
         solver, before = problem.solver(values, residuals), merit
         for _ in range(TRIALS):
+            if equations.time_is_up():
+                break
             step = solver(damping)
             if step is not None:
                 there = problem.residuals(values + step)

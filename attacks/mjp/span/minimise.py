@@ -161,7 +161,7 @@ def minimise(
     damping = torch.full_like(cost, steps.damping)
     curvature = coefficients.new_zeros(len(rows), equations.unknowns, equations.unknowns)
     for iteration in range(steps.most):
-        if not len(rows):
+        if not len(rows) or equations.time_is_up():
             break
         here, before = coefficients[rows], value[rows]
         matrices, gradients = equations.normal(point[rows], here, places[rows])

@@ -41,22 +41,27 @@ class Search:
     ) -> None:
         self.equations, self.naturalness, self.generator = equations, naturalness, generator
         self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
+        began = time.thread_time()
         self.visible = solve_visible(equations, naturalness, start, generator)
+        self.reserve = time.thread_time() - began
 
-    def go(self, deadline: float) -> tuple[Known, int]:
+    def go(self) -> tuple[Known, int]:
         """All visible patches, and as many masked ones as there are, unless none was found; and how many were.
 
-        The last ones stand in for those that were not. The deadline is one of ``time.thread_time``: counted is the
-        work of this thread alone, so that another job on the machine changes no result.
+        The last ones stand in for those that were not. The search leaves as much time as the visible patches took, in
+        which everything is solved together.
         """
+        deadline = self.equations.until
+        self.equations = replace(self.equations, until=deadline - self.reserve)
         size, dry, pending = self.equations.unknowns, 0, 0
         leveled = bool(self.equations.level.any())  # starts are scaled by the level, which noise may blur away
-        while leveled and len(self.masked) < size and dry < DRY and time.thread_time() <= deadline:
+        while leveled and len(self.masked) < size and dry < DRY and not self.equations.time_is_up():
             new = self._round(CYCLE[dry % len(CYCLE)])
             dry, pending = (0 if new else dry + 1), pending + new
             if pending and (dry or pending >= size // 4 or len(self.masked) == size):
                 self._refresh()
                 pending = 0
+        self.equations = replace(self.equations, until=deadline)
         return self._finished(), len(self.masked)
 
     def _round(self, kind: Kind | None) -> int:

@@ -71,6 +71,8 @@ def restarted(
     with_attention = attended(equations, known(equations, visible, masked))
     coefficients, residual = visible.coefficients.clone(), visible.residual.clone()
     for row in outliers:
+        if equations.time_is_up():
+            break
         place = int(equations.visible[row])
         starts = _starts(equations, naturalness, visible, row, generator)
         tried = minimise(equations, starts, torch.full((len(starts),), place), with_attention, RESTART)

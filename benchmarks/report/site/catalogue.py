@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attacks import ATTACKS
-from attacks.base import Attack
 from benchmarks.leaderboard.entries import Entry
 from benchmarks.leaderboard.listing import listed
 from benchmarks.report.legend import VERDICTS
@@ -105,7 +104,7 @@ def _files(names: Iterable[str]) -> dict[str, str]:
 
 
 def _attack(name: str, file: str, studies: Sequence[Study]) -> Method:
-    attack: type[Attack] = ATTACKS.get(name)
+    attack = ATTACKS.get(name)
     return Method(
         kind="attack",
         name=name,

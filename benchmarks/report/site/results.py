@@ -24,7 +24,7 @@ class Answer:
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Self:
         """Of these entries, at the usual mask ratio or the nearest to it."""
-        tried = [entry for entry in entries if entry.exact]
+        tried = [entry for entry in entries if entry.exact and entry.reveals == "pictures"]
         defended = [entry for entry in tried if deployed(entry)]
         ratios = {entry.mask_ratio for entry in defended} - {0.0}
         usual = min(ratios, key=lambda ratio: abs(ratio - USUAL_RATIO), default=0.0)
@@ -60,7 +60,7 @@ def _strength(entry: Entry) -> tuple[float, ...]:
 
 def by_defence(entries: Iterable[Entry]) -> list[Entry]:
     """The strongest attack on each model without a defence, and on each defence as somebody might deploy it."""
-    attacks = [entry for entry in entries if entry.role == "attack" and entry.exact]
+    attacks = [entry for entry in entries if (entry.role, entry.reveals) == ("attack", "pictures") and entry.exact]
     shown = [entry for entry in attacks if deployed(entry) or (not entry.defences and entry.setting == "a")]
     groups = grouped(shown, lambda entry: (entry.model, entry.weights, entry.defence, entry.mask_ratio)).values()
     return [leading for group in groups if (leading := strongest(group))]

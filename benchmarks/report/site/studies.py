@@ -12,7 +12,7 @@ from pyarrow import parquet
 from benchmarks.folder.output import OutputFolder, write_json
 from benchmarks.folder.study import TRIALS, holds_plan, holds_study, open_results
 from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.report.front import answer
+from benchmarks.report.front import sentence
 from benchmarks.report.matrix import matrix
 from benchmarks.report.page import Gallery
 from benchmarks.report.publish import publish
@@ -67,7 +67,7 @@ class Study:
     @property
     def found(self) -> str:
         """Its answer in a sentence, as the leaderboard's page has it."""
-        return answer(matrix(self.board)) if self.board else ""
+        return sentence(self.board, matrix(self.board)) if self.board else ""
 
     @cached_property
     def strongest(self) -> list[Entry]:

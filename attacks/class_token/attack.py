@@ -1,0 +1,170 @@
+"""One honest upload of a batch of a class-token transformer: label and final feature of each picture."""
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attacks.base import Attack
+from attacks.class_token.block import block_facts, block_refusal, tensors_of_block
+from attacks.class_token.head import Head, HeadGradient
+from attacks.class_token.separate import Separation, separate
+from attacks.labels import mean_gradient
+from fedmjp.config import Config
+from fedmjp.defences.base import Mark
+from fedmjp.errors import AttackFailedError
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Features, Upload
+from fedmjp.threat import FLOAT32, ThreatModel
+
+HEAD_WEIGHT = "backbone.head.weight"
+EXACT = 1e-3  # of a feature's distance from the batch's mean
+CONSISTENT = 16.0  # times the noise that is known: a larger misfit is none
+
+
+class ClassTokenOptions(Config):
+    """What is read besides the head."""
+
+    last_block: bool = Field(False, description="also what the last block's gradients state")
+
+
+class ClassToken(Attack[VitClassifier, Features]):
+    """Solve G = V^T F for the features F that the head reads, one row per picture.
+
+    The head's weight has the gradient G = sum_b v_b f_b^T, a sum of one outer product per picture, and v_b =
+    (softmax(W f_b + c) - y_b) / B follows from f_b and its label. G has rank B, so F = A R with R its row space: B x B
+    unknowns, and as many equations per picture as there are classes. The bias shows the labels, its sum, and the final
+    LayerNorm fixes mean and variance. Solved by Levenberg-Marquardt from several starts, or where pictures are many by
+    a fixed point; where the bias leaves labels open, those are taken that leave no misfit.
+
+    ``certified`` is 1 where the misfit is no more than rounding and known noise, and where a misfit of that size
+    cannot move any feature by a thousandth of its distance from the batch's mean, to first order.
+    ``certified_pictures`` counts pictures of which that holds. A delta of several steps is read as one gradient at the
+    mean of the head's weights: an approximation, never certified.
+
+    With ``last_block``, what ``attacks.class_token.block`` says, as ``facts``.
+    """
+
+    name = "class_token"
+    paper = "used in fedmjp; rank-1 sums of single gradients: Geiping et al., NeurIPS 2020, proposition 3.1"
+    summary = "label, final feature, probabilities and loss of each picture of a batch, from the head's gradient"
+    requires = "the head's gradient or delta, of a class-token ViT; fewer pictures than classes and than dimensions"
+    exploits = "the loss reads one token per picture: the last layers' gradients are sums of one product per picture"
+    reveals = "features"
+    options_type = ClassTokenOptions
+    takes_sums = True
+    stack = 1
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """The head's weight and bias, and with ``last_block`` what is read of that."""
+        return [HEAD_WEIGHT, names.HEAD_BIAS, *(tensors_of_block(model) if self.options.last_block else [])]
+
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs a head that reads the normalised class token alone, and fewer pictures than it has rows and columns."""
+        if refused := _architecture_refusal(model):
+            return refused
+        classes, dim = model.backbone.head.weight.shape
+        most = min(classes, dim) - 1
+        if threat.pictures > most:
+            return (
+                f"an upload of {threat.pictures} pictures does not come apart: with {classes} classes and {dim} "
+                f"dimensions at most {most} do"
+            )
+        return block_refusal(model) if self.options.last_block else None
+
+    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Of several steps it knows the mean alone."""
+        del model
+        if threat.update == "gradient" or threat.local_steps == 1:
+            return None
+        return f"reads the mean of {threat.local_steps} steps' gradients as one gradient: an approximation"
+
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """What happens to patches does not matter, sums are larger batches, and noise is what least squares expect."""
+        del model, threat
+        return frozenset({"shuffled", "masked", "summed", "noisy", "rounded"})
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Features]:
+        pairs = zip(uploads, generators, strict=True)
+        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
+
+    def _one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator) -> Features:
+        gradients = {name: mean_gradient(upload, name, model, threat) for name in upload.tensors}
+        head = _head(model, upload, threat)
+        gradient = HeadGradient(
+            gradients[HEAD_WEIGHT], gradients[names.HEAD_BIAS], upload.num_examples, threat.label_smoothing
+        )
+        noise = _noise(upload, model, threat)
+        made = separate(head, gradient, upload.labels, noise=noise, generator=generator)
+        if not bool(torch.isfinite(made.features).all()):
+            raise AttackFailedError(f"{self.name}: the equations of the head have no finite solution")
+        certain = _certain(made, noise) & (threat.update == "gradient" or threat.local_steps == 1)
+        logits = made.features @ head.weight.mT + head.bias
+        targets = gradient.targets(made.labels)
+        facts = {"probabilities": logits.softmax(1), "loss": -(targets * logits.log_softmax(1)).sum(1)}
+        if self.options.last_block:
+            facts |= block_facts(model, gradients, made.features, made.slopes)
+        diagnostics = {
+            "certified": float(certain.all()),
+            "certified_pictures": float(certain.sum()),
+            "misfit": made.misfit,
+            "noise": noise,
+        }
+        return Features(made.labels, made.features, diagnostics, facts)
+
+
+def _architecture_refusal(model: VitClassifier) -> str | None:
+    backbone = model.backbone
+    if not getattr(backbone, "num_prefix_tokens", 0):
+        return "needs a class token, the model has none: its head reads all patches"
+    if backbone.global_pool != "token":
+        return f"needs a head that reads the class token alone, the model's pooling is {backbone.global_pool!r}"
+    norm, head = backbone.norm, backbone.head
+    if not isinstance(norm, nn.LayerNorm) or not isinstance(backbone.fc_norm, nn.Identity):
+        return f"needs a LayerNorm right before the head, the model has {type(norm).__name__}"
+    if not isinstance(head, nn.Linear) or head.bias is None or hasattr(backbone, "head_dist"):
+        return "needs one linear layer with a bias as head"
+    return None
+
+
+def _head(model: VitClassifier, upload: Upload, threat: ThreatModel) -> Head:
+    """The last layer in float64; of several steps, at the mean of its weights as if they moved evenly."""
+    norm = model.backbone.norm
+    part = 0.0 if threat.update == "gradient" else (threat.local_steps - 1) / (2 * threat.local_steps)
+    weight, bias = (
+        model.get_parameter(name).detach().double() + part * upload.tensors[name].to(model.mean.device, torch.float64)
+        for name in (HEAD_WEIGHT, names.HEAD_BIAS)
+    )
+    return Head(weight, bias, norm.weight.detach().double(), norm.bias.detach().double())
+
+
+def _noise(upload: Upload, model: VitClassifier, threat: ThreatModel) -> float:
+    """Norm of rounding and noise on the head's gradient, relative to the gradient's."""
+    squares, total = 0.0, 0.0
+    for name in (HEAD_WEIGHT, names.HEAD_BIAS):
+        # The bias is taken for a column of a feature as large as a picture's.
+        factor = 1.0 if name == HEAD_WEIGHT else float(model.backbone.head.weight.shape[1])
+        sent = upload.tensors[name].double()
+        size = float(sent.square().sum())
+        squares += factor * threat.rounding**2 * size
+        squares += factor * threat.noise_on(upload.tensors[name]) ** 2 * sent.numel()
+        if threat.update == "delta":  # a difference of weights that are rounded themselves
+            squares += factor * FLOAT32**2 * float(model.get_parameter(name).detach().double().square().sum())
+        total += factor * size
+    return (squares / total) ** 0.5 if total else 1.0
+
+
+def _certain(made: Separation, noise: float) -> Tensor:
+    """(pictures,) bool: whose features residuals alone show to be right."""
+    spread = made.features - made.features.mean(0) if len(made.features) > 1 else made.features
+    certain: Tensor = (made.errors <= EXACT * spread.norm(dim=1)) & (made.misfit <= CONSISTENT * noise)
+    return certain

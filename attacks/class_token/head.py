@@ -1,0 +1,181 @@
+"""The equations that the last layer's gradient is, in the features that it read.
+
+With V (pictures, classes) the gradients of the loss at the logits and F (pictures, dim) the features, the head's weight
+has the gradient G = V^T F and its bias g = V^T 1, where V = (softmax(F W^T + c) - T) / pictures and T are the targets.
+G shows its row space R (pictures, dim), so that F = A R with few unknowns A (pictures, pictures).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+NORM_WEIGHT = 0.03  # of the equations of LayerNorm, beside those of the gradient, which are relative to its size
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last layer and the LayerNorm before it, as the server sent them, in float64."""
+
+    weight: Tensor  # (classes, dim)
+    bias: Tensor  # (classes,)
+    scale: Tensor  # (dim,) of the LayerNorm
+    shift: Tensor  # (dim,)
+
+    def normed(self, given: Tensor) -> Tensor:
+        """The nearest features (..., dim) that have mean and variance as LayerNorm leaves them."""
+        inner = (given - self.shift) / self.scale
+        inner = inner - inner.mean(-1, keepdim=True)
+        inner = inner / inner.std(-1, keepdim=True, correction=0).clamp_min(torch.finfo(inner.dtype).tiny)
+        features: Tensor = inner * self.scale + self.shift
+        return features
+
+
+@dataclass(frozen=True)
+class HeadGradient:
+    """What an upload tells of the last layer, float64: weight (classes, dim) and bias (classes,)."""
+
+    weight: Tensor
+    bias: Tensor
+    pictures: int
+    smoothing: float = 0.0
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """(..., pictures, classes) of labels (..., pictures)."""
+        classes = len(self.bias)
+        hot = torch.nn.functional.one_hot(labels, classes).to(self.bias)
+        targets: Tensor = (1 - self.smoothing) * hot + self.smoothing / classes
+        return targets
+
+
+@dataclass(frozen=True)
+class State:
+    """Unknowns A (starts, pictures, pictures), and what follows from them."""
+
+    unknowns: Tensor
+    slopes: Tensor  # V (starts, pictures, classes)
+    probabilities: Tensor  # (starts, pictures, classes)
+    misfit: Tensor  # (starts, classes, pictures + 1), relative to the size of the gradient
+    mean: Tensor  # (starts, pictures) of the normalised features, 0 at the truth
+    variance: Tensor  # (starts, pictures) of them less 1
+
+    @property
+    def relative(self) -> Tensor:
+        """(starts,) misfit of the gradient relative to its size."""
+        relative: Tensor = self.misfit.norm(dim=(-2, -1))
+        return relative
+
+    @property
+    def cost(self) -> Tensor:
+        """(starts,) sum of squares of all equations."""
+        norms = self.mean.square().sum(-1) + self.variance.square().sum(-1)
+        cost: Tensor = self.misfit.square().sum((-2, -1)) + NORM_WEIGHT**2 * norms
+        return cost
+
+
+class HeadEquations:
+    """G = V^T F and g = V^T 1 on the row space of G, and what LayerNorm says of F.
+
+    The bias is one more column of the gradient, of a feature that is a constant for all pictures.
+    """
+
+    def __init__(self, head: Head, gradient: HeadGradient) -> None:
+        self.head, self.gradient, self.count = head, gradient, gradient.pictures
+        dim = gradient.weight.shape[1]
+        self.rows = torch.linalg.svd(gradient.weight, full_matrices=False).Vh[: self.count]
+        self.constant = dim**0.5  # a picture's features are of this size
+        seen = gradient.weight @ self.rows.mT
+        bias = gradient.bias[:, None] * self.constant
+        self.seen = torch.cat([seen, bias], 1)
+        self.size = self.seen.norm().clamp_min(torch.finfo(seen.dtype).tiny)
+        # What is in no row space of so many pictures is noise.
+        self.outside = (gradient.weight - seen @ self.rows).norm() / self.size
+        self._logits = head.weight @ self.rows.mT
+
+    @cached_property
+    def _norm(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Mean and variance of (a R - shift) / scale: u a - m, and a C a - 2 h a + s."""
+        inverse, dim = 1 / self.head.scale, len(self.head.scale)
+        shifted = self.head.shift * inverse
+        mean = self.rows @ inverse / dim
+        square = (self.rows * inverse.square()) @ self.rows.mT / dim
+        cross = self.rows @ (shifted * inverse) / dim
+        return mean, shifted.mean(), square, cross, shifted.square().mean()
+
+    def features(self, unknowns: Tensor) -> Tensor:
+        """(..., pictures, dim)."""
+        features: Tensor = unknowns @ self.rows
+        return features
+
+    def unknowns(self, features: Tensor) -> Tensor:
+        """The nearest of features (..., pictures, dim)."""
+        unknowns: Tensor = features @ self.rows.mT
+        return unknowns
+
+    def state(self, unknowns: Tensor, targets: Tensor) -> State:
+        """Where the equations stand at some unknowns; targets (starts, pictures, classes)."""
+        probabilities = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1)
+        slopes = (probabilities - targets) / self.count
+        misfit = self.misfit(unknowns, slopes)
+        u, m, square, cross, s = self._norm
+        mean = unknowns @ u - m
+        variance = ((unknowns @ square) * unknowns).sum(-1) - 2 * unknowns @ cross + s - 1
+        return State(unknowns, slopes, probabilities, misfit, mean, variance)
+
+    def misfit(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
+        """(starts, classes, pictures + 1): what the gradient is not, relative to its size."""
+        misfit: Tensor = (slopes.mT @ self._with_constant(unknowns) - self.seen) / self.size
+        return misfit
+
+    def steps(self, state: State) -> Tensor:
+        """(starts, pictures, classes, pictures): derivative of a picture's slopes by its unknowns."""
+        inner = self._logits - (state.probabilities @ self._logits)[..., None, :]
+        steps: Tensor = state.probabilities[..., None] * inner / self.count
+        return steps
+
+    def normal(self, state: State, *, variance: bool = True) -> tuple[Tensor, Tensor]:
+        """The Gauss-Newton matrix (starts, n, n) and the gradient (starts, n) of half the cost, n = pictures ** 2."""
+        count, steps, unknowns = self.count, self.steps(state), state.unknowns
+        extended = self._with_constant(unknowns)
+        flat = steps.transpose(1, 2).flatten(2)
+        pairs = (flat.mT @ flat).view(-1, count, count, count, count)
+        crossed = torch.einsum("sbk,sckl->sbcl", state.slopes, steps)
+        one_way = torch.einsum("sbcl,scj->sbjcl", crossed, unknowns)
+        matrix = pairs.mul_((extended @ extended.mT)[:, :, None, :, None])
+        matrix += one_way
+        matrix += one_way.permute(0, 3, 4, 1, 2)
+        diagonal = torch.arange(count)
+        matrix[:, :, diagonal, :, diagonal] += state.slopes @ state.slopes.mT
+        matrix /= self.size**2
+        slope = self.pulled(state, state.misfit, steps)
+        u, _, square, cross, _ = self._norm
+        rows = 2 * (unknowns @ square - cross) * float(variance)
+        own = u[:, None] * u + rows[..., :, None] * rows[..., None, :]
+        matrix[:, diagonal, :, diagonal, :] += NORM_WEIGHT**2 * own.transpose(0, 1)
+        slope = slope + NORM_WEIGHT**2 * (state.mean[..., None] * u + state.variance[..., None] * rows)
+        return matrix.reshape(-1, count**2, count**2), slope.flatten(1)
+
+    def pulled(self, state: State, misfit: Tensor, steps: Tensor) -> Tensor:
+        """(starts, pictures, pictures): the transposed derivative of the misfit, times one."""
+        direct = state.slopes @ misfit[..., : self.count]
+        through = torch.einsum("sbk,sbkj->sbj", self._with_constant(state.unknowns) @ misfit.mT, steps)
+        pulled: Tensor = (direct + through) / self.size
+        return pulled
+
+    def moved_slopes(self, state: State, change: Tensor) -> Tensor:
+        """(starts, pictures, classes): how slopes change with the unknowns, to first order."""
+        logits = change @ self._logits.mT
+        weighted = state.probabilities * logits
+        moved: Tensor = (weighted - state.probabilities * weighted.sum(-1, keepdim=True)) / self.count
+        return moved
+
+    def solved(self, slopes: Tensor) -> Tensor:
+        """The unknowns if these were the slopes: least squares."""
+        gram = slopes @ slopes.mT
+        right = slopes @ self.seen[:, : self.count]
+        solved: Tensor = torch.linalg.lstsq(gram, right).solution
+        return solved
+
+    def _with_constant(self, unknowns: Tensor) -> Tensor:
+        return torch.cat([unknowns, torch.full_like(unknowns[..., :1], self.constant)], -1)

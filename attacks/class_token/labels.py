@@ -1,0 +1,42 @@
+"""Which labels a batch has, with multiplicity: what is certain, and what is likeliest."""
+
+import torch
+from torch import Tensor
+
+from attacks.class_token.head import Head, HeadGradient
+
+SLACK = 0.02  # of a picture: what is nearer to a whole number may be noise
+BEYOND = 0.7  # what a picture shows of itself, on average
+
+Labels = tuple[int, ...]
+
+
+def shown_counts(head: Head, gradient: HeadGradient) -> Tensor:
+    """(classes,) that no count of pictures of a class is below, up to noise.
+
+    The slopes of a class c are p_bc, less 1 - s for its n_c pictures and less s / K for all. Their sum over the batch
+    is the gradient g_c of the bias, and p_bc is positive. The sum of their sizes is at least |G_c| over the norm that
+    all normalised features have in common, and at most g_c + 2 (1 - s) n_c / B: what a sum of such vectors is too long
+    for is a label.
+    """
+    share = gradient.smoothing / len(gradient.bias)
+    inner = (gradient.weight - gradient.bias[:, None] * head.shift) / head.scale
+    sizes = inner.norm(dim=1) / inner.shape[1] ** 0.5
+    by_size = (sizes - gradient.bias) / 2 - share
+    counts: Tensor = torch.maximum(by_size, -gradient.bias - share) * gradient.pictures / (1 - gradient.smoothing)
+    return counts
+
+
+def least_counts(shown: Tensor) -> Tensor:
+    """(classes,) how many pictures of each class there are at least."""
+    return torch.ceil(shown - SLACK).clamp_min(0).long()
+
+
+def likeliest(shown: Tensor, pictures: int) -> Labels:
+    """Labels, sorted: the least counts, and for the rest of the pictures the classes that are shown most beyond."""
+    counts = least_counts(shown)
+    while int(counts.sum()) < pictures:
+        counts[int((shown - BEYOND * counts).argmax())] += 1
+    while int(counts.sum()) > pictures:  # under noise more seem to be shown than there are
+        counts[int(torch.where(counts > 0, shown - counts, torch.inf).argmin())] -= 1
+    return tuple(torch.repeat_interleave(torch.arange(len(counts)), counts.cpu()).tolist())

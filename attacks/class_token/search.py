@@ -1,0 +1,135 @@
+"""Solve the head's equations: a fixed point for many pictures, Levenberg-Marquardt from several starts for few."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.class_token.head import HeadEquations, State
+
+DEPTH = 8  # of Anderson's acceleration
+ITERATIONS = 60
+SETTLED = 1e-11  # relative change of the features
+SOLVED = 1e-6  # relative misfit, near float32's rounding
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search begins: -G's row of the label, tilted towards the class's weights, with noise."""
+
+    tilt: float
+    noise: float
+
+
+STARTS = (Start(0, 0), Start(0.3, 0.3), Start(0.6, 0.3), Start(1, 0.3), Start(2, 0.3))
+
+
+def begin(equations: HeadEquations, labels: Tensor, start: Start, generator: torch.Generator) -> Tensor:
+    """Unknowns (pictures, pictures) to start from."""
+    seen = -equations.gradient.weight[labels]
+    features = seen / seen.norm(dim=1, keepdim=True).clamp_min(torch.finfo(seen.dtype).tiny)
+    classes = equations.head.weight[labels]
+    noise = (
+        torch.randn(features.shape, generator=generator, dtype=torch.float64).to(features) / features.shape[1] ** 0.5
+    )
+    features = features + start.tilt * classes / classes.norm(dim=1, keepdim=True) + start.noise * noise
+    return equations.unknowns(equations.head.normed(features))
+
+
+def fixed_point(equations: HeadEquations, labels: Tensor, generator: torch.Generator) -> State:
+    """Alternate slopes given features and features given slopes, with Anderson's acceleration.
+
+    References:
+        Walker and Ni, "Anderson acceleration for fixed-point iterations", SIAM J. Numer. Anal., 2011.
+    """
+    targets = equations.gradient.targets(labels)
+    unknowns = begin(equations, labels, STARTS[0], generator)
+    best = equations.state(unknowns[None], targets[None])
+    points: list[Tensor] = []
+    moves: list[Tensor] = []
+    for _ in range(ITERATIONS):
+        here = equations.state(unknowns[None], targets[None])
+        if not bool(torch.isfinite(here.relative)):
+            break
+        best = here if here.relative < best.relative else best
+        again = equations.head.normed(equations.features(equations.solved(here.slopes[0])))
+        mapped = equations.unknowns(again)
+        move = (mapped - unknowns).flatten()
+        points, moves = [*points, mapped.flatten()][-DEPTH:], [*moves, move][-DEPTH:]
+        if move.norm() < SETTLED**0.5 * mapped.norm():
+            break
+        unknowns = _mixed(points, moves).view_as(mapped)
+    return _without_norm(equations, best, targets)
+
+
+def _mixed(points: list[Tensor], moves: list[Tensor]) -> Tensor:
+    if len(moves) == 1:
+        return points[-1]
+    differences = torch.stack([moves[-1] - move for move in moves[:-1]], 1)
+    shares = torch.linalg.lstsq(differences, moves[-1][:, None]).solution[:, 0]
+    corrections = torch.stack([points[-1] - point for point in points[:-1]], 1)
+    mixed: Tensor = points[-1] - corrections @ shares
+    return mixed
+
+
+def _without_norm(equations: HeadEquations, state: State, targets: Tensor) -> State:
+    """Plain steps of the fixed point near its end: LayerNorm's variance is 1 only but for its epsilon."""
+    for _ in range(DEPTH):
+        better = equations.state(equations.solved(state.slopes[0])[None], targets[None])
+        if not better.relative < state.relative:
+            break
+        state = better
+    return state
+
+
+def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, iterations: int = ITERATIONS) -> State:
+    """Levenberg-Marquardt from several starts at once; stops where one reaches rounding, or none moves."""
+    state = equations.state(unknowns, targets)
+    damping = torch.full_like(state.cost, 1e-2)
+    for _ in range(iterations):
+        matrix, slope = equations.normal(state)
+        state, damping, moved = _step(equations, state, targets, matrix, slope, damping)
+        if not moved or bool((state.relative < SOLVED).any()):
+            break
+    return state
+
+
+def polish(equations: HeadEquations, state: State, targets: Tensor) -> State:
+    """Gauss-Newton steps without the variance, which LayerNorm's epsilon makes a little less than 1."""
+    for _ in range(4):
+        matrix, slope = equations.normal(state, variance=False)
+        matrix.diagonal(dim1=-2, dim2=-1).mul_(1 + 1e-12)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if failed.any():
+            break
+        change = torch.cholesky_solve(slope[..., None], factor)[..., 0]
+        better = equations.state(state.unknowns - change.view_as(state.unknowns), targets)
+        if not better.relative < state.relative:
+            break
+        state = better
+    return state
+
+
+def _step(
+    equations: HeadEquations, state: State, targets: Tensor, matrix: Tensor, slope: Tensor, damping: Tensor
+) -> tuple[State, Tensor, bool]:
+    """One step of every start that finds a better place; the damping of others grows."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(1e-14)
+    unknowns, cost = state.unknowns.clone(), state.cost
+    before = cost.clone()
+    waiting = torch.ones_like(cost, dtype=torch.bool)
+    for _ in range(6):
+        damped = matrix + torch.diag_embed(damping[:, None] * diagonal)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        change = torch.cholesky_solve(slope[..., None], factor)[..., 0].view_as(unknowns)
+        tried = state.unknowns - change
+        costs = torch.where(failed > 0, torch.inf, equations.state(tried, targets).cost).nan_to_num(torch.inf)
+        better = waiting & (costs < cost)
+        unknowns = torch.where(better[:, None, None], tried, unknowns)
+        cost = torch.where(better, costs, cost)
+        damping = torch.where(waiting, torch.where(better, damping / 5, damping * 4), damping)
+        waiting = waiting & ~better
+        if not waiting.any():
+            break
+    moved = bool((cost < before * (1 - 1e-6)).any())
+    return equations.state(unknowns, targets), damping, moved

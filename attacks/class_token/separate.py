@@ -1,0 +1,184 @@
+"""From the head's gradient to labels and features, with what residuals alone say of their errors."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.class_token.head import Head, HeadEquations, HeadGradient, State
+from attacks.class_token.hidden import solve_known
+from attacks.class_token.labels import Labels, least_counts, likeliest, shown_counts
+from attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
+
+DENSE = 32  # pictures: of more, only the fixed point is tried
+TRIES = 20  # starts where labels are hidden
+POWERS, MARGIN = 20, 1.2  # steps that estimate a rate of contraction, and how far it may be off
+
+
+@dataclass(frozen=True)
+class Separation:
+    """What the head's gradient says of each picture."""
+
+    labels: Tensor  # (pictures,) int64
+    features: Tensor  # (pictures, dim)
+    slopes: Tensor  # (pictures, classes) gradients of the loss at the logits
+    misfit: float  # of the gradient, relative to its size
+    # (pictures,) bound on the distance from the true features, to first order, where the misfit is noise; infinite
+    # where nothing is known.
+    errors: Tensor
+
+
+@dataclass(frozen=True)
+class _Solution:
+    labels: Labels  # in the order of the unknowns
+    state: State  # of one start
+
+
+def separate(
+    head: Head, gradient: HeadGradient, labels: Labels | None, *, noise: float, generator: torch.Generator
+) -> Separation:
+    """Solve the equations of the head.
+
+    Args:
+        head: As the server sent it.
+        gradient: Of the mean loss of the batch.
+        labels: Where they are told, in any order.
+        noise: Largest norm of what is not the gradient, relative to its size; rounding at least.
+        generator: Of the starts, on the CPU.
+    """
+    equations = HeadEquations(head, gradient)
+    solution = _solved(equations, labels, generator)
+    state = solution.state
+    misfit = float((state.relative.square() + equations.outside.square()).sqrt())
+    if equations.count <= DENSE:
+        bounds = _dense_bounds(equations, state)
+    else:
+        bounds = _contraction_bounds(equations, state, generator)
+    return Separation(
+        labels=torch.tensor(solution.labels),
+        features=equations.features(state.unknowns[0]),
+        slopes=state.slopes[0],
+        misfit=misfit,
+        errors=bounds * max(noise, misfit),
+    )
+
+
+def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Generator) -> _Solution:
+    """The labels and unknowns of least misfit that were found."""
+    shown = shown_counts(equations.head, equations.gradient)
+    likely = likeliest(shown, equations.count) if labels is None else tuple(sorted(labels))
+    best = _Solution(likely, fixed_point(equations, _tensor(equations, likely), generator))
+    if equations.count > DENSE or _done(best):
+        return best
+    known = least_counts(shown)
+    hidden = equations.count - int(known.sum())
+    if labels is None and 0 < hidden < equations.count:
+        for number in range(TRIES):
+            sure = _fewer(known, number // len(STARTS), generator)
+            solution = _with_hidden(equations, sure, likely, STARTS[number % len(STARTS)], generator)
+            best = min(best, solution, key=_misfit)
+            if _done(best):
+                return best
+    ends = _from_starts(equations, best.labels, generator)
+    return min(best, ends, key=_misfit)
+
+
+def _fewer(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Counts less some at random, which are then solved with the hidden ones: another way past poor minima."""
+    labels = torch.repeat_interleave(torch.arange(len(known)), known.cpu())
+    kept = labels[torch.randperm(len(labels), generator=generator)[min(count, len(labels) - 1) :]]
+    return torch.bincount(kept, minlength=len(known)).to(known)
+
+
+def _with_hidden(
+    equations: HeadEquations, known: Tensor, likely: Labels, start: Start, generator: torch.Generator
+) -> _Solution:
+    """Solve for the pictures of known labels, then for the others by themselves, then for all together."""
+    sure = torch.repeat_interleave(torch.arange(len(known)), known.cpu()).tolist()
+    others = list(likely)
+    for label in sure:
+        others.remove(label)
+    begun = _tensor(equations, (*sure, *others))
+    gradient = equations.gradient
+    state = solve_known(equations, begin(equations, begun, start, generator), gradient.targets(begun), len(others))
+    slopes, unknowns = state.slopes[0, : len(sure)], state.unknowns[0, : len(sure)]
+    share = equations.count / len(others)
+    rest = replace(
+        gradient,
+        weight=(gradient.weight - slopes.mT @ equations.features(unknowns)) * share,
+        bias=(gradient.bias - slopes.sum(0)) * share,
+        pictures=len(others),
+    )
+    smaller = HeadEquations(equations.head, rest)
+    apart = _solved(smaller, None, generator)
+    together = torch.cat([unknowns, equations.unknowns(smaller.features(apart.state.unknowns[0]))])
+    labels = (*sure, *apart.labels)
+    targets = gradient.targets(_tensor(equations, labels))[None]
+    return _Solution(labels, polish(equations, minimise(equations, together[None], targets), targets))
+
+
+def _from_starts(equations: HeadEquations, labels: Labels, generator: torch.Generator) -> _Solution:
+    """The best of several starts with the same labels."""
+    chosen = _tensor(equations, labels)
+    begun = torch.stack([begin(equations, chosen, start, generator) for start in STARTS])
+    targets = equations.gradient.targets(chosen)[None]
+    state = minimise(equations, begun, targets.expand(len(begun), -1, -1))
+    best = equations.state(state.unknowns[state.cost.argmin()][None], targets)
+    return _Solution(labels, polish(equations, best, targets))
+
+
+def _tensor(equations: HeadEquations, labels: Labels) -> Tensor:
+    return torch.tensor(labels, device=equations.gradient.weight.device)
+
+
+def _misfit(solution: _Solution) -> float:
+    return float(solution.state.relative)
+
+
+def _done(solution: _Solution) -> bool:
+    return _misfit(solution) < SOLVED
+
+
+def _dense_bounds(equations: HeadEquations, state: State) -> Tensor:
+    """(pictures,) how far a misfit of norm 1 can move each: the norm of its rows of the pseudoinverse."""
+    count = equations.count
+    matrix, _ = equations.normal(state, variance=False)
+    factor, failed = torch.linalg.cholesky_ex(matrix[0])
+    if failed:
+        return torch.full((count,), torch.inf, dtype=matrix.dtype, device=matrix.device)
+    inverse = torch.cholesky_inverse(factor).view(count, count, count, count)
+    diagonal = torch.arange(count)
+    blocks = inverse[diagonal, :, diagonal, :]
+    within = torch.linalg.eigvalsh(blocks)[:, -1].clamp_min(0)
+    bounds: Tensor = (within + _given_slopes(equations, state).square()).sqrt()
+    return bounds
+
+
+def _contraction_bounds(equations: HeadEquations, state: State, generator: torch.Generator) -> Tensor:
+    """As of ``_dense_bounds`` and never less, without its matrix: from how fast the fixed point contracts."""
+    alone = _given_slopes(equations, state)
+    shape = state.unknowns[0].shape
+    change = torch.randn(shape, generator=generator, dtype=torch.float64).to(state.unknowns)
+    gram = state.slopes[0] @ state.slopes[0].mT
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if failed:
+        return torch.full_like(alone, torch.inf)
+    rate = torch.zeros(())
+    for _ in range(POWERS):
+        change = change / change.norm()
+        moved = equations.moved_slopes(state, change[None])[0].mT @ state.unknowns[0]
+        change = torch.cholesky_solve(state.slopes[0] @ moved, factor)
+        rate = MARGIN * change.norm()
+    if rate >= 1:
+        return torch.full_like(alone, torch.inf)
+    bounds: Tensor = alone + rate / (1 - rate) * alone.max()
+    return bounds
+
+
+def _given_slopes(equations: HeadEquations, state: State) -> Tensor:
+    """(pictures,) the bound if the slopes were known."""
+    gram = state.slopes[0] @ state.slopes[0].mT
+    inverse = torch.linalg.pinv(gram, hermitian=True)
+    singular = torch.linalg.matrix_rank(gram, hermitian=True) < equations.count
+    bounds: Tensor = inverse.diagonal().clamp_min(0).sqrt() * equations.size
+    return torch.full_like(bounds, torch.inf) if singular else bounds

@@ -1,0 +1,22 @@
+"""Which pictures our figures may be of: none that the prior was measured on, none that an attack was developed on.
+
+``development.json`` names the 20 ImageNet pictures on which ``mjp_prior`` and ``mjp_span`` were developed. What is
+reported of any attack leaves them out.
+"""
+
+from pathlib import Path
+
+from attacks.natural_patches import measured_on
+from attacks.picture_lists import holds
+
+DEVELOPMENT = Path(__file__).with_name("development.json")
+
+
+def developed_on(picture: str, sha256: str = "") -> bool:
+    """Whether an attack was developed on a picture, told as ``natural_patches.measured_on`` tells it."""
+    return holds(DEVELOPMENT, picture, sha256)
+
+
+def seen_before(picture: str) -> bool:
+    """Whether the prior was measured on a picture, or an attack developed on it."""
+    return measured_on(picture) or developed_on(picture)

@@ -1,0 +1,132 @@
+"""What cells are judged by: a measure for each thing that attacks reveal, in units of its own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import pandas as pd
+
+from attacks.base import Reveals
+from benchmarks.leaderboard.entries import EXACT, LEAKAGE, RECOGNISABLE
+from benchmarks.leaderboard.statistics import gain_below, share_below
+from fedmjp.metrics import metric
+
+EXACT_FEATURE = 1e-3  # feature_error up to which a feature counts as exact: float32 gradients leave less
+POINTS = 100  # percentage points of a share
+
+
+class Threshold(NamedTuple):
+    """A value of a metric from which on, towards revealing, something holds of a picture."""
+
+    metric: str
+    limit: float
+
+    def passed(self, pictures: pd.DataFrame) -> "pd.Series[bool]":
+        """Of each picture, a row with a column per metric."""
+        values = pictures[self.metric]
+        return values >= self.limit if metric(self.metric).higher_leaks else values <= self.limit
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How cells are judged whose attacks reveal one kind of thing.
+
+    Attributes:
+        leakage: The metric that verdicts follow from; higher reveals more.
+        exact: From when on a picture counts as recovered exactly; the share of these orders cells.
+        centre: What of the leakage orders cells of equal shares.
+        margin: Mean leakage over the guess below which nothing counts as recovered.
+        exposing: What makes a single picture a leak, if it leaks ``exposed`` more than the guess; None where one right
+            answer is no evidence.
+        exposed: See there.
+        colour_tells: Whether flat pictures count in no figure: their mean colour alone is as good as an attack.
+        below: The p-value of the hypothesis that the gain over the guess is at least so much, from the leakage per
+            picture of the attack and of the guess: small if it surely is less.
+        test: Its name.
+        floor: Name of the guess.
+        guesses: What a guess may reveal to be held against.
+        scale: Factor on leakage and its differences as they are told.
+        unit: Of these.
+        exactly: How many pictures are recovered exactly, in words.
+        middle: The centre times ``scale``, in words; empty where it says the same.
+        exposure: How many pictures are exposed, in words; empty where the headline says it.
+    """
+
+    leakage: str
+    exact: Threshold
+    centre: Literal["median", "mean"]
+    margin: float
+    exposing: Threshold | None
+    exposed: float
+    colour_tells: bool
+    below: Callable[[Mapping[str, float], Mapping[str, float], float], float]
+    test: str
+    floor: str
+    guesses: frozenset[Reveals]
+    scale: float
+    unit: str
+    exactly: str
+    middle: str
+    exposure: str
+
+    def amount(self, value: float) -> str:
+        """A difference of leakage: ``1 dB``."""
+        return f"{self.scale * value:g} {self.unit}"
+
+
+MEASURES: dict[Reveals, Measure] = {
+    "pictures": Measure(
+        leakage=LEAKAGE,
+        exact=Threshold(LEAKAGE, EXACT),
+        centre="median",
+        margin=1.0,
+        exposing=Threshold(LEAKAGE, RECOGNISABLE),
+        exposed=3.0,  # half the error power of a guess
+        colour_tells=True,
+        below=gain_below,
+        test="a signed-rank test",
+        floor="grey",
+        guesses=frozenset({"pictures"}),
+        scale=1,
+        unit="dB",
+        exactly="{count} of {n} exactly",
+        middle=", median {value:.1f} dB",
+        exposure="{count} of {n} pictures recognisable and 3 dB better than the guess",
+    ),
+    "features": Measure(
+        leakage="rank1",
+        exact=Threshold("feature_error", EXACT_FEATURE),
+        centre="mean",
+        margin=0.05,
+        exposing=Threshold("feature_error", EXACT_FEATURE),
+        exposed=0.0,
+        colour_tells=False,
+        below=share_below,
+        test="a binomial test",
+        floor="chance",
+        guesses=frozenset({"features"}),
+        scale=POINTS,
+        unit="percentage points",
+        exactly="{count} of {n} features exactly",
+        middle=", {value:.0f} % of the pictures found among all",
+        exposure="",
+    ),
+    "labels": Measure(
+        leakage="label_accuracy",
+        exact=Threshold("label_accuracy", 1.0),
+        centre="mean",
+        margin=0.05,
+        exposing=None,
+        exposed=0.0,
+        colour_tells=False,
+        below=share_below,
+        test="a binomial test",
+        floor="chance",
+        guesses=frozenset({"labels", "features"}),  # who tells features tells labels
+        scale=POINTS,
+        unit="percentage points",
+        exactly="{count} of {n} labels",
+        middle="",
+        exposure="",
+    ),
+}

@@ -1,0 +1,90 @@
+"""Messages with weights of the server's own making, where a scenario says so: for measuring one's own deployment."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from flwr.app import ArrayRecord, Message, RecordDict
+from torch import Tensor
+
+from fedmjp.models.classifier import Classifier, VitClassifier
+from fedmjp.records import Upload
+from fedmjp.scenario import Scenario
+from fedmjp.servers.base import Modification
+from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
+
+Group = tuple[int, ...]  # clients whose updates the server sees as one, in their order
+
+
+class WeightChanges:
+    """What a scenario's server does to the weights of a round before they are sent; an honest one does nothing.
+
+    In a training run it acts in the rounds that are recorded. What it learns from probes, it keeps.
+
+    Raises:
+        ConfigError: If the server cannot be played in this scenario.
+    """
+
+    def __init__(self, scenario: Scenario, model: Classifier) -> None:
+        self._scenario = scenario
+        self._server: Modification | None = None
+        self._known: dict[tuple[Group, int], object] = {}
+        if scenario.server is None:
+            return
+        scenario.require_server(model)
+        self._model, self._server = cast(VitClassifier, model), scenario.server.made()
+
+    def in_round(self, server_round: int) -> bool:
+        """Whether the weights of a round (from 1) are changed."""
+        if self._server is None:
+            return False
+        training = self._scenario.training
+        return training is None or server_round in training.records
+
+    def change(
+        self, server_round: int, weights: Mapping[str, Tensor], messages: Sequence[Message], groups: Sequence[Group]
+    ) -> None:
+        """Put what it makes of the honest weights into the messages of a round, which are of these groups in order."""
+        if self._server is None or not self.in_round(server_round):
+            return
+        self._model.load_state_dict(weights)
+        waiting = iter(messages)
+        for group in groups:
+            records: dict[int, ArrayRecord] = {}  # clients that get the same share it
+            for changed, _ in zip(self._weights(group, server_round), group, strict=True):
+                message = next(waiting)
+                if id(changed) not in records:
+                    sent = message.content.array_records[ARRAYS].to_torch_state_dict()
+                    records[id(changed)] = ArrayRecord({**sent, **changed})
+                message.content = RecordDict({**message.content, ARRAYS: records[id(changed)]})
+
+    def learn(self, server_round: int, weights: Mapping[str, Tensor], answers: Mapping[Group, Message]) -> None:
+        """Read what answers to a probe tell."""
+        if self._server is None or not self._probes(server_round):
+            return
+        self._model.load_state_dict(weights)
+        for group, reply in answers.items():
+            upload = Upload(
+                tensors=reply.content.array_records[ARRAYS].to_torch_state_dict(),
+                kind=self._scenario.update,
+                num_examples=int(float(str(reply.content.metric_records[METRICS][EXAMPLES]))),
+                server_round=server_round,
+                node=group[0],
+                weights="",
+            )
+            key = (group, self._batch(server_round))
+            self._known[key] = self._server.learn(upload, self._model, self._scenario.threat)
+
+    def _weights(self, group: Group, server_round: int) -> Sequence[Mapping[str, Tensor]]:
+        if self._server is None:
+            return ()
+        if self._probes(server_round):
+            return [self._server.probe(self._model)] * len(group)
+        known = self._known.get((group, self._batch(server_round)))
+        return self._server.weights(self._model, self._scenario.threat, known)
+
+    def _probes(self, server_round: int) -> bool:
+        return self._scenario.training is None and self._scenario.turn(server_round).number < self._scenario.probes
+
+    def _batch(self, server_round: int) -> int:
+        """Which batch of its pictures a client shows; in training nobody knows."""
+        return -1 if self._scenario.training is not None else self._scenario.turn(server_round).batch

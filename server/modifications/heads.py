@@ -1,0 +1,26 @@
+"""What servers that change the head of a model have in common."""
+
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of
+from fedmjp.scenario import Scenario
+from fedmjp.threat import ThreatModel
+
+NEEDED = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT, names.HEAD_BIAS)
+
+
+def head_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str | None:
+    """Say why a server cannot change the head of a scenario's model; None if it can."""
+    known = {name for name, _ in model.named_parameters()}
+    if missing := [name for name in NEEDED if name not in known]:
+        return f"{server}: changes the model's head, but the model has no tensor {missing[0]}"
+    for defence in scenario.pipeline.made:
+        if defence.withheld(roles_of(model)) & set(NEEDED):
+            return f"{server}: changes the head, which {defence.name} keeps at the client"
+    return None
+
+
+def without_sum(threat: ThreatModel) -> ThreatModel:
+    """The threat model of one client's update, where the server takes it out of a sum."""
+    kept = threat.pipeline.of_stage("pictures", "model", "examples", "update")
+    return threat.model_copy(update={"defences": kept.configs})

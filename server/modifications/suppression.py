@@ -1,0 +1,69 @@
+"""A dead head for all clients of a sum but one: what is summed is then the upload of that one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
+from fedmjp.models.roles import roles_of
+from fedmjp.records import Upload
+from fedmjp.scenario import Scenario
+from fedmjp.servers.base import Modification
+from fedmjp.threat import ThreatModel
+from server.modifications.heads import head_refusal, without_sum
+
+DEAD = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT)
+
+
+class Suppression(Modification):
+    """Silence all clients whose updates are summed, but the first.
+
+    The others are sent zeros for the last norm and for the head's weight. No gradient passes such a head, so that
+    theirs are exactly zero everywhere but at the head's bias, after any number of steps too. The first client is sent
+    the honest weights: but for a factor, the sum is what it uploads.
+
+    Without a sum nobody is silenced, and all that is sent is honest.
+    """
+
+    name = "suppression"
+    paper = "Pasquini et al., Eluding secure aggregation in federated learning via model inconsistency, CCS 2022"
+    summary = "a dead head for all clients of a sum but the first, whose upload the sum then is"
+
+    @override
+    def refusal(self, model: VitClassifier, scenario: Scenario) -> str | None:
+        return head_refusal(self.name, model, scenario)
+
+    @override
+    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
+        dead = {name: torch.zeros_like(model.get_parameter(name).detach()) for name in DEAD}
+        return [{}, *[dead] * (threat.clients - 1)]
+
+    @override
+    def view(self, threat: ThreatModel) -> ThreatModel:
+        return without_sum(threat).model_copy(update={"labels_known": threat.labels_known and threat.clients == 1})
+
+    @override
+    def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
+        if threat.clients == 1:
+            return upload
+        mixed = self.mixed(model)
+        return replace(
+            upload,
+            tensors={name: tensor for name, tensor in upload.tensors.items() if name not in mixed},
+            num_examples=threat.batch_size,
+            labels=None,
+            others=tuple(self.isolate(other, model, threat) for other in upload.others),
+        )
+
+    @override
+    def mixed(self, model: Entrance) -> frozenset[str]:
+        return frozenset({names.HEAD_BIAS}) & roles_of(model)["head"]
+
+    @override
+    def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
+        return list(range(len(labels) // threat.clients))

@@ -1,0 +1,182 @@
+"""Last-block separation: features, labels and facts against the network's own; no certificate is wrong."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks.class_token.attack import ClassToken
+from attacks.class_token.head import Head, HeadGradient
+from attacks.class_token.separate import Separation, separate
+from fedmjp.exchange import Exchange
+from fedmjp.facade import bundled_pictures
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Features
+from fedmjp.scenario import Scenario
+from fedmjp.threat import ThreatModel
+from tests.conftest import small_model, small_scenario
+
+PICTURES = bundled_pictures(8, size=64)
+EXACT = 1e-3
+
+
+def attacked(
+    scenario: Scenario, places: list[int], options: dict[str, Any] | None = None
+) -> tuple[Features, Exchange, VitClassifier]:
+    model = build_vit(scenario.network)
+    exchange = scenario.exchange([PICTURES[place] for place in places], model=model)
+    generator = torch.Generator().manual_seed(0)
+    (made,) = ClassToken(options).reconstruct([exchange.upload], model, scenario.threat, generator=generator)
+    return made, exchange, model
+
+
+def true_features(exchange: Exchange, model: VitClassifier) -> Tensor:
+    private = exchange.private
+    with torch.no_grad():
+        mask = private.mask if model.defended else None
+        return model.features(private.version(private.gradient_of), mask).double()
+
+
+def assigned(made: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Row of the truth for each row, and its error relative to the distance from the mean."""
+    distances = torch.cdist(made, truth)
+    _, columns = linear_sum_assignment(distances.numpy())
+    spread = (truth - truth.mean(0)).norm(dim=1) if len(truth) > 1 else truth.norm(dim=1)
+    return torch.tensor(columns), distances[torch.arange(len(made)), columns] / spread[columns]
+
+
+SCENARIOS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "one picture": ({}, [0]),
+    "distinct labels": ({}, [0, 2, 4, 6]),
+    "labels that occur twice": ({}, list(range(8))),
+    "label smoothing": ({"label_smoothing": 0.1}, list(range(8))),
+    "MJP": ({"defences": "mjp"}, list(range(8))),
+    "the delta of one step": ({"update": "delta", "local_learning_rate": 0.1}, [0, 2, 4, 6]),
+    "the head alone": ({"defences": "withhold:roles=body"}, [0, 2, 4, 6]),
+    "a sum of two clients": ({"defences": "secure_sum:clients=2", "clients": 2, "batch_size": 4}, list(range(8))),
+}
+
+
+@pytest.mark.parametrize(("values", "places"), SCENARIOS.values(), ids=SCENARIOS)
+def test_labels_and_features_of_each_picture_come_out(values: dict[str, Any], places: list[int]) -> None:
+    size = values.get("batch_size", len(places))
+    scenario = small_scenario(**{"batch_size": size, "pictures_per_client": size, **values})
+    made, exchange, model = attacked(scenario, places)
+    assert made.features is not None
+    truth = true_features(exchange, model)
+    rows, errors = assigned(made.features, truth)
+    assert float(errors.max()) < EXACT
+    assert torch.equal(made.labels, exchange.private.labels[rows])
+    logits = model.logits(truth.float()).double().detach()
+    losses = F.cross_entropy(
+        logits, exchange.private.labels, reduction="none", label_smoothing=scenario.label_smoothing
+    )
+    torch.testing.assert_close(made.facts["loss"], losses[rows], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(made.facts["probabilities"], logits.softmax(1)[rows], rtol=1e-3, atol=1e-6)
+
+
+def test_the_last_block_states_what_it_computed_of_each_class_token() -> None:
+    scenario = small_scenario(batch_size=4, pictures_per_client=4)
+    made, exchange, model = attacked(scenario, [0, 2, 4, 6], {"last_block": True})
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, *, output: bool) -> Any:
+        def hook(_module: object, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            seen[name] = (outputs if output else inputs[0]).detach().double()
+
+        return hook
+
+    block = model.backbone.blocks[-1]
+    block.register_forward_hook(keep("class_token_after", output=True))
+    block.register_forward_hook(keep("class_token_before", output=False))
+    block.norm2.register_forward_hook(keep("class_token_between", output=False))
+    block.attn.proj.register_forward_hook(keep("attention_output", output=False))
+    block.norm1.register_forward_hook(keep("tokens", output=True))
+    truth = true_features(exchange, model)
+    assert made.features is not None
+    rows, _ = assigned(made.features, truth)
+    for name in ("class_token_after", "class_token_between", "class_token_before", "attention_output"):
+        expected = seen[name][:, 0][rows]
+        if name != "attention_output":
+            expected = expected - expected.mean(1, keepdim=True)
+        spread = (expected - expected.mean(0)).norm(dim=1)
+        assert float(((made.facts[name] - expected).norm(dim=1) / spread).max()) < 0.05, name
+    # The attention itself, from its weights.
+    tokens, heads = seen["tokens"], block.attn.num_heads
+    queries, keys, _ = block.attn.qkv(tokens.float()).double().detach().chunk(3, dim=2)
+    queries, keys = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (queries, keys))
+    attention = (queries[:, :, :1] @ keys.mT * block.attn.scale).softmax(-1)[:, :, 0]
+    means = torch.einsum("bht,btd->bhd", attention, tokens)[rows]
+    spread = (means - means.mean(0)).flatten(1).norm(dim=1)
+    assert float(((made.facts["token_means"] - means).flatten(1).norm(dim=1) / spread).max()) < 0.05
+
+
+def test_several_steps_are_read_as_one_and_never_certified() -> None:
+    values = {"update": "delta", "local_steps": 3, "local_learning_rate": 0.001}
+    scenario = small_scenario(batch_size=2, pictures_per_client=2, **values)
+    made, exchange, model = attacked(scenario, [0, 6])
+    assert made.features is not None
+    assert made.diagnostics["certified_pictures"] == 0
+    _, errors = assigned(made.features, true_features(exchange, model))
+    assert float(errors.max()) < 0.5
+    assert "approximation" in (ClassToken().caveat(model, scenario.threat) or "")
+
+
+@pytest.mark.parametrize(
+    ("threat", "reason"),
+    [
+        ({"batch_size": 192}, "192 pictures does not come apart: with 1000 classes and 192 dimensions at most 191 do"),
+        ({"batch_size": 64, "defences": "secure_sum:clients=3"}, "an upload of 192 pictures does not come apart"),
+        ({"defences": "withhold:roles=head"}, "which withhold withholds"),
+    ],
+)
+def test_uploads_that_do_not_come_apart_are_refused(threat: dict[str, Any], reason: str) -> None:
+    assert reason in (ClassToken().refusal(small_model(), ThreatModel.parse(threat)) or "")
+
+
+def test_a_model_whose_head_reads_more_than_the_class_token_is_refused() -> None:
+    model = small_model()
+    model.backbone.global_pool = "avg"
+    assert "the model's pooling is 'avg'" in (ClassToken().refusal(model, ThreatModel()) or "")
+    model.backbone.num_prefix_tokens = 0
+    assert "needs a class token" in (ClassToken().refusal(model, ThreatModel()) or "")
+
+
+def solved(features: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) -> Separation:
+    """What comes of the gradient of a head that read these features, by autograd, rounded as an upload is."""
+    weight, bias = head.weight.clone().requires_grad_(), head.bias.clone().requires_grad_()
+    loss = F.cross_entropy(features @ weight.mT + bias, labels, label_smoothing=smoothing)
+    gradients = (part.float().double() for part in torch.autograd.grad(loss, (weight, bias)))
+    gradient = HeadGradient(*gradients, len(labels), smoothing)
+    return separate(head, gradient, None, noise=2.0**-24, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_certificate_is_never_wrong(seed: int) -> None:
+    """Confident heads, doubled labels, nearly equal pictures: not all come apart, and what does not is not certain."""
+    random = torch.Generator().manual_seed(seed)
+    classes, dim, count = 12, 24, 4 + seed % 4
+    confidence = (0.3, 1.0, 2.0)[seed % 3]
+    scale = 1 + 0.1 * torch.randn(dim, generator=random, dtype=torch.float64)
+    shift = 0.1 * torch.randn(dim, generator=random, dtype=torch.float64)
+    weight = confidence * torch.randn(classes, dim, generator=random, dtype=torch.float64) / 2
+    head = Head(weight, torch.randn(classes, generator=random, dtype=torch.float64) / 4, scale, shift)
+    labels = torch.randint(classes // (1 + seed % 2), (count,), generator=random)
+    inner = torch.randn(count, dim, generator=random, dtype=torch.float64)
+    if seed % 4 == 3:  # two pictures that can hardly be told apart, of one class
+        inner[1], labels[1] = inner[0] + 1e-5 * inner[1], labels[0]
+    features = head.normed(inner)
+    made = solved(features, labels, head)
+    rows, errors = assigned(made.features, features)
+    spread = (made.features - made.features.mean(0)).norm(dim=1)
+    certain = (made.errors <= EXACT * spread) & (made.misfit <= 1e-6)
+    assert float(errors[certain].max() if certain.any() else 0) < EXACT
+    assert torch.equal(made.labels[certain], labels[rows][certain])
+    if seed % 4 == 3:
+        assert not certain.all(), "what can hardly be told apart is not certain"
+    else:
+        assert certain.all() or made.misfit > 1e-6

@@ -1,0 +1,53 @@
+"""The study of training as it is done: what it uploads is what training uploads, and refusals are rows."""
+
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks.studies.realistic import CLOSED, STEPS, figure, rows_of, summary
+from fedmjp.data.selection import open_source, select
+from fedmjp.models.build import build_vit
+from fedmjp.scenario import Scenario
+
+
+@pytest.fixture(scope="module")
+def age() -> Scenario:
+    return Scenario.parse({"model": {"name": "deit_micro", "image_size": 32, "patch_size": 8}})
+
+
+@pytest.fixture(scope="module")
+def table(age: Scenario) -> pd.DataFrame:
+    selection = select(open_source("bundled", size=32, classes=1000), 8, seed=0)
+    pictures = [selection.load(entry) for entry in selection.entries]
+    rows = [row for name, options in CLOSED.items() for row in rows_of(age, pictures, name, options)]
+    return pd.DataFrame([{"round": number, **row} for number in (1, 2) for row in rows])
+
+
+def test_train_mode_and_steps_hide_no_single_picture_and_batches_are_mixtures(table: pd.DataFrame) -> None:
+    medians = table[table["attack"] == "patch_embedding"].groupby(["step", "batch"])["psnr"].median()
+    assert (medians[["gradient", "train", "steps"]].xs(1, level="batch") > 60).all()
+    assert (medians.drop(1, level="batch") < 40).all()
+    assert ("mixup", 1) not in medians.index
+
+
+def test_what_refuses_says_why_once_per_cell(table: pd.DataFrame) -> None:
+    refused = table[table["refusal"].notna()]
+    assert set(refused["attack"]) == {"mjp_prior"}
+    assert refused["psnr"].isna().all()
+    assert "one picture" in refused["refusal"].iloc[0]
+    assert summary(table)["n"].sum() == table["psnr"].notna().sum()
+    assert len(figure(table).axes) == 3
+
+
+def test_a_client_in_train_mode_uploads_another_gradient(age: Scenario) -> None:
+    selection = select(open_source("bundled", size=32, classes=1000), 4, seed=0)
+    pictures = [selection.load(entry) for entry in selection.entries]
+    scenario = Scenario.parse({"model": age.model, "pictures_per_client": 4, "batch_size": 4})
+    network = build_vit(age.network)
+    uploads = {step: STEPS[step][1](scenario, pictures, network).upload for step in ("gradient", "train", "mixup")}
+    name = "backbone.patch_embed.proj.weight"
+    tensors = [upload.tensors[name] for upload in uploads.values()]
+    assert uploads["train"].tensors.keys() == uploads["gradient"].tensors.keys()
+    assert not any(torch.allclose(a, b) for a, b in pairwise(tensors))
