@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.base import picture
-from attacks.gauss_newton.certificate import Certificate, certify
+from attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
 from attacks.gauss_newton.levenberg import Minimum, minimise
 from attacks.gauss_newton.residuals import Residuals, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
@@ -126,6 +126,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
             lambda unknowns: residuals(space.patches(unknowns)),
             start,
             steps=steps,
+            enough=ENOUGH,
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
 

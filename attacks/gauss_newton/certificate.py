@@ -12,6 +12,7 @@ from attacks.mjp.facts import LinearFacts
 # Relative distance of gradients in units of float32's rounding; at the truth it is 11 to 19.
 ROUNDED = 100.0
 FLOAT32 = 2.0**-24
+ENOUGH = (20 * FLOAT32) ** 2  # squared distance that is not worth a further step
 ERROR = 10 ** (-40 / 20)  # root mean square of each picture's error, of 1, that a certificate promises: 40 dB
 
 

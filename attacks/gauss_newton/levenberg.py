@@ -35,12 +35,17 @@ class Minimum:
 
     point: Tensor  # (unknowns,) float64
     cost: float  # squared norm of the residuals
-    gram: Tensor  # (unknowns, unknowns) float64, J^T J at the point, or at the one before where the steps ran out
+    gram: Tensor  # (unknowns, unknowns) float64, J^T J at the point, or at the last before it
     steps: int
 
 
 def minimise(
-    residuals: Function, start: Tensor, *, steps: int, on_step: Callable[[int, float], None] = lambda *_: None
+    residuals: Function,
+    start: Tensor,
+    *,
+    steps: int,
+    enough: float = 0.0,
+    on_step: Callable[[int, float], None] = lambda *_: None,
 ) -> Minimum:
     """Search from ``start`` until nothing is gained.
 
@@ -48,6 +53,7 @@ def minimise(
         residuals: Of (unknowns,) float32 or float64, differentiable forwards, in the same precision.
         start: (unknowns,) float64.
         steps: Jacobians at most.
+        enough: Cost at which the search ends, because no Jacobian is worth its while.
         on_step: Called with the number of steps done and the cost.
     """
     point, here = start, residuals(start)
@@ -64,7 +70,7 @@ def minimise(
         slow = slow + 1 if best.cost > (1 - SLOW) * cost else 0
         point, here, cost, damping = best.point, best.residuals, best.cost, best.damping
         on_step(taken, cost)
-        if slow == PATIENCE:
+        if slow == PATIENCE or cost <= enough:
             break
     return Minimum(point, cost, path.gram, taken)
 
