@@ -33,7 +33,7 @@ class Certificate:
 
     def diagnostics(self) -> dict[str, float]:
         """For the trial's row."""
-        return {"certified": float(self.holds), "residual": self.residual, "expected_error": self.error}
+        return {"content_certified": float(self.holds), "residual": self.residual, "expected_error": self.error}
 
 
 def certify(minimum: Minimum, space: OpenSpace, facts: LinearFacts, deviation: float) -> Certificate:

@@ -185,7 +185,7 @@ def summary(rows: pd.DataFrame) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case, members in rows.groupby(CASE, sort=False):
-        worst = {"psnr": "min", "psnr_set": "min", "certified": "min", "seconds": "max"}
+        worst = {"psnr": "min", "psnr_set": "min", "content_certified": "min", "seconds": "max"}
         uploads = members.groupby("upload").agg(worst)
         exact = share(int((uploads["psnr"] >= EXACT).sum()), len(uploads))
         right = uploads["psnr_set"] >= EXACT
@@ -194,8 +194,8 @@ def summary(rows: pd.DataFrame) -> str:
             len(uploads),
             f"{exact.share:.2f} ({exact.low:.2f} to {exact.high:.2f})",
             right.sum(),
-            int(uploads["certified"].sum()),
-            ((uploads["certified"] == 1) & ~right).sum(),
+            int(uploads["content_certified"].sum()),
+            ((uploads["content_certified"] == 1) & ~right).sum(),
             f"{uploads['psnr'].median():.1f}",
             f"{uploads['seconds'].median():.0f}",
         ]
