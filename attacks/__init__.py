@@ -30,6 +30,7 @@ ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
         "breaching_wei": "attacks.breaching_adapter:Wei",
         "chance": "attacks.chance:Chance",
         "class_token": "attacks.class_token.attack:ClassToken",
+        "gauss_newton": "attacks.gauss_newton.attack:GaussNewton",
         "gradient_matching": "attacks.gradient_matching:GradientMatching",
         "grey": "attacks.grey:Grey",
         "labels": "attacks.labels:Labels",

@@ -11,6 +11,7 @@ from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
 QUICK: dict[str, dict[str, object]] = {
+    "gauss_newton": {"starts": 1, "steps": 1},
     "gradient_matching": {"iterations": 2},
     "mjp_matching": {"iterations": 2},
     **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},

@@ -1,0 +1,157 @@
+"""One honest upload, solved by second-order search in what its linear facts leave open."""
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.base import picture
+from attacks.gauss_newton.certificate import Certificate, certify
+from attacks.gauss_newton.levenberg import Minimum, minimise
+from attacks.gauss_newton.residuals import Residuals, compared_tensors
+from attacks.gauss_newton.residuals import refusal as residuals_refusal
+from attacks.gauss_newton.space import OpenSpace
+from attacks.labels import labels_of, mean_gradient
+from attacks.mjp import facts as linear
+from attacks.mjp.affine import of_one_upload
+from attacks.mjp.prior import MJP, ClosedFacts
+from attacks.reassembly import reassemble
+from fedmjp.config import Config
+from fedmjp.defences.base import Mark
+from fedmjp.errors import AttackFailedError
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+MOST_UNKNOWNS = 3200  # four pictures of 16 patches: beyond it a Jacobian takes minutes and more than a gigabyte
+RESTART = 0.5  # standard deviations of the prior by which a further start is moved
+
+
+class GaussNewtonOptions(Config):
+    """Budget of ``gauss_newton``."""
+
+    starts: int = Field(3, ge=1, description="searches at most: the most natural picture first, then with noise")
+    steps: int = Field(40, ge=1, description="Jacobians of one search at most")
+
+
+class GaussNewton(ClosedFacts[VitClassifier]):
+    """Of all pictures that agree with the linear facts, the one whose gradients at all depths agree as well.
+
+    The linear facts leave each patch of a single MJP upload open along the span of the M masked patches, and two
+    undefended pictures of one upload along the span of their differences (``attacks.mjp.facts``). There the gradients
+    of the whole network determine the pictures, and well: but the valley that leads to them is long and bent, and
+    first-order search stays in it. Levenberg-Marquardt goes through (``levenberg``), in unknowns that the prior of
+    pictures has made alike (``space``), on sketches of the gradients of some layers, relative to their size
+    (``residuals``). It starts at the picture of ``mjp_prior``, later from there with noise, and ends when rounding
+    explains what is left, which with the Jacobian gives a certificate (``certificate``).
+
+    An upload states masked patches as a set. They are put into the places where they fit (``attacks.reassembly``), and
+    no certificate covers that. Pictures of a batch come in the order of their labels.
+
+    Without a mask, and of one picture, the linear facts are everything.
+    """
+
+    name = "gauss_newton"
+    paper = "ours: Gauss-Newton (Levenberg-Marquardt) within the linear facts"
+    summary = "second-order search in what the linear facts leave open of one honest upload, with a certificate"
+    requires = (
+        "the gradient, or the weight delta of one step, of one picture with or without MJP, or of a few pictures "
+        "without, whose patches are no more than the dimensions of a token; an image size that the prior knows"
+    )
+    exploits = "the gradients of all depths determine what the linear facts leave open"
+    options_type = GaussNewtonOptions
+    optimises = True
+    needs_network = True
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """Gradients of the embeddings, and of the linear layers of four blocks and the head."""
+        return compared_tensors(model)
+
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs one step, few enough patches and unknowns, and the prior."""
+        if threat.update == "delta" and threat.local_steps > 1:
+            return f"compares one gradient, not the sum of {threat.local_steps} steps"
+        if threat.batch_size > 1 and model.defended:
+            return f"of {threat.batch_size} pictures with masks of their own, no upload tells the masks apart"
+        return super().requirement(model, threat) or residuals_refusal(model) or _size_refusal(model, threat.batch_size)
+
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """Takes into account what MJP does, where no mask leaves too much open; noise and rounding mislead it."""
+        del threat
+        return MJP if model.defended and _too_many(model.grid**4) is None else frozenset()
+
+    def _one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
+        facts = linear.linear_facts(upload, model, threat)
+        affine = of_one_upload(facts)
+        if too_many := _too_many(upload.num_examples * len(affine.known) * len(affine.basis)):
+            raise AttackFailedError(f"{self.name}: {too_many}")
+        space = OpenSpace.of(affine, model)
+        residuals = Residuals(
+            model,
+            {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)},
+            torch.tensor(labels_of(upload, model, threat), device=facts.mask.device),
+            facts.mask,
+            affine.basis,
+            generator=generator,
+        )
+        deviation = float(model.std.max())
+        minimum, certificate, starts = self._solve(residuals, space, upload.num_examples, deviation, generator)
+        solved = space.patches(minimum.point)
+        if facts.mask.any():
+            solved = _in_order(solved[0], facts.mask, model, generator)[None]
+        return Reconstruction(
+            torch.cat([picture(patches, model) for patches in solved]),
+            {
+                **certificate.diagnostics(),
+                "masked_patches": float(facts.mask.sum()),
+                "unknowns": float(len(minimum.point)),
+                "starts": float(starts),
+                "steps": float(minimum.steps),
+            },
+        )
+
+    def _solve(
+        self, residuals: Residuals, space: OpenSpace, pictures: int, deviation: float, generator: torch.Generator
+    ) -> tuple[Minimum, Certificate, int]:
+        """The minimum of least cost of several starts, of which a certified one is the last; how many it took."""
+        unknowns = pictures * space.root.shape[1]
+        minima = []
+        for start in range(self.options.starts):
+            noise = torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
+            minimum = minimise(
+                lambda along: residuals(space.patches(along)),
+                (RESTART if start else 0.0) * noise,
+                steps=self.options.steps,
+                on_step=lambda step, cost: self.on_progress(step, self.options.steps, cost),
+            )
+            minima.append((minimum, certify(minimum, space, deviation)))
+            if minima[-1][1].holds:
+                break
+        return *min(minima, key=lambda made: made[0].cost), len(minima)
+
+
+def _size_refusal(model: VitClassifier, pictures: int) -> str | None:
+    """Why so many pictures leave too much open; None if they do not, or the masks of an upload decide."""
+    patches, dimensions = model.grid**2, model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
+    if pictures * patches > dimensions:
+        return f"{pictures * patches} patches are more than the {dimensions} dimensions of a token: nothing is linear"
+    open_directions = (pictures - 1) * patches + int(model.defended)  # at least: of one picture, the mask decides
+    return _too_many(pictures * patches * open_directions)
+
+
+def _too_many(unknowns: int) -> str | None:
+    if unknowns <= MOST_UNKNOWNS:
+        return None
+    return f"{unknowns} unknowns are left open, and a Jacobian is formed of at most {MOST_UNKNOWNS}"
+
+
+def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:
+    """Put the patches in the hole into the places where they fit."""
+    shown = to_patches(picture(patches, model), model.patch_size)[0]
+    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator)
+    return patches[source.to(patches.device)]

@@ -1,0 +1,56 @@
+"""Whether a picture is right, told from residuals alone."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from attacks.gauss_newton.levenberg import Minimum
+from attacks.gauss_newton.space import OpenSpace
+
+# Relative distance of gradients in units of float32's rounding; at the truth it is 14 to 30.
+ROUNDED = 100.0
+FLOAT32 = 2.0**-24
+ERROR = 10 ** (-40 / 20)  # root mean square of each picture's error, of 1, that a certificate promises: 40 dB
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Of one solution."""
+
+    residual: float  # relative distance of its gradients from the uploaded ones, in units of float32's rounding
+    error: float  # the largest root mean square of a picture's error that such a distance can hide, of 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether rounding explains the distance, and no wrong picture nearby would have so small a one.
+
+        Both hold for the pictures as sets of masked patches: their order is in no upload.
+        """
+        return self.residual <= ROUNDED and self.error <= ERROR
+
+    def diagnostics(self) -> dict[str, float]:
+        """For the trial's row."""
+        return {"certified": float(self.holds), "residual": self.residual, "expected_error": self.error}
+
+
+def certify(minimum: Minimum, space: OpenSpace, deviation: float) -> Certificate:
+    """Bound the error of a minimum whose distance is all error in its worst direction.
+
+    To first order residuals r hide an error e of the unknowns with J e = r, so that |e| along any direction is at most
+    |r| times what (J^T J)^-1/2 makes of it.
+
+    Args:
+        minimum: Of the residuals.
+        space: That its unknowns are of.
+        deviation: Largest factor from the network's input space to [0, 1].
+    """
+    distance = math.sqrt(minimum.cost)
+    error = 0.0
+    if len(minimum.point):
+        values, vectors = torch.linalg.eigh(minimum.gram)
+        inverse = vectors / values.clamp(min=torch.finfo(values.dtype).tiny).sqrt()
+        of_pictures = inverse.view(-1, space.root.shape[1], len(values))
+        worst = torch.linalg.matrix_norm(space.root @ of_pictures, ord=2).max()
+        error = distance * float(worst) / math.sqrt(space.natural.numel()) * deviation
+    return Certificate(distance / FLOAT32, error)

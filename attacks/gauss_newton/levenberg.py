@@ -1,0 +1,156 @@
+"""Levenberg-Marquardt: least squares of a function whose Jacobian is dear and whose value is cheap.
+
+At a point with residuals r and Jacobian J the damped step -(J^T J + d)^-1 J^T r is a path over the damping d. The
+eigenvectors of J^T J give every point of it, so the path is searched for the least cost: a value costs a fraction of a
+Jacobian, and no rule can say in advance how far the model holds. Each step is bent by the second derivative along it
+(geodesic acceleration), which takes one value more and lets it follow a curved valley.
+
+References:
+    Transtrum and Sethna, "Improvements to the Levenberg-Marquardt algorithm for nonlinear least-squares", 2012.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vmap
+
+Function = Callable[[Tensor], Tensor]
+CHUNK = 64  # directions that are differentiated at a time: the memory of so many forward and backward passes
+FIRST_DAMPING = 1e-2  # of the largest eigenvalue; relative, as all that follow
+LEAST_DAMPING = 1e-16
+FACTOR = 10.0  # between two dampings that are tried
+UPWARDS = 12  # dampings tried, each the factor larger, before the point counts as a minimum
+PROBE = 0.1  # share of a step at which its second derivative is measured
+MOST_BEND = 0.75  # of the step's length, twice the bend: beyond it the expansion means nothing
+EXPLAINED = 0.2  # of the cost: where the model promises less than that, rounding is left, or a minimum is reached
+SLOW, PATIENCE = 0.02, 4  # gain of a step, and how many such steps end the search
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where a search ended."""
+
+    point: Tensor  # (unknowns,) float64
+    cost: float  # squared norm of the residuals
+    gram: Tensor  # (unknowns, unknowns) float64, J^T J at the point, or at the one before where the steps ran out
+    steps: int
+
+
+def minimise(
+    residuals: Function, start: Tensor, *, steps: int, on_step: Callable[[int, float], None] = lambda *_: None
+) -> Minimum:
+    """Search from ``start`` until nothing is gained.
+
+    Args:
+        residuals: Of (unknowns,) float32 or float64, differentiable forwards, in the same precision.
+        start: (unknowns,) float64.
+        steps: Jacobians at most.
+        on_step: Called with the number of steps done and the cost.
+    """
+    point, here = start, residuals(start)
+    cost, damping, slow, taken = float(here @ here), FIRST_DAMPING, 0, 0
+    if not len(start):
+        return Minimum(start, cost, start[:, None], 0)
+    for taken in range(1, steps + 1):
+        path = _Path.at(residuals, point, here)
+        if not path.promised > EXPLAINED * cost:
+            break
+        best = _search(path, damping, cost)
+        if best is None:
+            break
+        slow = slow + 1 if best.cost > (1 - SLOW) * cost else 0
+        point, here, cost, damping = best.point, best.residuals, best.cost, best.damping
+        on_step(taken, cost)
+        if slow == PATIENCE:
+            break
+    return Minimum(point, cost, path.gram, taken)
+
+
+def jacobian(residuals: Function, point: Tensor) -> Tensor:
+    """(unknowns, residuals) float32: row i is the derivative by unknown i."""
+    point = point.float()
+
+    def along(direction: Tensor) -> Tensor:
+        slope: Tensor = jvp(residuals, (point,), (direction,))[1]
+        return slope
+
+    directions = torch.eye(len(point), device=point.device)
+    parts = (directions[first : first + CHUNK] for first in range(0, len(point), CHUNK))
+    return torch.cat([vmap(along)(some) for some in parts])
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A point of the path, with its residuals."""
+
+    point: Tensor
+    residuals: Tensor
+    cost: float
+    damping: float
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The damped steps from one point."""
+
+    function: Function
+    point: Tensor
+    here: Tensor  # residuals at the point
+    slopes: Tensor  # (unknowns, residuals) float32
+    gram: Tensor
+    values: Tensor  # eigenvalues of the Gram matrix, ascending
+    vectors: Tensor
+
+    @staticmethod
+    def at(function: Function, point: Tensor, here: Tensor) -> "_Path":
+        slopes = jacobian(function, point)
+        gram = (slopes @ slopes.mT).double()
+        values, vectors = torch.linalg.eigh(gram)
+        return _Path(function, point, here, slopes, gram, values.clamp(min=0), vectors)
+
+    @property
+    def promised(self) -> float:
+        """How much of the cost a linear function would lose."""
+        pull = self.vectors.mT @ self._pull(self.here)
+        return float((pull.square() / (self.values + LEAST_DAMPING * self.values[-1])).sum())
+
+    def trial(self, damping: float) -> _Trial:
+        """The point of one damping, its step bent if it bends little."""
+        step = -self._solve(self.here, damping)
+        ahead = self.function(self.point + PROBE * step)
+        linear = (step.float() @ self.slopes).double()
+        bend = -self._solve(((ahead - self.here) / PROBE - linear) / PROBE, damping)
+        if 2 * float(bend.norm()) <= MOST_BEND * float(step.norm()):
+            step = step + bend
+        residuals = self.function(self.point + step)
+        cost = float(residuals @ residuals)
+        return _Trial(self.point + step, residuals, cost if math.isfinite(cost) else math.inf, damping)
+
+    def _pull(self, residuals: Tensor) -> Tensor:
+        return (self.slopes @ residuals.float()).double()
+
+    def _solve(self, residuals: Tensor, damping: float) -> Tensor:
+        rotated = self.vectors.mT @ self._pull(residuals)
+        solved: Tensor = self.vectors @ (rotated / (self.values + damping * self.values[-1]))
+        return solved
+
+
+def _search(path: _Path, damping: float, cost: float) -> _Trial | None:
+    """The best of the path near the last damping; None if all dampings up to a large one lead upwards."""
+    best = path.trial(max(damping / FACTOR, LEAST_DAMPING))
+    for _ in range(UPWARDS):
+        if best.cost < cost:
+            break
+        best = path.trial(best.damping * FACTOR)
+    if not best.cost < cost:
+        return None
+    for factor in (1 / FACTOR, FACTOR):
+        first = best
+        while (further := path.trial(max(best.damping * factor, LEAST_DAMPING))).cost < best.cost:
+            best = further
+        if best is not first:
+            break
+    return best

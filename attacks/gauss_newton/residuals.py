@@ -1,0 +1,181 @@
+"""How far the gradients of candidate pictures are from the uploaded ones, as a vector that Gauss-Newton can use.
+
+A forward and a backward pass give, for every linear layer, its inputs A and the gradients B at its outputs, a row per
+token. The gradient of its weight is B^T A, that of its bias the sum of B's rows. Of a weight's gradient G the residuals
+compare the sketch L G R with fixed random L and R: every entry of G is in it, and nothing larger is ever formed. Each
+tensor is divided by its norm, for float32 rounds all of them to about the same share.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from attacks.matching_gradients import twice_differentiable
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+
+SKETCH = 64  # rows and columns of a weight's gradient that are compared, above twice the tokens of what is feasible
+PREFIX = "backbone."
+
+
+def compared_layers(model: VitClassifier) -> list[str]:
+    """The linear layers of the first two blocks, the middle and the last one, and the head."""
+    last = len(model.backbone.blocks) - 1
+    blocks = sorted({0, min(1, last), (last + 1) // 2, last})
+    wanted = (*(f"{PREFIX}blocks.{index}." for index in blocks), f"{PREFIX}head")
+    linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return [name for name in linear if name.startswith(wanted)]
+
+
+def compared_tensors(model: VitClassifier) -> list[str]:
+    """Names of the parameters whose gradients are compared."""
+    layers = [f"{layer}.{kind}" for layer in compared_layers(model) for kind in ("weight", "bias")]
+    known = dict(model.named_parameters())
+    unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
+    return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown, *(name for name in layers if name in known)]
+
+
+def refusal(model: VitClassifier) -> str | None:
+    """Why the gradients of this model's candidates cannot be computed here; None if they can."""
+    if not isinstance(getattr(model.backbone.patch_embed, "norm", None), nn.Identity):
+        return "the patch embedding is more than one linear map of each patch"
+    if model.index_embedding is not None:
+        return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
+    return None
+
+
+class Residuals:
+    """The residuals of the candidates for one upload: called with their patches."""
+
+    def __init__(
+        self,
+        model: VitClassifier,
+        targets: Mapping[str, Tensor],
+        labels: Tensor,
+        mask: Tensor,
+        basis: Tensor,
+        *,
+        generator: torch.Generator,
+    ) -> None:
+        """Sketch what was uploaded.
+
+        Args:
+            model: With the weights of the upload; not changed.
+            targets: The uploaded gradient of each of ``compared_tensors``, float64.
+            labels: (pictures,) int64.
+            mask: (patches,) bool, the same for all pictures.
+            basis: (rank, values) float64, the directions that are open in a patch: only along them the gradient of the
+                patch embedding says more than the facts.
+            generator: Draws the sketches; on the CPU.
+        """
+        self._labels, self._basis = labels, basis
+        self._masked = F.pad(mask, (model.prefix_tokens, 0))[:, None]
+        self._networks = {dtype: _network(model, dtype) for dtype in (torch.float32, torch.float64)}
+        self._taps: Mapping[str, Tensor] = {}
+        self._inputs: dict[str, Tensor] = {}
+        self._shapes: dict[str, torch.Size] = {}
+        for network in self._networks.values():
+            for name in compared_layers(model):
+                network.get_submodule(name).register_forward_hook(partial(self._tap, name))
+        self._sketches = {
+            name: (_sketch(len(target), generator).to(target), _sketch(len(target.T), generator).to(target))
+            for name, target in targets.items()
+            if target.ndim == 2  # weights of linear layers
+        }
+        self._targets = {name: self._seen_of(name, target) for name, target in targets.items() if target.any()}
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        """Compare candidates (pictures, patches, values), in the network's input space, float32 or float64.
+
+        Returns:
+            (residuals,), whose squared norm is the mean over tensors of the squared relative distance.
+        """
+        made = self._gradients(patches)
+        relative = [
+            ((made[name] - target.to(patches.dtype)) / target.norm().to(patches.dtype)).flatten()
+            for name, target in self._targets.items()
+        ]
+        return torch.cat(relative) / math.sqrt(len(relative))
+
+    def _seen_of(self, name: str, target: Tensor) -> Tensor:
+        """What is compared of an uploaded gradient."""
+        if name == names.PATCH_WEIGHT:
+            return target.flatten(1) @ self._basis.mT
+        if name == names.POSITION_EMBEDDING:
+            return target[0]
+        if name in self._sketches:
+            left, right = self._sketches[name]
+            return left.mT @ target @ right
+        return target
+
+    def _gradients(self, patches: Tensor) -> dict[str, Tensor]:
+        """The same of the candidates' gradients."""
+        network = self._networks[patches.dtype]
+        positions = self._positions(network).expand(len(self._labels), -1, -1)
+        if not self._shapes:
+            self._loss(network, {}, positions, torch.zeros_like(patches))
+        taps = {name: patches.new_zeros(shape) for name, shape in self._shapes.items()}
+        slopes, inputs = grad(partial(self._loss, network), argnums=(0, 1), has_aux=True)(taps, positions, patches)
+        outputs, at_tokens = slopes
+        made = self._of_layers(inputs, outputs)
+        made[names.POSITION_EMBEDDING] = at_tokens.sum(dim=0) * ~self._masked
+        made[names.UNKNOWN_EMBEDDING] = (at_tokens * self._masked).sum(dim=(0, 1))
+        at_patches, along = at_tokens[:, network.prefix_tokens :], patches @ self._basis.mT.to(patches.dtype)
+        made[names.PATCH_WEIGHT] = at_patches.flatten(0, 1).mT @ along.flatten(0, 1)
+        return made
+
+    def _positions(self, network: VitClassifier) -> Tensor:
+        """(1, tokens, dim), as the clients add them."""
+        positions = network.get_parameter(names.POSITION_EMBEDDING)
+        if network.unknown_embedding is None:
+            return positions
+        return torch.where(self._masked, network.unknown_embedding, positions)
+
+    def _of_layers(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        made = {}
+        for name, slopes in outputs.items():
+            rows = slopes.flatten(0, -2)
+            left, right = (sketch.to(rows.dtype) for sketch in self._sketches[f"{name}.weight"])
+            made[f"{name}.weight"] = (rows @ left).mT @ (inputs[name].flatten(0, -2) @ right)
+            made[f"{name}.bias"] = rows.sum(dim=0)
+        return made
+
+    def _loss(
+        self, network: VitClassifier, taps: Mapping[str, Tensor], positions: Tensor, patches: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clients' loss, with ``taps`` added to the outputs of layers, and the inputs of these."""
+        self._taps, self._inputs = taps, {}
+        replaced = {names.POSITION_EMBEDDING.removeprefix(PREFIX): positions}
+        logits = functional_call(network.backbone, replaced, (patches,))
+        inputs, self._inputs = self._inputs, {}
+        return F.cross_entropy(logits, self._labels), inputs
+
+    def _tap(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        self._inputs[name] = inputs[0]
+        if name not in self._taps:
+            self._shapes[name] = output.shape
+            return output
+        return output + self._taps[name]
+
+
+def _network(model: VitClassifier, dtype: torch.dtype) -> VitClassifier:
+    """A frozen copy whose backbone takes patches (pictures, patches, values) in place of pictures."""
+    network = twice_differentiable(model).to(dtype)
+    projection: Any = network.backbone.patch_embed.proj
+    linear = nn.Linear(projection.weight[0].numel(), len(projection.weight), device="meta")  # nothing is drawn
+    linear.weight, linear.bias = nn.Parameter(projection.weight.flatten(1), requires_grad=False), projection.bias
+    network.backbone.patch_embed = linear
+    return network
+
+
+def _sketch(size: int, generator: torch.Generator) -> Tensor:
+    """(size, at most SKETCH) random columns, which keep lengths on average; all of a small matrix."""
+    if size <= SKETCH:
+        return torch.eye(size, dtype=torch.float64)
+    return torch.randn(size, SKETCH, generator=generator, dtype=torch.float64) / math.sqrt(SKETCH)

@@ -1,0 +1,59 @@
+"""What the linear facts leave open of the pictures behind one upload, as unknowns that are alike.
+
+Patch t of a picture is known[t] + c_t^T B with unknown c_t (``attacks.mjp.affine``). Along some directions natural
+pictures vary a thousand times as much as along others, and search in the c_t would take each for as likely. The prior
+of pictures (``attacks.natural_pictures``) has a precision of all c_t, V s V^T. The unknowns u with c = V s^-1/2 u have
+variance 1 each, and the most natural picture is u = 0.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.mjp.affine import AffinePatches
+from attacks.mjp.closing import close
+from attacks.natural_pictures import NaturalPictures
+from fedmjp.models.entrance import Entrance
+from fedmjp.patches import from_patches, to_patches
+
+LEAST = 1e-6  # of the largest strength: what float32 resolves of the precision
+
+
+@dataclass(frozen=True)
+class OpenSpace:
+    """Patches are ``natural + (root u) basis``, each picture with unknowns of its own."""
+
+    natural: Tensor  # (patches, values) float64, in the network's input space, the most natural picture
+    basis: Tensor  # (rank, values) float64, orthonormal rows
+    root: Tensor  # (patches * rank, unknowns of a picture) float64
+
+    @staticmethod
+    def of(affine: AffinePatches, model: Entrance) -> "OpenSpace":
+        """The space of the pictures that the facts allow."""
+        if not len(affine.basis):
+            return OpenSpace(affine.known, affine.basis, affine.known.new_zeros(0, 0))
+        strengths, directions = torch.linalg.eigh(_precision(affine, model))
+        scale = strengths.clamp(min=LEAST * float(strengths[-1])) ** -0.5
+        return OpenSpace(close(affine, model), affine.basis, directions * scale)
+
+    def patches(self, unknowns: Tensor) -> Tensor:
+        """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
+        if not len(self.basis):
+            return self.natural[None].to(unknowns.dtype)
+        root, natural, basis = (each.to(unknowns.dtype) for each in (self.root, self.natural, self.basis))
+        along = unknowns.view(-1, root.shape[1]) @ root.mT
+        return natural + along.view(-1, len(natural), len(basis)) @ basis
+
+
+def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
+    """(patches * rank, patches * rank) of the prior of pictures, along the basis."""
+    prior, patches, rank = NaturalPictures.for_model(model), len(affine.known), len(affine.basis)
+    rows = []
+    for along in torch.eye(patches * rank, dtype=torch.float64, device=affine.basis.device):
+        values = (along.view(patches, rank) @ affine.basis).float()
+        image = from_patches(values[None], model.image_size, model.patch_size)[0]
+        slope = to_patches(prior.slope(image)[None], model.patch_size)[0].double()
+        rows.append((slope @ affine.basis.mT).flatten())
+    precision = torch.stack(rows)
+    return (precision + precision.mT) / 2

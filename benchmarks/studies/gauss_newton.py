@@ -1,0 +1,212 @@
+"""How often ``gauss_newton`` finds the pictures behind one upload, whether its certificates are right, and its cost.
+
+``python -m benchmarks.studies.gauss_newton --pictures FOLDER --output results/gauss_newton``
+
+``--cases mjp=0.27,batch=2`` are uploads of one picture under MJP of that mask ratio, with ``mjp_prior`` and
+``mjp_span`` on the same uploads, and uploads of two undefended pictures; the model is an untrained DeiT-Ti. Left out
+are pictures that the prior was measured on or an attack was developed on (the first 20 of the source, and those of
+``mjp_span``), and uploads whose mask came out empty. A certificate is wrong if a certified picture, its masked
+patches under the best assignment, is below 40 dB.
+"""
+
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import torch
+import typer
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks import ATTACKS
+from attacks.natural_patches import measured_on
+from benchmarks.leaderboard.statistics import share
+from benchmarks.scripts import Pictures, keep_table
+from benchmarks.studies.span import DEVELOPMENT, undeveloped
+from fedmjp.data.pictures import LabelledPicture, PictureSource
+from fedmjp.data.selection import open_source, select
+from fedmjp.errors import ConfigError
+from fedmjp.exchange import Exchange
+from fedmjp.metrics import metric
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.records import Reconstruction
+from fedmjp.running import run_function
+from fedmjp.scenario import Scenario
+from fedmjp.seeds import torch_generator
+
+SEED = 0
+EXACT = 40.0  # dB
+MODEL = "deit_tiny"
+BESIDE = ("mjp_prior", "mjp_span")  # on the same uploads of one picture
+CASE = ["case", "image_size", "patch_size"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What clients upload."""
+
+    image_size: int
+    patch_size: int
+    mask_ratio: float  # 0 without MJP
+    batch: int
+
+    @staticmethod
+    def read(text: str, image_size: int, patch_size: int) -> "Case":
+        """From mjp=RATIO or batch=PICTURES; ConfigError if it is neither."""
+        match text.split("="):
+            case ["mjp", ratio]:
+                return Case(image_size, patch_size, float(ratio), 1)
+            case ["batch", size]:
+                return Case(image_size, patch_size, 0.0, int(size))
+        raise ConfigError(f"--cases: {text!r} is neither mjp=RATIO nor batch=PICTURES")
+
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        return f"MJP {self.mask_ratio:g}" if self.mask_ratio else f"batch of {self.batch}"
+
+    @property
+    def scenario(self) -> Scenario:
+        """Of one upload."""
+        return Scenario.parse(
+            {
+                "model": {"name": MODEL, "image_size": self.image_size, "patch_size": self.patch_size},
+                "defences": f"mjp:mask_ratio={self.mask_ratio}" if self.mask_ratio else (),
+                "batch_size": self.batch,
+                "pictures_per_client": self.batch,
+                "seed": SEED,
+            }
+        )
+
+
+def main(
+    pictures: Pictures,
+    output: Annotated[Path, typer.Option(help="Folder that the rows go to.", metavar="DIR")],
+    uploads: Annotated[int, typer.Option(help="Uploads per case.")] = 20,
+    cases: Annotated[str, typer.Option(help="mjp=RATIO or batch=PICTURES, comma-separated.")] = "mjp=0.27,mjp=0.5",
+    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 64,
+    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
+    development: Annotated[bool, typer.Option(help="The pictures that the attack was developed on.")] = False,
+) -> None:
+    """Attack, write the rows after every upload, and print a line per case."""
+    torch.set_num_threads(1)
+    about = {
+        "model": f"{MODEL}, untrained",
+        "seed": SEED,
+        "psnr": f"dB, setting c; of a batch, of its pictures in the best order; exact from {EXACT:g}",
+        "psnr_set": "the same with masked patches under the best assignment",
+        "seconds": "of one core",
+        "gigabytes": "the most memory that the process had until then",
+    }
+    rows: list[dict[str, Any]] = []
+    for case in [Case.read(text, image_size, patch_size) for text in cases.split(",")]:
+        for row in _rows(case, pictures, uploads, development=development):
+            rows.append(row)
+            keep_table(output, pd.DataFrame(rows), about)
+            typer.echo(f"{row['case']} {row['picture']}: {row['psnr']:.1f} dB, {row['seconds']:.0f} s")
+    typer.echo(summary(pd.DataFrame(rows)))
+
+
+def _rows(case: Case, pictures: str, uploads: int, *, development: bool) -> Iterator[dict[str, Any]]:
+    scenario = case.scenario
+    source = open_source(pictures, size=case.image_size, classes=scenario.model.classes)
+    network, number = build_vit(scenario.network), 0
+    for batch in _batches(source, case.batch, development=development):
+        exchange = scenario.exchange(batch, model=network)
+        if case.mask_ratio and not exchange.private.mask.any():
+            continue
+        yield from _attacked(case, exchange, network, number)
+        number += 1
+        if number == uploads:
+            break
+
+
+def _batches(source: PictureSource, size: int, *, development: bool) -> Iterator[list[LabelledPicture]]:
+    """Pictures by so many, in an order drawn from the seed."""
+    developed, everything = set(source.names()[:DEVELOPMENT]), set(source.names())
+    of_span = {entry.name for entry in undeveloped(source, DEVELOPMENT, development=True).entries}
+    left_out = everything - developed if development else developed | of_span | set(filter(measured_on, everything))
+    chosen = select(source, len(everything - left_out), seed=SEED, leave_out=left_out.__contains__)
+    for first in range(0, len(chosen.entries) - size + 1, size):
+        yield [chosen.load(entry) for entry in chosen.entries[first : first + size]]
+
+
+def _attacked(case: Case, exchange: Exchange, network: VitClassifier, number: int) -> Iterator[dict[str, Any]]:
+    """A row per picture of an upload."""
+    began = time.thread_time()
+    made = _run("gauss_newton", case, exchange, network)
+    seconds = time.thread_time() - began
+    private, psnr = exchange.private, metric("psnr").function
+    scores = torch.stack([psnr(made.images, clean.expand_as(made.images)) for clean in private.clean])
+    beside = {f"psnr_{name}": _run(name, case, exchange, network) for name in BESIDE} if case.mask_ratio else {}
+    for place, match in zip(*linear_sum_assignment(scores.numpy(), maximize=True), strict=True):
+        yield {
+            **dict(zip(CASE, (case.name, case.image_size, case.patch_size), strict=True)),
+            "upload": number,
+            "picture": private.pictures[place],
+            "label": int(private.labels[place]),
+            "psnr": float(scores[place, match]),
+            "psnr_set": _psnr_as_set(made.images[match], exchange, int(place), network),
+            **{name: float(psnr(other.images, private.clean)) for name, other in beside.items()},
+            **made.diagnostics,
+            "seconds": seconds,
+            "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        }
+
+
+def _run(name: str, case: Case, exchange: Exchange, network: VitClassifier) -> Reconstruction:
+    made: Reconstruction = ATTACKS.get(name)().reconstruct(
+        [exchange.upload], network, case.scenario.threat, generator=torch_generator(SEED, "attack")
+    )[0]
+    return made
+
+
+def _psnr_as_set(image: Tensor, exchange: Exchange, place: int, network: VitClassifier) -> float:
+    """PSNR of a picture, its masked patches under the assignment of least squared error."""
+    mask, clean = exchange.private.mask[place], exchange.private.clean[place]
+    made, true = (to_patches(each[None].double(), network.patch_size)[0] for each in (image, clean))
+    between = torch.cdist(made[mask], true[mask], compute_mode="donot_use_mm_for_euclid_dist").square()
+    rows, columns = linear_sum_assignment(between.numpy())
+    error = (made - true)[~mask].square().sum() + between[rows, columns].sum()
+    return float(-10 * torch.log10((error / made.numel()).clamp(min=1e-20)))
+
+
+def summary(rows: pd.DataFrame) -> str:
+    """A table, one line per case: of an upload the worst of its pictures counts."""
+    lines = [
+        "| case | pixels | patch | uploads | exact (95 %) | but for order | certified | wrong | median dB | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case, members in rows.groupby(CASE, sort=False):
+        worst = {"psnr": "min", "psnr_set": "min", "certified": "min", "seconds": "max"}
+        uploads = members.groupby("upload").agg(worst)
+        exact = share(int((uploads["psnr"] >= EXACT).sum()), len(uploads))
+        right = uploads["psnr_set"] >= EXACT
+        cells = [
+            *case,
+            len(uploads),
+            f"{exact.share:.2f} ({exact.low:.2f} to {exact.high:.2f})",
+            right.sum(),
+            int(uploads["certified"].sum()),
+            ((uploads["certified"] == 1) & ~right).sum(),
+            f"{uploads['psnr'].median():.1f}",
+            f"{uploads['seconds'].median():.0f}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for name in BESIDE:
+        if (column := f"psnr_{name}") in rows:
+            beside = rows[rows[column].notna()].groupby(CASE, sort=False)[column]
+            lines += [
+                f"{name}, {case[0]}: {psnr.ge(EXACT).sum()} exact, {psnr.median():.1f} dB" for case, psnr in beside
+            ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    run_function(main)
