@@ -158,7 +158,7 @@ def test_an_upload_does_not_depend_on_its_neighbours_to_the_last_bit(tmp_path: P
 
 
 def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(model: VitClassifier, *_: object) -> None:
+    def broken(model: VitClassifier, *_: object, **_options: object) -> None:
         raise MemoryError("too large")
 
     monkeypatch.setattr("benchmarks.uploads.direct.entrance_gradients", broken)

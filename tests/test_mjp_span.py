@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks import ATTACKS
-from attacks.mjp.affine import AffinePatches, of_one_upload
+from attacks.mjp.affine import AffinePatches
 from attacks.mjp.closing import close
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.attack import MjpSpan, solve
@@ -62,7 +62,7 @@ def case(pictures: Selection, *, wide: bool = False) -> Case:
     patches = to_patches((batch.clean.double() - model.mean) / model.std, model.patch_size)[0]
     coefficients = patches @ facts.basis.T
     truth = Known(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
-    return Case(model, batch, upload, of_one_upload(facts), setup, patches, truth)
+    return Case(model, batch, upload, AffinePatches(facts.known, facts.basis), setup, patches, truth)
 
 
 @pytest.fixture(scope="module")
