@@ -101,7 +101,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
         unknowns = upload.num_examples * space.root.shape[1]
         minima: list[tuple[Minimum, Certificate]] = []
-        while len(minima) < self.options.starts and not (minima and minima[-1][1].holds):
+        while len(minima) < self.options.starts and not (minima and minima[-1][1].explained):
             noise = torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
             minimum = self._minimum(residuals, space, (RESTART if minima else 0.0) * noise)
             minima.append((minimum, certify(minimum, space, facts, float(model.std.max()))))

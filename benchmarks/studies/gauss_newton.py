@@ -41,6 +41,7 @@ from fedmjp.seeds import torch_generator
 
 SEED = 0
 EXACT = 40.0  # dB
+TRIED = 20  # pictures, the first of the order, that told when a search should end
 DEVELOPED = 50  # pictures of ImageNet's, the first by name, that the attack was developed on, or might have been
 MODEL = "deit_tiny"
 BESIDE = ("mjp_prior", "mjp_span")  # on the same uploads of one picture
@@ -135,8 +136,9 @@ def _batches(source: PictureSource, size: int, *, development: bool) -> Iterator
         name for name in names if (name not in developed if development else name in developed or seen_before(name))
     }
     chosen = select(source, len(names) - len(left_out), seed=SEED, leave_out=left_out.__contains__)
-    for first in range(0, len(chosen.entries) - size + 1, size):
-        yield [chosen.load(entry) for entry in chosen.entries[first : first + size]]
+    entries = chosen.entries if development else chosen.entries[TRIED:]
+    for first in range(0, len(entries) - size + 1, size):
+        yield [chosen.load(entry) for entry in entries[first : first + size]]
 
 
 def _attacked(case: Case, exchange: Exchange, network: VitClassifier, number: int) -> Iterator[dict[str, Any]]:
