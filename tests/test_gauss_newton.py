@@ -93,7 +93,7 @@ def batch() -> Case:
 def test_a_single_upload_of_mjp_is_solved_and_certified(masked: Case) -> None:
     made = masked.made()
     assert masked.psnr(made) >= EXACT
-    assert made.diagnostics["certified"] == 1
+    assert made.diagnostics["content_certified"] == 1
     prior = MjpPrior().reconstruct([masked.upload], masked.model, masked.threat, generator=torch.Generator())[0]
     assert masked.psnr(prior) < EXACT - 5, "the linear facts alone are not enough"
 
@@ -101,7 +101,7 @@ def test_a_single_upload_of_mjp_is_solved_and_certified(masked: Case) -> None:
 def test_two_pictures_of_one_honest_upload_are_solved_and_certified(batch: Case) -> None:
     made = batch.made()
     assert batch.psnr(made).min() >= EXACT
-    assert made.diagnostics["certified"] == 1
+    assert made.diagnostics["content_certified"] == 1
     assert made.diagnostics["unknowns"] == 2 * 4 * 4
 
 
@@ -109,12 +109,12 @@ def test_no_wrong_picture_is_certified(masked: Case, batch: Case) -> None:
     for case in (masked, batch):
         made = case.made(starts=1, steps=1)
         assert case.psnr(made).min() < EXACT, "one step is not enough"
-        assert made.diagnostics["certified"] == 0
+        assert made.diagnostics["content_certified"] == 0
         # Gradients of other pictures under the embeddings' of these: nothing explains them.
         other = {name: tensor.flip(0) if "fc2" in name else tensor for name, tensor in case.upload.tensors.items()}
         assert (
             case.made(Upload(other, "gradient", case.upload.num_examples, 1, 0, ""), starts=1, steps=4).diagnostics[
-                "certified"
+                "content_certified"
             ]
             == 0
         )

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.base import picture
-from attacks.gauss_newton.certificate import Certificate, certify
+from attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
 from attacks.gauss_newton.levenberg import Minimum, minimise
 from attacks.gauss_newton.residuals import Residuals, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
@@ -99,8 +99,13 @@ class GaussNewton(ClosedFacts[VitClassifier]):
             affine.basis,
             generator=generator,
         )
-        deviation = float(model.std.max())
-        minimum, certificate, starts = self._solve(residuals, space, upload.num_examples, deviation, generator)
+        unknowns = upload.num_examples * space.root.shape[1]
+        minima: list[tuple[Minimum, Certificate]] = []
+        while len(minima) < self.options.starts and not (minima and minima[-1][1].explained):
+            noise = torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
+            minimum = self._minimum(residuals, space, (RESTART if minima else 0.0) * noise)
+            minima.append((minimum, certify(minimum, space, facts, float(model.std.max()))))
+        minimum, certificate = min(minima, key=lambda made: made[0].cost)
         solved = space.patches(minimum.point)
         if facts.mask.any():
             solved = _in_order(solved[0], facts.mask, model, generator)[None]
@@ -110,29 +115,20 @@ class GaussNewton(ClosedFacts[VitClassifier]):
                 **certificate.diagnostics(),
                 "masked_patches": float(facts.mask.sum()),
                 "unknowns": float(len(minimum.point)),
-                "starts": float(starts),
+                "starts": float(len(minima)),
                 "steps": float(minimum.steps),
             },
         )
 
-    def _solve(
-        self, residuals: Residuals, space: OpenSpace, pictures: int, deviation: float, generator: torch.Generator
-    ) -> tuple[Minimum, Certificate, int]:
-        """The minimum of least cost of several starts, of which a certified one is the last; how many it took."""
-        unknowns = pictures * space.root.shape[1]
-        minima = []
-        for start in range(self.options.starts):
-            noise = torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
-            minimum = minimise(
-                lambda along: residuals(space.patches(along)),
-                (RESTART if start else 0.0) * noise,
-                steps=self.options.steps,
-                on_step=lambda step, cost: self.on_progress(step, self.options.steps, cost),
-            )
-            minima.append((minimum, certify(minimum, space, deviation)))
-            if minima[-1][1].holds:
-                break
-        return *min(minima, key=lambda made: made[0].cost), len(minima)
+    def _minimum(self, residuals: Residuals, space: OpenSpace, start: Tensor) -> Minimum:
+        steps = self.options.steps
+        return minimise(
+            lambda unknowns: residuals(space.patches(unknowns)),
+            start,
+            steps=steps,
+            enough=ENOUGH,
+            on_step=lambda step, cost: self.on_progress(step, steps, cost),
+        )
 
 
 def _size_refusal(model: VitClassifier, pictures: int) -> str | None:

@@ -19,14 +19,15 @@ from torch.func import jvp, vmap
 
 Function = Callable[[Tensor], Tensor]
 CHUNK = 64  # directions that are differentiated at a time: the memory of so many forward and backward passes
+COLUMNS = 8192  # of the Jacobian that are widened at a time
 FIRST_DAMPING = 1e-2  # of the largest eigenvalue; relative, as all that follow
 LEAST_DAMPING = 1e-16
 FACTOR = 10.0  # between two dampings that are tried
 UPWARDS = 12  # dampings tried, each the factor larger, before the point counts as a minimum
 PROBE = 0.1  # share of a step at which its second derivative is measured
 MOST_BEND = 0.75  # of the step's length, twice the bend: beyond it the expansion means nothing
-EXPLAINED = 0.2  # of the cost: where the model promises less than that, rounding is left, or a minimum is reached
-SLOW, PATIENCE = 0.02, 4  # gain of a step, and how many such steps end the search
+EXPLAINED = 1e-3  # of the cost: where the model promises less than that, a minimum is reached
+SLOW, PATIENCE = 0.02, 6  # gain of a step, and how many such steps end the search
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,17 @@ class Minimum:
 
     point: Tensor  # (unknowns,) float64
     cost: float  # squared norm of the residuals
-    gram: Tensor  # (unknowns, unknowns) float64, J^T J at the point, or at the one before where the steps ran out
+    gram: Tensor  # (unknowns, unknowns) float64, J^T J at the point, or at the last before it
     steps: int
 
 
 def minimise(
-    residuals: Function, start: Tensor, *, steps: int, on_step: Callable[[int, float], None] = lambda *_: None
+    residuals: Function,
+    start: Tensor,
+    *,
+    steps: int,
+    enough: float = 0.0,
+    on_step: Callable[[int, float], None] = lambda *_: None,
 ) -> Minimum:
     """Search from ``start`` until nothing is gained.
 
@@ -48,6 +54,7 @@ def minimise(
         residuals: Of (unknowns,) float32 or float64, differentiable forwards, in the same precision.
         start: (unknowns,) float64.
         steps: Jacobians at most.
+        enough: Cost at which the search ends, because no Jacobian is worth its while.
         on_step: Called with the number of steps done and the cost.
     """
     point, here = start, residuals(start)
@@ -64,7 +71,7 @@ def minimise(
         slow = slow + 1 if best.cost > (1 - SLOW) * cost else 0
         point, here, cost, damping = best.point, best.residuals, best.cost, best.damping
         on_step(taken, cost)
-        if slow == PATIENCE:
+        if slow == PATIENCE or cost <= enough:
             break
     return Minimum(point, cost, path.gram, taken)
 
@@ -107,7 +114,7 @@ class _Path:
     @staticmethod
     def at(function: Function, point: Tensor, here: Tensor) -> "_Path":
         slopes = jacobian(function, point)
-        gram = (slopes @ slopes.mT).double()
+        gram = _sum_of_products(slopes, slopes)
         values, vectors = torch.linalg.eigh(gram)
         return _Path(function, point, here, slopes, gram, values.clamp(min=0), vectors)
 
@@ -121,8 +128,7 @@ class _Path:
         """The point of one damping, its step bent if it bends little."""
         step = -self._solve(self.here, damping)
         ahead = self.function(self.point + PROBE * step)
-        linear = (step.float() @ self.slopes).double()
-        bend = -self._solve(((ahead - self.here) / PROBE - linear) / PROBE, damping)
+        bend = -self._solve((ahead - self.here) / PROBE**2, damping) + self._damped(self.gram @ step / PROBE, damping)
         if 2 * float(bend.norm()) <= MOST_BEND * float(step.norm()):
             step = step + bend
         residuals = self.function(self.point + step)
@@ -130,12 +136,25 @@ class _Path:
         return _Trial(self.point + step, residuals, cost if math.isfinite(cost) else math.inf, damping)
 
     def _pull(self, residuals: Tensor) -> Tensor:
-        return (self.slopes @ residuals.float()).double()
+        return _sum_of_products(self.slopes, residuals[None])[:, 0]
 
     def _solve(self, residuals: Tensor, damping: float) -> Tensor:
-        rotated = self.vectors.mT @ self._pull(residuals)
-        solved: Tensor = self.vectors @ (rotated / (self.values + damping * self.values[-1]))
+        return self._damped(self._pull(residuals), damping)
+
+    def _damped(self, pull: Tensor, damping: float) -> Tensor:
+        """The inverse of J^T J with damping, of a vector."""
+        inverse = 1 / (self.values + damping * self.values[-1])
+        solved: Tensor = self.vectors @ (inverse * (self.vectors.mT @ pull))
         return solved
+
+
+def _sum_of_products(one: Tensor, other: Tensor) -> Tensor:
+    """``one`` times ``other`` transposed, in float64: small eigenvalues would drown in float32's rounding."""
+    total = torch.zeros(len(one), len(other), dtype=torch.float64, device=one.device)
+    for first in range(0, one.shape[1], COLUMNS):
+        part = slice(first, first + COLUMNS)
+        total += one[:, part].double() @ other[:, part].double().mT
+    return total
 
 
 def _search(path: _Path, damping: float, cost: float) -> _Trial | None:
