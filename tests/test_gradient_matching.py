@@ -178,6 +178,7 @@ class Truth:
     """A first attack that is told the answer: the search then starts where the loss should vanish."""
 
     role = "attack"
+    reveals = "pictures"
     uses_natural_patches = False
     images = torch.empty(0)
 

@@ -154,9 +154,9 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
     passes: list[int] = []
     gradients = direct_uploads.entrance_gradients
 
-    def counted(model: Any, batches: Any, tensors: Any) -> Any:
+    def counted(model: Any, batches: Any, tensors: Any, **options: Any) -> Any:
         passes.append(len(batches))
-        return gradients(model, batches, tensors)
+        return gradients(model, batches, tensors, **options)
 
     monkeypatch.setattr(direct_uploads, "entrance_gradients", counted)
     store = setup.store()

@@ -21,10 +21,12 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.class_token.attack import HEAD_WEIGHT, ClassToken
-from benchmarks.scripts import Pictures, keep_table, unseen
+from attacks.held_out import developed_on
+from benchmarks.scripts import Pictures, keep_table
 from fedmjp.config import ModelConfig
 from fedmjp.data.datasets import DatasetPictures, open_dataset
 from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import open_source, select
 from fedmjp.exchange import protect_trained
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
@@ -40,6 +42,7 @@ FOLDER = Path("results/class_token")
 SEED = 5
 EXACT = 1e-3
 PASS = 16  # pictures
+PICTURES = 480
 # Pictures of a batch, and how many batches.
 SIZES = {1: 32, 2: 32, 4: 16, 8: 16, 16: 8, 32: 8, 64: 4, 128: 2, 256: 2}
 RUNS = ("central30-none-0", "central30-jigsaw-0", "central30-mjp-0")
@@ -105,7 +108,9 @@ def main(
 
 def _untrained(source: str) -> Iterator[dict[str, Any]]:
     config = ModelConfig(name="deit_small")
-    client = _client("deit_small", config, unseen(source, 500, config, SEED))
+    opened = open_source(source, size=config.image_size, classes=config.classes)
+    chosen = select(opened, PICTURES, seed=SEED, leave_out=developed_on)
+    client = _client("deit_small", config, [chosen.load(entry) for entry in chosen.entries])
     for size, batches in SIZES.items():
         for number in range(batches):
             yield from _attacked(client, size, number, distinct=True)

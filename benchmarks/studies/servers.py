@@ -24,6 +24,7 @@ import torch
 import typer
 
 from attacks.adversary import Adversary
+from attacks.held_out import developed_on
 from attacks.token_imprint import by_picture, read_tokens
 from benchmarks.scripts import Pictures, keep_table, timed
 from fedmjp.data.pictures import LabelledPicture
@@ -52,7 +53,7 @@ def main(pictures: Pictures) -> None:
     """Run everything and write the table."""
     source = open_source(pictures, size=224, classes=1000)
     count = max(FISHED, DOUBLED * UPLOADS, *BATCHES)
-    chosen = select(source, count, seed=SEED)
+    chosen = select(source, count, seed=SEED, leave_out=developed_on)
     frame = pd.DataFrame(itertools.chain(_class(chosen), _feature(chosen), _tokens(chosen)))
     about = {"seed": SEED, "psnr": "of the clean picture, dB", "right": RIGHT, "scope": SCOPE}
     keep_table(FOLDER, frame, about)
