@@ -9,7 +9,7 @@ import torch
 from attacks.base import picture
 from attacks.mjp import batches
 from attacks.mjp.affine import of_several_uploads
-from attacks.mjp.closing import close
+from attacks.mjp.choice import close_best
 from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
 from attacks.mjp.linking import link
 from attacks.mjp.prior import ClosedFacts
@@ -112,7 +112,8 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
         facts.append(linear_facts(_as_one(whole), model, threat))
     affine = of_several_uploads(facts)
     left = torch.stack([(affine.known - affine.known @ part.open.mT @ part.open - part.stated) for part in facts])
-    patches = close(affine, model)
+    first, stated = read[0]
+    patches, compared = close_best(affine, stated.mask, first, model, threat)
     return Reconstruction(
         picture(patches, model),
         {
@@ -122,6 +123,7 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
             "masked_in_all": float(torch.stack([part.mask for part in facts]).all(dim=0).sum()),
             "unknowns_per_patch": float(len(affine.basis)),
             "residual": float(left.square().mean().sqrt()),
+            **compared,
         },
     )
 
