@@ -93,8 +93,8 @@ def gradient_distance(image: Tensor, mask: Tensor, upload: Upload, model: VitCla
             label = (_moved_logits(model, entrance, sent, arguments) - logits).argmin(dim=1)
         loss = F.cross_entropy(logits, label, label_smoothing=threat.label_smoothing)
         made = torch.autograd.grad(loss, list(entrance.values()))
-    both = [torch.cat([gradient.flatten() for gradient in gradients]).double() for gradients in (made, sent.values())]
-    cosine = float(F.cosine_similarity(*both, dim=0).clamp(0, 1))
+    ours, theirs = (torch.cat([part.flatten() for part in parts]).double() for parts in (made, [*sent.values()]))
+    cosine = float(F.cosine_similarity(ours, theirs, dim=0).clamp(0, 1))
     return math.sqrt(1 - cosine**2)
 
 
