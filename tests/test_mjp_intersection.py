@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attacks import ATTACKS
+from attacks.mjp.linking import same_but_for_noise
 from attacks.testing import CHECKS, Trial
 from fedmjp.data.selection import Selection
 from fedmjp.metrics import METRICS
@@ -90,6 +91,22 @@ def test_uploads_that_are_the_same_but_for_noise_are_averaged(undefended: VitCla
     one, all_ = (attack(noisy[:count], undefended, threat) for count in (1, 8))
     assert all_.diagnostics["uploads_linked"] == 8
     assert psnr(all_, batch) > psnr(one, batch) + 1.5
+
+
+def test_uploads_of_the_same_weights_are_the_same_but_for_noise_or_are_not(
+    undefended: VitClassifier, pictures: Selection
+) -> None:
+    threat = ThreatModel(defences="gaussian:noise=1e-2")
+    batches = [replace(puzzles(pictures, 1, index)[0], gradient_of=Picture.CLEAN) for index in (0, 0, 1)]
+    brighter = replace(batches[0], clean=batches[0].clean + 2 / 255)
+    first, second, other, copy = (
+        protected(upload_of(undefended, batch), undefended, threat, seed=number)
+        for number, batch in enumerate((*batches, brighter))
+    )
+    assert same_but_for_noise(first, second, threat)
+    assert not same_but_for_noise(first, other, threat)
+    assert not same_but_for_noise(first, copy, threat)
+    assert not same_but_for_noise(first, replace(second, weights="others"), threat)
 
 
 def test_a_copy_whose_stamp_one_mask_hides_leaves_the_group(defended: VitClassifier, pictures: Selection) -> None:

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from attacks.mjp.affine import AffinePatches, of_one_upload
+from attacks.mjp.choice import gradient_distance
 from attacks.mjp.closing import close
 from attacks.mjp.facts import linear_facts
+from attacks.mjp.flattening import flatten
 from attacks.mjp.prior import MjpPrior
 from attacks.natural_pictures import NaturalPictures
 from attacks.patch_embedding import PatchEmbedding
@@ -19,6 +21,7 @@ from fedmjp.metrics import METRICS
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches, to_patches
+from fedmjp.records import Upload
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from tests.conftest import batch_of, upload_of
@@ -105,6 +108,7 @@ def test_mjp_prior_shows_the_clean_picture_of_a_shuffled_upload(
         assert each.diagnostics["masked_patches"] == batch.mask.sum()
         assert 0 < each.diagnostics["contrast"] < 1
         assert 0.1 < each.diagnostics["energy_per_value"] < 10
+        assert each.diagnostics["closed_flat"] == each.diagnostics["closed_naive"] == 0
 
 
 def test_mjp_prior_is_patch_embedding_without_a_mask(
@@ -135,3 +139,54 @@ def test_pictures_of_one_patch_over_and_over_leave_nothing_open(
     upload = upload_of(defended, replace(batch, clean=image, shuffled=image))
     made = MjpPrior().reconstruct([upload], defended, threat, generator=generator)[0]
     assert PSNR(made.images, image) > 50
+
+
+def _of(image: Tensor, model: VitClassifier, pictures: Selection) -> tuple[Upload, Tensor]:
+    """The upload of another picture (3, 64, 64), under a mask that is returned as well."""
+    batch = batch_of(pictures, Picture.CLEAN)
+    return upload_of(model, replace(batch, clean=image[None], shuffled=image[None])), batch.mask[0]
+
+
+def test_a_drawing_leaves_as_much_open_as_its_masked_patches_differ(
+    defended: VitClassifier, pictures: Selection
+) -> None:
+    rows = torch.arange(64)
+    disc = ((rows[:, None] - 30).square() + (rows - 35).square() < 400).float().expand(3, 64, 64)
+    upload, mask = _of(disc, defended, pictures)
+    kinds = len(to_patches(disc[None], 8)[0][mask].unique(dim=0))
+    assert 2 < kinds < mask.sum()
+    assert len(linear_facts(upload, defended).open) == kinds - 1
+
+
+def test_flatten_lets_edges_stand(defended: VitClassifier, pictures: Selection, generator: torch.Generator) -> None:
+    mosaic = torch.rand(3, 13, 13, generator=generator).repeat_interleave(5, 1).repeat_interleave(5, 2)[:, :64, :64]
+    affine = of_one_upload(linear_facts(_of(mosaic, defended, pictures)[0], defended))
+    natural = close(affine, defended)
+    flat = flatten(affine, natural, defended)
+    truth = to_patches((mosaic[None] - defended.mean) / defended.std, 8)[0].double()
+    assert (flat - truth).norm() < 0.8 * (natural - truth).norm()
+    assert torch.allclose(flat - (flat @ affine.basis.mT) @ affine.basis, affine.known, atol=1e-9)
+
+
+def test_the_picture_itself_has_the_nearest_gradient(
+    defended: VitClassifier, pictures: Selection, threat: ThreatModel
+) -> None:
+    """Without its label told: a wrong one would turn the gradient."""
+    for index in range(4):
+        batch = batch_of(pictures, Picture.CLEAN, index)
+        upload, mask = upload_of(defended, batch), batch.mask[0]
+        assert gradient_distance(batch.clean, mask, upload, defended, threat) < 1e-5
+        assert gradient_distance(batch.clean.flip(-1), mask, upload, defended, threat) > 1e-2
+
+
+def test_where_no_prior_explains_an_upload_the_naive_picture_may(
+    defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    rows = torch.arange(64) // 8
+    upload, _ = _of(((rows[:, None] + rows) % 2).float().expand(3, 64, 64), defended, pictures)
+    ours, naive = (
+        attack.reconstruct([upload], defended, threat, generator=generator)[0]
+        for attack in (MjpPrior(), PatchEmbedding())
+    )
+    assert ours.diagnostics["closed_naive"] == 1
+    assert torch.allclose(ours.images, naive.images, atol=1e-5)

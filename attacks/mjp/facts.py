@@ -31,8 +31,9 @@ Uploads are rounded, if nothing else. With noise of variance s^2 on every entry 
 
 6. *The noise shows.* Q^T G has rank M. The singular values beyond the M-th are noise alone, and
    s^2 is their mean square. It covers all that disturbs the equation, errors in d_t as well. Of masked patches
-   that repeat themselves, as in flat pictures, fewer than M singular values exceed what noise alone reaches:
-   along the others the patches span nothing, and nothing is open.
+   that repeat themselves, as in flat pictures and drawings, fewer than M singular values exceed what noise alone
+   reaches: along the others the patches span nothing, and nothing is open. Their rounding repeats itself as well, so
+   that it is no longer alike in all directions, and a gap between the singular values shows where it begins.
 7. *What it does to the span.* To first order, row k of B lies outside of the true span by a vector of
    expected square s^2 (p - M) / S_k^2, in random directions.
 8. *What it does to the rest.* With D_u^+ the pseudo-inverse that solves fact 4, each value of (I - P) x_t
@@ -66,6 +67,9 @@ LEAKING = 1e-2  # share of a direction outside of the true span from which on le
 LOUD = 4.0  # square of a singular value, of the largest that noise alone has, from which on it is none
 FAINT = 0.1  # of the rounding of an entry: less is not seen but where rounding repeats itself
 ACCUMULATED = 4.0  # times the rounding of an entry: what a sum over all tokens has
+# Ratio of neighbouring singular values, the smaller one within rounding's reach, that patches which repeat themselves
+# leave: 49 and more for print and a drawing on DeiT-S, 8.5 for another; natural pictures had 7.9 at most on DeiT-Ti.
+GAP = 12.0
 MISSED = 100.0  # mean square of what a level leaves of d_unk, in units of the noise on G, from which on there is none
 
 
@@ -208,10 +212,14 @@ def _span(hidden: Tensor, unseen: int, rounding: float) -> _Span:
     basis = (orthogonal @ values[:, :rank]).mT.contiguous()
     unexplained = singular[rank:, None] * (orthogonal @ values[:, rank:]).mT
     unexplained *= (len(unexplained) / max(1, len(hidden) - rank)) ** 0.5  # as if every equation were a row
-    repeats = beyond < (FAINT * rounding) ** 2
-    noise = (ACCUMULATED * rounding) ** 2 if repeats else beyond
-    noise = max(noise, torch.finfo(hidden.dtype).tiny)
     rows, columns = hidden.shape
+    repeated = (ACCUMULATED * rounding) ** 2
+    counted = singular[:rank]
+    hides = counted[1:].square() <= LOUD * repeated * rows * columns
+    gap = bool((hides & (counted[:-1] > GAP * counted[1:])).any()) and beyond < repeated
+    repeats = gap or beyond < (FAINT * rounding) ** 2
+    noise = repeated if repeats else beyond
+    noise = max(noise, torch.finfo(hidden.dtype).tiny)
     reach = noise * (rows * columns if repeats else (rows**0.5 + columns**0.5) ** 2)
     return _Span(left[:rank].mT, singular[:rank], basis, noise, reach, unexplained)
 

@@ -9,9 +9,9 @@ import torch
 from attacks.base import picture
 from attacks.mjp import batches
 from attacks.mjp.affine import of_several_uploads
-from attacks.mjp.closing import close
+from attacks.mjp.choice import close_best
 from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
-from attacks.mjp.linking import link
+from attacks.mjp.linking import link, same_but_for_noise
 from attacks.mjp.prior import ClosedFacts
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -104,7 +104,9 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> R
 
 
 def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, threat: ThreatModel) -> Reconstruction:
-    links = link([facts for _, facts in read])
+    first, stated = read[0]
+    same = [place for place, (other, _) in enumerate(read) if place and same_but_for_noise(first, other, threat)]
+    links = link([facts for _, facts in read], same)
     uploads = [read[index] for index in links.same]
     whole = [upload for upload, facts in uploads if not facts.mask.any()]
     facts = [facts for _, facts in uploads if facts.mask.any() or len(whole) == 1]
@@ -112,7 +114,7 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
         facts.append(linear_facts(_as_one(whole), model, threat))
     affine = of_several_uploads(facts)
     left = torch.stack([(affine.known - affine.known @ part.open.mT @ part.open - part.stated) for part in facts])
-    patches = close(affine, model)
+    patches, compared = close_best(affine, stated.mask, first, model, threat)
     return Reconstruction(
         picture(patches, model),
         {
@@ -122,6 +124,7 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
             "masked_in_all": float(torch.stack([part.mask for part in facts]).all(dim=0).sum()),
             "unknowns_per_patch": float(len(affine.basis)),
             "residual": float(left.square().mean().sqrt()),
+            **compared,
         },
     )
 

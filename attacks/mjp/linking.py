@@ -18,6 +18,9 @@ decided is not joined. It is then compared with all that the group states togeth
 members that did join let more be decided. What differs where both uploads of a pair have it masked, a third may
 show: members that contradict what the group states are then compared pair by pair, and those that contradict most
 others leave it.
+
+Under loud noise all of this decides nothing. But uploads of the same weights and picture without a mask are the same
+but for noise, of a variance that the server is told: a difference of any other kind is louder.
 """
 
 from collections.abc import Sequence
@@ -30,6 +33,8 @@ from torch import Tensor
 
 from attacks.mjp.affine import Stack
 from attacks.mjp.facts import LinearFacts
+from fedmjp.records import Upload
+from fedmjp.threat import ThreatModel
 
 # In units of the largest square that noise alone has: from here on a difference is none of noise. On DeiT-S it was at
 # most 0.9 between uploads of one picture, and at least 21 between a picture and a copy with other values in one pixel.
@@ -38,6 +43,7 @@ BEYOND = 4.0
 APART = 10.0
 # A group states a direction if its members do so at least half as surely as one upload alone.
 SURELY = 0.5
+DEVIATIONS = 8.0  # of the mean square of normal noise, from which on a difference between uploads is more than that
 
 
 class Verdict(Enum):
@@ -129,10 +135,23 @@ class Links:
     undecided: list[int]  # perhaps of its picture
 
 
-def link(facts: Sequence[LinearFacts]) -> Links:
-    """Which uploads are of the same picture as the first, and of which that cannot be told."""
+def same_but_for_noise(one: Upload, other: Upload, threat: ThreatModel) -> bool:
+    """Whether uploads of the same weights differ by no more than the noise that the server is told of."""
+    if one.weights != other.weights:
+        return False
+    for name, tensor in one.tensors.items():
+        variance = threat.noise_on(tensor) ** 2 + threat.noise_on(other.tensors[name]) ** 2
+        loudest = variance * (1 + DEVIATIONS * (2 / tensor.numel()) ** 0.5)
+        if float((tensor.double() - other.tensors[name].double()).square().mean()) > loudest:
+            return False
+    return True
+
+
+def link(facts: Sequence[LinearFacts], same: Sequence[int] = ()) -> Links:
+    """Which uploads are of the same picture as the first, as ``same`` are, and of which that cannot be told."""
     alone = [Statement.of([upload]) for upload in facts]
-    group, pending, stated = [0], list(range(1, len(facts))), alone[0]
+    group, pending = [0, *same], [index for index in range(1, len(facts)) if index not in same]
+    stated = Statement.of([facts[index] for index in group])
     while pending:
         verdicts = {index: compare(stated, alone[index]).verdict for index in pending}
         joined = [index for index, verdict in verdicts.items() if verdict is Verdict.SAME]

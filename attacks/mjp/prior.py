@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacks.base import Attack, Model, picture
 from attacks.mjp.affine import of_one_upload
-from attacks.mjp.closing import close
+from attacks.mjp.choice import close_best
 from attacks.mjp.facts import linear_facts, refusal, required_tensors
 from attacks.natural_patches import size_refusal
 from attacks.natural_pictures import NaturalPictures
@@ -94,13 +94,14 @@ class MjpPrior(ClosedFacts[Entrance]):
     def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
         del generator  # nothing is drawn
         facts = linear_facts(upload, model, threat)
-        patches = close(of_one_upload(facts), model)
+        patches, compared = close_best(of_one_upload(facts), facts.mask, upload, model, threat)
         return Reconstruction(
             picture(patches, model),
             {
                 "masked_patches": float(facts.mask.sum()),
                 "contrast": facts.contrast,
                 "energy_per_value": _energy(patches, model) / patches.numel(),
+                **compared,
             },
         )
 
