@@ -39,8 +39,8 @@ def least_squares(rows: Tensor, right: Tensor) -> Tensor:
     are equal share their value.
     """
     orthogonal, triangular = torch.linalg.qr(rows.mT)
-    diagonal = triangular.diagonal(dim1=-2, dim2=-1).abs()
-    dependent = diagonal.amin(dim=-1) <= NEGLIGIBLE * diagonal.amax(dim=-1)
+    singular = torch.linalg.svdvals(triangular)  # the diagonal may hide that rows are dependent
+    dependent = singular[:, -1] <= NEGLIGIBLE * singular[:, 0]
     solution = torch.empty(*rows.shape[:2], right.shape[-1], dtype=rows.dtype, device=rows.device)
     unique = ~dependent
     projected = orthogonal[unique].mT @ right[unique]
