@@ -90,11 +90,13 @@ def _complete(upload: LinearFacts, patches: Tensor) -> LinearFacts:
     error = patches - (patches @ upload.open.mT) @ upload.open - upload.stated
     squares, directions = torch.linalg.eigh(error.mT @ error)
     direction = directions[:, -1]
-    noise = upload.variance.sum() * (len(direction) - len(upload.open))
+    noise = upload.variance.mean() * (len(direction) - len(upload.open))
+    leak = torch.nn.functional.pad(upload.leak, (0, 1, 0, 1))
+    leak[-1, -1] = (noise / squares[-1]).sqrt()
     return replace(
         upload,
         open=torch.cat([upload.open, direction[None]]),
         stated=upload.stated - torch.outer(upload.stated @ direction, direction),
-        leak=torch.block_diag(upload.leak, (noise / squares[-1] / len(patches)).sqrt()[None, None]),
+        leak=leak,
         errs=0,
     )

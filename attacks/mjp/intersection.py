@@ -135,8 +135,8 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
 def _completed(facts: Sequence[LinearFacts], guess: Tensor) -> list[LinearFacts]:
     """The uploads without their errors of fact 10; the first alone, as it is, if they do not tell these.
 
-    They tell them if two guesses lead to the same picture. Two uploads never do: any two directions of the plane in which
-    they differ would explain it.
+    They tell them if two guesses lead to the same picture. Two uploads never do: any two directions of the plane in
+    which they differ would explain it.
     """
     if len(facts) == 2:
         return list(facts[:1])

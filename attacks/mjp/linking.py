@@ -36,9 +36,9 @@ from attacks.mjp.facts import LinearFacts
 BEYOND = 4.0
 # Two explanations are told apart if they expect squares this far apart.
 APART = 10.0
-# Where one equation alone tells the noise (fact 10) it does not tell in which directions noise is loud. Squares may be this
-# much larger then. Among 12 pictures on a trained model they were at most 1,700 between uploads of one picture, and
-# at least 140,000 between those of two.
+# Where one equation alone tells the noise (fact 10) it does not tell in which directions noise is loud. Squares may be
+# this much larger then. Among 12 pictures on a trained model they were at most 1,700 between uploads of one picture,
+# and at least 140,000 between those of two.
 UNSURE = 2500.0
 # Of the mean variance of a patch: no combination of patches is stated more exactly.
 RIDGE = 1e-6
@@ -122,8 +122,8 @@ def compare(one: Statement, other: Statement) -> Comparison:
         louder = torch.stack([(rest @ along.mT).square().mean(0) / _mean_square(rest, directions) for rest in noise])
         reach = (len(white) ** 0.5 + directions**0.5) ** 2
         relative = singular.square() / louder.amax(dim=0).clamp(min=1)
-        square = float(relative.sort(descending=True).values[errs : errs + 1].sum()) / reach
-        return square / UNSURE if errs else square
+        square = relative.sort(descending=True).values[errs : errs + 1].sum() / reach
+        return float(square / UNSURE if errs else square)
 
     first, second = one.known[seen], other.known[seen]
     elsewhere = torch.randperm(len(second), generator=torch.Generator().manual_seed(0)).to(second.device)
