@@ -37,8 +37,8 @@ BEYOND = 4.0
 # Two explanations are told apart if they expect squares this far apart.
 APART = 10.0
 # Where one equation alone tells the noise (fact 10) it does not tell in which directions noise is loud. Squares may be
-# this much larger then. Among 12 pictures on a trained model they were at most 1,700 between uploads of one picture,
-# and at least 140,000 between those of two.
+# this much larger then. Among 30 pictures on a trained model they were at most 1,700 between uploads of one picture,
+# and at least 40,000 between those of two.
 UNSURE = 2500.0
 # Of the mean variance of a patch: no combination of patches is stated more exactly.
 RIDGE = 1e-6
