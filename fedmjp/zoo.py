@@ -98,8 +98,8 @@ _MODELS = (
              "94dd20a062e9da152f663e32ce93947dab4c60ff2ccbe19f933c7d6f14305bd0"),
     ZooModel("wide-mjp-0", "central, 6 epochs", "mjp", 4, 31.4,
              "6247023b478d7ef698e1b8ee606c5cf226c4568a3838d3b4d5d69cc0c57d10e3", "deit_mini"),
-    ZooModel("wide-none-0", "central, 6 epochs", "none", 4, 0.0,
-             "NONE_SHA", "deit_mini"),
+    ZooModel("wide-none-0", "central, 6 epochs", "none", 4, 31.1,
+             "9f663a3c1d42ed13de31abd941fcaabd5b8f7fc7c1f380aeccfbe8adad338b4d", "deit_mini"),
 )
 # fmt: on
 ZOO = {model.name: model for model in _MODELS}
