@@ -11,6 +11,8 @@ from torch import Tensor
 
 # Of the largest: token gradients of natural pictures stay ten times above it, float32 rounding does not.
 NEGLIGIBLE = 1e-6
+# The diagonal of a QR decomposition, in the same unit, hides dependent rows: it is some thirty times above that.
+SUSPICIOUS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ def least_squares(rows: Tensor, right: Tensor) -> Tensor:
     """
     orthogonal, triangular = torch.linalg.qr(rows.mT)
     diagonal = triangular.diagonal(dim1=-2, dim2=-1).abs()
-    dependent = diagonal.amin(dim=-1) <= NEGLIGIBLE * diagonal.amax(dim=-1)
+    dependent = diagonal.amin(dim=-1) <= SUSPICIOUS * diagonal.amax(dim=-1)
+    singular = torch.linalg.svdvals(triangular[dependent])
+    dependent[dependent.clone()] = singular[:, -1] <= NEGLIGIBLE * singular[:, 0]
     solution = torch.empty(*rows.shape[:2], right.shape[-1], dtype=rows.dtype, device=rows.device)
     unique = ~dependent
     projected = orthogonal[unique].mT @ right[unique]

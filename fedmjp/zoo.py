@@ -16,7 +16,7 @@ TASK = "32 classes of Tiny ImageNet at 32 x 32 pixels"
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A trained DeiT of 0.2 million parameters: how it was trained, how well, and what its file must be."""
+    """A small trained DeiT: how it was trained, how well, and what its file must be."""
 
     name: str
     training: str
@@ -24,12 +24,13 @@ class ZooModel:
     patch_size: int
     top1: float  # percent of the validation pictures
     sha256: str
+    architecture: str = "deit_micro"
 
     @property
     def model(self) -> dict[str, Any]:
         """The values of its ``ModelConfig``, without the weights."""
         return {
-            "name": "deit_micro",
+            "name": self.architecture,
             "image_size": 32,
             "patch_size": self.patch_size,
             "classes": 32,
@@ -95,6 +96,10 @@ _MODELS = (
              "ceae4a0449ea15da1a3c6564290cc4c371f307b5ca8279077bce1714521238dc"),
     ZooModel("iid-none-0", "8 clients, IID, 10 rounds", "none", 4, 18.7,
              "94dd20a062e9da152f663e32ce93947dab4c60ff2ccbe19f933c7d6f14305bd0"),
+    ZooModel("wide-mjp-0", "central, 6 epochs", "mjp", 4, 31.4,
+             "6247023b478d7ef698e1b8ee606c5cf226c4568a3838d3b4d5d69cc0c57d10e3", "deit_mini"),
+    ZooModel("wide-none-0", "central, 6 epochs", "none", 4, 31.1,
+             "9f663a3c1d42ed13de31abd941fcaabd5b8f7fc7c1f380aeccfbe8adad338b4d", "deit_mini"),
 )
 # fmt: on
 ZOO = {model.name: model for model in _MODELS}

@@ -1,5 +1,6 @@
 """The linear facts of one MJP upload, and the identity of several, in float64."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -151,15 +152,44 @@ def test_a_model_with_more_patches_than_dimensions_is_refused() -> None:
     assert "196 patches are more than the 192 dimensions" in (refusal(model, ThreatModel()) or "")
 
 
-def test_where_no_equation_is_left_over_nothing_is_said_of_the_noise_and_nothing_is_joined() -> None:
-    scenario = Scenario.parse(
-        {"model": {"name": "deit_micro", "image_size": 32, "patch_size": 4}, "defences": "mjp"},
-    )
-    model, selection = build_vit(scenario.network), select_for(scenario)
+@pytest.fixture(scope="module")
+def square() -> tuple[VitClassifier, list[PrivateBatch]]:
+    """A model of as many dimensions as patches, 64, and one picture under several masks."""
+    scenario = Scenario.parse({"model": {"name": "deit_micro", "image_size": 32, "patch_size": 4}, "defences": "mjp"})
+    selection = select_for(scenario)
     picture = selection.load(selection.entries[0])
+    batches = [
+        private_batch([picture], grid=8, mask_ratio=0.27, gradient_of=Picture.SHUFFLED, seed=0, number=number)
+        for number in range(2)
+    ]
+    return build_vit(scenario.network), batches
+
+
+def test_of_as_many_patches_as_dimensions_one_product_is_unknown(
+    square: tuple[VitClassifier, list[PrivateBatch]],
+) -> None:
+    model, batches = square
+    for batch in batches:
+        facts = linear_facts(upload_of(model, batch), model)
+        patches = true_patches(model, batch)
+        wrong = facts.stated - (patches - patches @ facts.open.mT @ facts.open)
+        singular = torch.linalg.svdvals(wrong)
+        assert (facts.errs, len(facts.open)) == (1, int(batch.mask.sum()) - 1)
+        assert singular[0] > 10 * singular[1]
+
+
+def test_where_noise_hides_the_empty_dimension_nothing_is_said_of_it_and_nothing_is_joined(
+    square: tuple[VitClassifier, list[PrivateBatch]],
+) -> None:
+    model, batches = square
+    noise = torch.Generator().manual_seed(0)
     facts = []
-    for number in range(2):
-        batch = private_batch([picture], grid=8, mask_ratio=0.27, gradient_of=Picture.SHUFFLED, seed=0, number=number)
-        facts.append(linear_facts(upload_of(model, batch), model))
+    for batch in batches:
+        upload = upload_of(model, batch)
+        disturbed = {
+            name: tensor * (1 + 1e-3 * torch.randn(tensor.shape, generator=noise))
+            for name, tensor in upload.tensors.items()
+        }
+        facts.append(linear_facts(replace(upload, tensors=disturbed), model))
     assert all(each.covariance.isinf().all() and each.leak.diagonal().isinf().all() for each in facts)
     assert link(facts).same == [0]

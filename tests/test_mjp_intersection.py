@@ -9,11 +9,13 @@ import torch
 from attacks import ATTACKS
 from attacks.mjp.linking import same_but_for_noise
 from attacks.testing import CHECKS, Trial
-from fedmjp.data.selection import Selection
+from fedmjp.data.selection import Selection, select_for
 from fedmjp.metrics import METRICS
+from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction, Upload
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from tests.attacks import protected
@@ -55,6 +57,19 @@ def test_a_picture_is_exact_once_every_patch_was_seen(pictures: Selection) -> No
     assert made.diagnostics["uploads_linked"] == 6
     assert made.diagnostics["masked_in_all"] == made.diagnostics["unknowns_per_patch"] == 0
     assert psnr(made, batches[0]) > 60
+
+
+def test_as_many_patches_as_dimensions_are_exact_from_a_few_uploads_more() -> None:
+    """64 of 64: each upload lacks one direction of its span, which two leave open and eight tell."""
+    sizes = {"image_size": 32, "patch_size": 4}
+    scenario = Scenario.parse({"model": {"name": "deit_micro", **sizes}, "defences": "mjp", "clients": 2})
+    model, selection = build_vit(scenario.network), select_for(scenario)
+    shown, other = puzzles(selection, 8), puzzles(selection, 1, index=1)
+    uploads = [upload_of(model, batch) for batch in shown]
+    few, many = (attack(kept, model) for kept in (uploads[:2], [*uploads, upload_of(model, other[0])]))
+    assert (few.diagnostics["uploads_linked"], many.diagnostics["uploads_linked"]) == (2, 8)
+    assert psnr(few, shown[0]) == pytest.approx(psnr(attack(uploads[:1], model), shown[0]))
+    assert psnr(many, shown[0]) > 60
 
 
 def test_every_upload_leaves_less_open(defended: VitClassifier, pictures: Selection) -> None:

@@ -1,7 +1,7 @@
 """What uploads leave open of a picture: every patch lies in a known affine subspace."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch import Tensor
 from attacks.mjp.facts import LinearFacts
 
 NEGLIGIBLE = 1e-12  # of an eigenvalue of a projector, which is 0 or 1: float64 rounding
+ROUNDS = 300
+SETTLED = 1e-6  # change of a value from one round to the next
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,35 @@ def of_several_uploads(facts: Sequence[LinearFacts]) -> AffinePatches:
     leaked = torch.cat(parts, dim=1).square().sum(dim=1)
     open_ = stack.strengths <= (2 * leaked).clamp(min=NEGLIGIBLE * len(facts))
     return AffinePatches(*stack.solve(open_))
+
+
+def complete(facts: Sequence[LinearFacts], patches: Tensor) -> list[LinearFacts]:
+    """Open the direction that each upload of a picture lacks and errs in (fact 10), as the others tell it.
+
+    With the picture known, upload r errs by g b^T, whose direction b its singular value decomposition gives; with all b
+    known, the stack gives the picture. From ``patches`` (patches, values), a guess, the two take turns.
+    """
+    guess, completed = patches, list(facts)
+    for _ in range(ROUNDS):
+        completed = [_complete(upload, patches) if upload.errs else upload for upload in facts]
+        affine = of_several_uploads(completed)
+        before, patches = patches, affine.known + guess @ affine.basis.mT @ affine.basis
+        if (patches - before).abs().max() <= SETTLED:
+            break
+    return completed
+
+
+def _complete(upload: LinearFacts, patches: Tensor) -> LinearFacts:
+    error = patches - (patches @ upload.open.mT) @ upload.open - upload.stated
+    squares, directions = torch.linalg.eigh(error.mT @ error)
+    direction = directions[:, -1]
+    noise = upload.variance.mean() * (len(direction) - len(upload.open))
+    leak = torch.nn.functional.pad(upload.leak, (0, 1, 0, 1))
+    leak[-1, -1] = (noise / squares[-1]).sqrt()
+    return replace(
+        upload,
+        open=torch.cat([upload.open, direction[None]]),
+        stated=upload.stated - torch.outer(upload.stated @ direction, direction),
+        leak=leak,
+        errs=0,
+    )

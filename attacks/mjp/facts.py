@@ -43,6 +43,13 @@ Uploads are rounded, if nothing else. With noise of variance s^2 on every entry 
    span that it comes from: where much of that leaks it is left out.
 9. *The mask under noise.* Rows of masked places then hold noise alone, of a variance that the server is told:
    their mean square is below that of the others by many of its standard deviations (``attacks.mask``).
+10. *As many patches as dimensions.* All that a patch token does passes through a LayerNorm, which takes no notice of
+   the mean over the dimensions: every d_t is orthogonal to the vector of ones, and so is G, but for rounding. That
+   tells the noise where nothing else is left over. But d dimensions are only d - 1 equations: with d patches, one
+   direction b of the span stays unseen, and what fact 4 states errs by g b^T, with one number g_t for every patch.
+   From one upload neither g nor b is known; of a picture without a mask g is, the null vector of the token gradients.
+   Two uploads of one picture differ outside of the joint span by two such products, and by nothing else
+   (``attacks.mjp.affine``).
 """
 
 import math
@@ -52,7 +59,7 @@ import torch
 from torch import Tensor
 
 from attacks.base import on_device
-from attacks.linear_systems import Gaussian, least_squares, posterior_mean
+from attacks.linear_systems import NEGLIGIBLE, Gaussian, least_squares, posterior_mean
 from attacks.mask import mask_refusal, read_mask
 from attacks.natural_patches import NaturalPatches
 from fedmjp.errors import AttackFailedError
@@ -94,6 +101,7 @@ class LinearFacts:
     covariance: Tensor  # (patches, patches) float64, of the errors of a value of ``stated``, to an order of magnitude
     variance: Tensor  # (patches,) float64, the same of single patches, without what the span lets pass
     unexplained: Tensor  # (equations, values) float64, noise alone, whose mean square is that of G's noise
+    errs: int = 0  # directions of the span that ``open`` lacks; in so many ``stated`` is wrong (fact 10)
 
 
 @dataclass(frozen=True)
@@ -135,11 +143,15 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     if mask.all():
         raise AttackFailedError("every patch is masked in an upload: it states none of them")
     visible = tokens[~mask]
-    outside = torch.linalg.qr(visible.mT, mode="complete")[0][:, len(visible) :]  # what is orthogonal to all rows
+    equations = tokens.shape[1] - int(_without_mean(tokens))
+    # What is orthogonal to all rows.
+    outside = torch.linalg.qr(visible.mT, mode="complete")[0][:, min(len(visible), equations) :]
     hidden = outside.mT @ patch_gradient
     precision = torch.finfo(upload.tensors[names.PATCH_WEIGHT].dtype).eps / 2
     rounding = precision * float(patch_gradient.square().mean().sqrt())
-    span = _span(hidden, upload.num_examples * len(mask) - len(visible), rounding)
+    masked = upload.num_examples * len(mask) - len(visible)
+    rank = min(masked, max(0, equations - len(visible)))
+    span = _span(hidden, rank, rounding)
     whole = torch.eye(visible.shape[1], dtype=visible.dtype, device=visible.device)
     solver = least_squares(visible[None], whole[None])[0]
 
@@ -148,9 +160,9 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     def solve(open_: Tensor, level: Tensor) -> Tensor:
         """Facts 4 and 5 in place: the patches without their part along the rows of ``open_``."""
         square = level.square().sum()
-        masked = level / square if square else level
-        rest = patch_gradient - (patch_gradient @ open_.mT) @ open_ - torch.outer(unknown, masked)
-        patches = masked.repeat(len(mask), 1)
+        along = level / square if square else level
+        rest = patch_gradient - (patch_gradient @ open_.mT) @ open_ - torch.outer(unknown, along)
+        patches = along.repeat(len(mask), 1)
         patches[~mask] = solver @ rest if prior is None else _posterior(visible, rest, open_, prior)
         return patches
 
@@ -158,7 +170,8 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     variance[~mask] = solver.square().sum(dim=1)
     loud = span.loud
     noise = max(span.noise, (ACCUMULATED * precision) ** 2 * float(unknown.square().mean()))
-    level, turn = _level(outside.mT @ unknown, loud, noise)
+    errs = max(0, upload.num_examples * len(mask) - equations)
+    level, turn = _level(outside.mT @ unknown, loud, math.inf if errs else noise)
     open_ = turn @ loud.basis
     return LinearFacts(
         mask=mask,
@@ -172,7 +185,13 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         covariance=_covariance(mask, solver, solver @ (patch_gradient @ loud.basis.mT) / loud.singular, span.noise),
         variance=variance * span.noise,
         unexplained=span.unexplained,
+        errs=errs,
     )
+
+
+def _without_mean(tokens: Tensor) -> bool:
+    """Whether gradients at tokens (patches, dimensions) have nothing along the vector of ones (fact 10)."""
+    return bool(tokens.sum(dim=1).norm() <= NEGLIGIBLE * tokens.shape[1] ** 0.5 * tokens.norm())
 
 
 def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> Tensor:
@@ -195,7 +214,7 @@ def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: Gaussian) -
     return posterior_mean(visible[None], right[None], projected, rounding).values[0] @ outside
 
 
-def _span(hidden: Tensor, unseen: int, rounding: float) -> _Span:
+def _span(hidden: Tensor, rank: int, rounding: float) -> _Span:
     """Facts 3 and 6 of ``hidden`` = Q^T G.
 
     Where pixels repeat themselves, rounding does so, too. It then hides in the span instead of showing beyond it, and
@@ -204,7 +223,7 @@ def _span(hidden: Tensor, unseen: int, rounding: float) -> _Span:
     # The singular vectors of a wide matrix by way of its QR: a third of the time.
     orthogonal, triangular = torch.linalg.qr(hidden.mT)
     values, singular, left = torch.linalg.svd(triangular, full_matrices=False)
-    rank = min(unseen, len(singular))
+    rank = min(rank, len(singular))
     freedom = (hidden.shape[0] - rank) * (hidden.shape[1] - rank)
     # Where nothing is left over, as with as many patches as dimensions, nobody can tell what the noise is.
     # The smallest number keeps exactness from being divided by.
@@ -230,6 +249,8 @@ def _level(unknown: Tensor, span: _Span, noise: float) -> tuple[Tensor, Tensor]:
     It gives l (values,), and orthonormal rows (unknowns, rank) that turn B away from it.
     If there is no level, or noise blurs it, l is zero, and nothing is turned.
     """
+    if math.isinf(noise):
+        return span.basis.new_zeros(span.basis.shape[1]), torch.eye(len(span.basis)).to(span.basis)
     seen = span.left.mT @ unknown
     along = seen / span.singular
     missed = unknown - span.left @ seen

@@ -5,11 +5,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attacks.base import picture
 from attacks.mjp import batches
-from attacks.mjp.affine import of_several_uploads
+from attacks.mjp.affine import complete, of_several_uploads
 from attacks.mjp.choice import close_best
+from attacks.mjp.closing import close
 from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
 from attacks.mjp.linking import link, same_but_for_noise
 from attacks.mjp.prior import ClosedFacts
@@ -19,6 +21,8 @@ from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
+
+AGREED = 0.05  # root mean square by which two ways to one picture differ at most, in the network's input space
 
 
 class MjpIntersection(ClosedFacts[Entrance]):
@@ -113,6 +117,9 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
     if len(whole) > 1:
         facts.append(linear_facts(_as_one(whole), model, threat))
     affine = of_several_uploads(facts)
+    if len(facts) > 1 and any(part.errs for part in facts):
+        facts = _completed(facts, close(affine, model))
+        affine = of_several_uploads(facts)
     left = torch.stack([(affine.known - affine.known @ part.open.mT @ part.open - part.stated) for part in facts])
     patches, compared = close_best(affine, stated.mask, first, model, threat)
     return Reconstruction(
@@ -127,6 +134,19 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
             **compared,
         },
     )
+
+
+def _completed(facts: Sequence[LinearFacts], guess: Tensor) -> list[LinearFacts]:
+    """The uploads without their errors of fact 10; the first alone, as it is, if they do not tell these.
+
+    They tell them if two guesses lead to the same picture. Two uploads never do: any two directions of the plane in
+    which they differ would explain it.
+    """
+    if len(facts) == 2:
+        return list(facts[:1])
+    ways = [complete(facts, start) for start in (guess, torch.zeros_like(guess))]
+    one, other = (of_several_uploads(completed).known for completed in ways)
+    return ways[0] if (one - other).square().mean() <= AGREED**2 else list(facts[:1])
 
 
 def _as_one(uploads: Sequence[Upload]) -> Upload:

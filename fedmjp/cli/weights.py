@@ -33,9 +33,9 @@ def table(context: typer.Context) -> None:
             tell(console, f"  or its release, {known.release}")
         if path:
             _tell_file(path)
-    tell(console, f"\nOurs, deit_micro on {TASK}:")
+    tell(console, f"\nOurs, on {TASK}:")
     for ours in ZOO.values():
-        trained = f"{ours.training}, {ours.defence}, patches of {ours.patch_size}"
+        trained = f"{ours.architecture}, {ours.training}, {ours.defence}, patches of {ours.patch_size}"
         where = "here" if ours.find() else "not here"
         tell(console, f"{PREFIX + ours.name:<{NAME_WIDTH}}{where}, Top-1 {ours.top1} %", f"  {trained}")
         tell(console, f"  sha256 {ours.sha256}")

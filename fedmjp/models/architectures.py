@@ -96,6 +96,12 @@ ARCHITECTURES = {
         "training on a CPU",
         changes={"embed_dim": 64, "depth": 4, "num_heads": 2},
     ),
+    "deit_mini": Architecture(
+        "deit_tiny_patch16_224",
+        "DeiT of dim 96 with 3 blocks of 3 heads",
+        "training on a CPU, with more dimensions than 32 x 32 pixels have patches of 4",
+        changes={"embed_dim": 96, "depth": 3, "num_heads": 3},
+    ),
     **_variants(
         "vit_small",
         "vit_small_patch16_224",
