@@ -1,17 +1,17 @@
 """From the head's gradient to labels and features, with what residuals alone say of their errors."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attacks.class_token.head import Head, HeadEquations, HeadGradient, State
-from attacks.class_token.hidden import solve_known
-from attacks.class_token.labels import Labels, least_counts, likeliest, shown_counts
-from attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
+from attacks.class_token.labels import SLACK, Labels, labels_of, least_counts, likeliest, shown_counts
+from attacks.class_token.left_open import solve_open
+from attacks.class_token.search import SOLVED, STARTS, begin, fixed_point, minimise, polish
+from fedmjp.errors import AttackFailedError
 
 DENSE = 32  # pictures: of more, only the fixed point is tried
-TRIES = 20  # starts where labels are hidden
 POWERS, MARGIN = 20, 1.2  # steps that estimate a rate of contraction, and how far it may be off
 
 
@@ -20,9 +20,11 @@ class Separation:
     """What the head's gradient says of each picture."""
 
     labels: Tensor  # (pictures,) int64
+    targets: Tensor  # (pictures, classes)
     features: Tensor  # (pictures, dim)
     slopes: Tensor  # (pictures, classes) gradients of the loss at the logits
     misfit: float  # of the gradient, relative to its size
+    noise: float  # what is expected of it
     # (pictures,) bound on the distance from the true features, to first order, where the misfit is noise; infinite
     # where nothing is known.
     errors: Tensor
@@ -34,32 +36,61 @@ class _Solution:
     state: State  # of one start
 
 
-def separate(
-    head: Head, gradient: HeadGradient, labels: Labels | None, *, noise: float, generator: torch.Generator
-) -> Separation:
+def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, generator: torch.Generator) -> Separation:
     """Solve the equations of the head.
 
     Args:
         head: As the server sent it.
         gradient: Of the mean loss of the batch.
         labels: Where they are told, in any order.
-        noise: Largest norm of what is not the gradient, relative to its size; rounding at least.
         generator: Of the starts, on the CPU.
+
+    Raises:
+        AttackFailedError: If pictures are mixed and the equations do not determine them.
     """
+    if gradient.mixed:
+        return _separate_mixed(head, gradient, labels, generator)
     equations = HeadEquations(head, gradient)
     solution = _solved(equations, labels, generator)
     state = solution.state
-    misfit = float((state.relative.square() + equations.outside.square()).sqrt())
+    misfit = _misfit_of(equations, state)
     if equations.count <= DENSE:
         bounds = _dense_bounds(equations, state)
     else:
         bounds = _contraction_bounds(equations, state, generator)
     return Separation(
         labels=torch.tensor(solution.labels),
+        targets=gradient.targets(_tensor(equations, solution.labels)),
         features=equations.features(state.unknowns[0]),
         slopes=state.slopes[0],
         misfit=misfit,
-        errors=bounds * max(noise, misfit),
+        noise=equations.noise,
+        errors=bounds * max(equations.noise, misfit),
+    )
+
+
+def _separate_mixed(
+    head: Head, gradient: HeadGradient, labels: Labels | None, generator: torch.Generator
+) -> Separation:
+    """Targets are unknown shares of two labels: those rows decide that hold none, and all rows must fit after."""
+    solution = solve_open(head, gradient, labels, generator)
+    if solution is None:
+        raise AttackFailedError("more rows of the head belong to labels than the mixed pictures can be told without")
+    equations, full, targets = solution.equations, HeadEquations(head, gradient), solution.targets
+    likely, off = labels_of(targets, gradient)
+    state = full.state(solution.state.unknowns, targets[None])
+    misfits = _misfit_of(equations, solution.state), _misfit_of(full, state)
+    noise = max(equations.noise, full.noise)
+    within = _within(equations, solution.state) * max(equations.noise, misfits[0])
+    errors = (within.square() + (_given_slopes(full, state) * max(full.noise, misfits[1])).square()).sqrt()
+    return Separation(
+        labels=torch.tensor(likely),
+        targets=targets,
+        features=full.features(state.unknowns[0]),
+        slopes=state.slopes[0],
+        misfit=max(misfit * noise / of for misfit, of in zip(misfits, (equations.noise, full.noise), strict=True)),
+        noise=noise,
+        errors=errors if off < SLACK else torch.full_like(errors, torch.inf),
     )
 
 
@@ -70,51 +101,23 @@ def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Ge
     best = _Solution(likely, fixed_point(equations, _tensor(equations, likely), generator))
     if equations.count > DENSE or _done(best):
         return best
-    known = least_counts(shown)
-    hidden = equations.count - int(known.sum())
-    if labels is None and 0 < hidden < equations.count:
-        for number in range(TRIES):
-            sure = _fewer(known, number // len(STARTS), generator)
-            solution = _with_hidden(equations, sure, likely, STARTS[number % len(STARTS)], generator)
-            best = min(best, solution, key=_misfit)
-            if _done(best):
-                return best
+    if labels is None and int(least_counts(shown).sum()) < equations.count:
+        best = min(best, _with_open(equations, generator) or best, key=_misfit)
+        if _done(best):
+            return best
     ends = _from_starts(equations, best.labels, generator)
     return min(best, ends, key=_misfit)
 
 
-def _fewer(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Counts less some at random, which are then solved with the hidden ones: another way past poor minima."""
-    labels = torch.repeat_interleave(torch.arange(len(known)), known.cpu())
-    kept = labels[torch.randperm(len(labels), generator=generator)[min(count, len(labels) - 1) :]]
-    return torch.bincount(kept, minlength=len(known)).to(known)
-
-
-def _with_hidden(
-    equations: HeadEquations, known: Tensor, likely: Labels, start: Start, generator: torch.Generator
-) -> _Solution:
-    """Solve for the pictures of known labels, then for the others by themselves, then for all together."""
-    sure = torch.repeat_interleave(torch.arange(len(known)), known.cpu()).tolist()
-    others = list(likely)
-    for label in sure:
-        others.remove(label)
-    begun = _tensor(equations, (*sure, *others))
-    gradient = equations.gradient
-    state = solve_known(equations, begin(equations, begun, start, generator), gradient.targets(begun), len(others))
-    slopes, unknowns = state.slopes[0, : len(sure)], state.unknowns[0, : len(sure)]
-    share = equations.count / len(others)
-    rest = replace(
-        gradient,
-        weight=(gradient.weight - slopes.mT @ equations.features(unknowns)) * share,
-        bias=(gradient.bias - slopes.sum(0)) * share,
-        pictures=len(others),
-    )
-    smaller = HeadEquations(equations.head, rest)
-    apart = _solved(smaller, None, generator)
-    together = torch.cat([unknowns, equations.unknowns(smaller.features(apart.state.unknowns[0]))])
-    labels = (*sure, *apart.labels)
-    targets = gradient.targets(_tensor(equations, labels))[None]
-    return _Solution(labels, polish(equations, minimise(equations, together[None], targets), targets))
+def _with_open(equations: HeadEquations, generator: torch.Generator) -> _Solution | None:
+    """Labels from rows that hold none, and from there on with all rows."""
+    solution = solve_open(equations.head, equations.gradient, None, generator)
+    if solution is None:
+        return None
+    labels, _ = labels_of(solution.targets, equations.gradient)
+    targets = equations.gradient.targets(_tensor(equations, labels))[None]
+    state = minimise(equations, solution.state.unknowns, targets)
+    return _Solution(labels, polish(equations, state, targets))
 
 
 def _from_starts(equations: HeadEquations, labels: Labels, generator: torch.Generator) -> _Solution:
@@ -139,8 +142,18 @@ def _done(solution: _Solution) -> bool:
     return _misfit(solution) < SOLVED
 
 
+def _misfit_of(equations: HeadEquations, state: State) -> float:
+    return float((state.relative.square() + equations.outside.square()).sqrt())
+
+
 def _dense_bounds(equations: HeadEquations, state: State) -> Tensor:
     """(pictures,) how far a misfit of norm 1 can move each: the norm of its rows of the pseudoinverse."""
+    bounds: Tensor = (_within(equations, state).square() + _given_slopes(equations, state).square()).sqrt()
+    return bounds
+
+
+def _within(equations: HeadEquations, state: State) -> Tensor:
+    """The same, in the row space of the gradient."""
     count = equations.count
     matrix, _ = equations.normal(state, variance=False)
     factor, failed = torch.linalg.cholesky_ex(matrix[0])
@@ -149,9 +162,8 @@ def _dense_bounds(equations: HeadEquations, state: State) -> Tensor:
     inverse = torch.cholesky_inverse(factor).view(count, count, count, count)
     diagonal = torch.arange(count)
     blocks = inverse[diagonal, :, diagonal, :]
-    within = torch.linalg.eigvalsh(blocks)[:, -1].clamp_min(0)
-    bounds: Tensor = (within + _given_slopes(equations, state).square()).sqrt()
-    return bounds
+    within: Tensor = torch.linalg.eigvalsh(blocks)[:, -1].clamp_min(0).sqrt()
+    return within
 
 
 def _contraction_bounds(equations: HeadEquations, state: State, generator: torch.Generator) -> Tensor:
