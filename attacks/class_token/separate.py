@@ -1,17 +1,19 @@
 """From the head's gradient to labels and features, with what residuals alone say of their errors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attacks.class_token.head import Head, HeadEquations, HeadGradient, State
+from attacks.class_token.hidden import solve_known
 from attacks.class_token.labels import SLACK, Labels, labels_of, least_counts, likeliest, shown_counts
 from attacks.class_token.left_open import solve_open
-from attacks.class_token.search import SOLVED, STARTS, begin, fixed_point, minimise, polish
+from attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
 from fedmjp.errors import AttackFailedError
 
 DENSE = 32  # pictures: of more, only the fixed point is tried
+TRIES = 20  # starts where labels are hidden
 POWERS, MARGIN = 20, 1.2  # steps that estimate a rate of contraction, and how far it may be off
 
 
@@ -101,23 +103,51 @@ def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Ge
     best = _Solution(likely, fixed_point(equations, _tensor(equations, likely), generator))
     if equations.count > DENSE or _done(best):
         return best
-    if labels is None and int(least_counts(shown).sum()) < equations.count:
-        best = min(best, _with_open(equations, generator) or best, key=_misfit)
-        if _done(best):
-            return best
+    known = least_counts(shown)
+    hidden = equations.count - int(known.sum())
+    if labels is None and 0 < hidden < equations.count:
+        for number in range(TRIES):
+            sure = _fewer(known, number // len(STARTS), generator)
+            solution = _with_hidden(equations, sure, likely, STARTS[number % len(STARTS)], generator)
+            best = min(best, solution, key=_misfit)
+            if _done(best):
+                return best
     ends = _from_starts(equations, best.labels, generator)
     return min(best, ends, key=_misfit)
 
 
-def _with_open(equations: HeadEquations, generator: torch.Generator) -> _Solution | None:
-    """Labels from rows that hold none, and from there on with all rows."""
-    solution = solve_open(equations.head, equations.gradient, None, generator)
-    if solution is None:
-        return None
-    labels, _ = labels_of(solution.targets, equations.gradient)
-    targets = equations.gradient.targets(_tensor(equations, labels))[None]
-    state = minimise(equations, solution.state.unknowns, targets)
-    return _Solution(labels, polish(equations, state, targets))
+def _fewer(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Counts less some at random, which are then solved with the hidden ones: another way past poor minima."""
+    labels = torch.repeat_interleave(torch.arange(len(known)), known.cpu())
+    kept = labels[torch.randperm(len(labels), generator=generator)[min(count, len(labels) - 1) :]]
+    return torch.bincount(kept, minlength=len(known)).to(known)
+
+
+def _with_hidden(
+    equations: HeadEquations, known: Tensor, likely: Labels, start: Start, generator: torch.Generator
+) -> _Solution:
+    """Solve for the pictures of known labels, then for the others by themselves, then for all together."""
+    sure = torch.repeat_interleave(torch.arange(len(known)), known.cpu()).tolist()
+    others = list(likely)
+    for label in sure:
+        others.remove(label)
+    begun = _tensor(equations, (*sure, *others))
+    gradient = equations.gradient
+    state = solve_known(equations, begin(equations, begun, start, generator), gradient.targets(begun), len(others))
+    slopes, unknowns = state.slopes[0, : len(sure)], state.unknowns[0, : len(sure)]
+    share = equations.count / len(others)
+    rest = replace(
+        gradient,
+        weight=(gradient.weight - slopes.mT @ equations.features(unknowns)) * share,
+        bias=(gradient.bias - slopes.sum(0)) * share,
+        pictures=len(others),
+    )
+    smaller = HeadEquations(equations.head, rest)
+    apart = _solved(smaller, None, generator)
+    together = torch.cat([unknowns, equations.unknowns(smaller.features(apart.state.unknowns[0]))])
+    labels = (*sure, *apart.labels)
+    targets = gradient.targets(_tensor(equations, labels))[None]
+    return _Solution(labels, polish(equations, minimise(equations, together[None], targets), targets))
 
 
 def _from_starts(equations: HeadEquations, labels: Labels, generator: torch.Generator) -> _Solution:

@@ -1,0 +1,75 @@
+"""Labels that the upload does not show for certain: solve the pictures whose labels it does show, and then the rest.
+
+The slopes of pictures of unknown labels are unknowns too, in any mixture. What is left of the gradient without the
+pictures of known labels is the gradient of a smaller batch, whose labels are better shown.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacks.class_token.head import HeadEquations, State
+from attacks.class_token.search import SOLVED
+
+ITERATIONS = 40
+ATTEMPTS = 6  # of a step, with more damping each time
+
+
+def solve_known(equations: HeadEquations, unknowns: Tensor, targets: Tensor, hidden: int) -> State:
+    """Levenberg-Marquardt on all unknowns and the slopes of the last ``hidden`` pictures; targets of the others count.
+
+    ``unknowns`` (pictures, pictures) and ``targets`` (pictures, classes) are where it begins.
+    """
+    known = equations.count - hidden
+    state = equations.state(unknowns[None], targets[None])
+    state = _with_slopes(equations, unknowns, targets, state.slopes[0, known:])
+    damping = 1e-2
+    for _ in range(ITERATIONS):
+        if float(state.relative) < SOLVED:
+            break
+        matrix, slope = equations.normal(state)
+        beside = torch.cat([state.unknowns[0], torch.full_like(unknowns[:, :1], equations.constant)], 1)[known:]
+        mixed = _pulls(equations, state)[known:] * equations.size
+        gram = beside @ beside.mT
+        at_slopes = beside @ state.misfit[0].mT
+        for _ in range(ATTEMPTS):
+            inverse = torch.linalg.inv(gram + damping * torch.diag(gram.diagonal()))
+            followed = torch.einsum("ab,bkn->akn", inverse, mixed)
+            reduced = matrix[0] + damping * torch.diag(matrix[0].diagonal())
+            reduced = reduced - torch.einsum("bkn,bkm->nm", mixed, followed)
+            right = slope[0] - torch.einsum("bkn,bk->n", followed, at_slopes)
+            factor, failed = torch.linalg.cholesky_ex(reduced)
+            change = -torch.cholesky_solve(right[:, None], factor)[:, 0]
+            moved = -inverse @ (at_slopes + mixed @ change) * equations.size
+            tried = _with_slopes(
+                equations,
+                state.unknowns[0] + change.view_as(unknowns),
+                targets,
+                state.slopes[0, known:] + moved,
+            )
+            if not failed and bool(tried.cost < state.cost):
+                state, damping = tried, damping / 5
+                break
+            damping *= 4
+        else:
+            break
+    return state
+
+
+def _with_slopes(equations: HeadEquations, unknowns: Tensor, targets: Tensor, slopes: Tensor) -> State:
+    """The state where the last pictures have slopes of their own, which do not follow from their unknowns."""
+    state, known = equations.state(unknowns[None], targets[None]), len(unknowns) - len(slopes)
+    state.slopes[0, known:] = slopes
+    state.probabilities[0, known:] = 0  # so that the slopes have no derivative
+    return replace(state, misfit=equations.misfit(state.unknowns, state.slopes))
+
+
+def _pulls(equations: HeadEquations, state: State) -> Tensor:
+    """(pictures, classes, n): the transposed derivative of the misfit times what one more slope adds to it."""
+    unknowns, steps = state.unknowns[0], equations.steps(state)[0]
+    gram = unknowns @ unknowns.mT + equations.constant**2
+    direct = torch.einsum("ak,bj->bkaj", state.slopes[0], unknowns)
+    through = torch.einsum("ab,akj->bkaj", gram, steps)
+    pulls: Tensor = ((direct + through) / equations.size**2).flatten(2)
+    return pulls
