@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class PrivateBatch:
         return replace(
             self,
             pictures=self.pictures[first:last],
-            **{name: value[first:last] for name, value in self.tensors.items()},
+            **cast("dict[str, Any]", {name: value[first:last] for name, value in self.tensors.items()}),
         )
 
     def of_places(self, places: Sequence[int]) -> Self:
@@ -75,7 +75,7 @@ class PrivateBatch:
         return replace(
             self,
             pictures=tuple(self.pictures[place] for place in places),
-            **{name: value[index] for name, value in self.tensors.items()},
+            **cast("dict[str, Any]", {name: value[index] for name, value in self.tensors.items()}),
         )
 
     @classmethod
