@@ -127,6 +127,8 @@ class Attack(ABC, Generic[Model, Made]):
         """Say which requirement, of all attacks or its own, this model or threat model fails; None if it applies."""
         if threat.clients > 1 and not self.takes_sums:
             return f"needs each client's own update, not the sum over {threat.clients} clients"
+        if threat.mixup and self.optimises:
+            return "computes gradients of candidates with whole labels, not of pictures that are mixed in pairs"
         if not self.any_steps and (threat.local_momentum or threat.local_batch_size):
             return "knows plain SGD steps on the whole batch, not momentum or steps on parts of it"
         return self.requirement(model, threat) or self._withheld(model, threat)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedmjp import jigsaw
@@ -20,6 +21,7 @@ from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.records import Upload, weights_digest
 from fedmjp.scenario import Scenario
+from fedmjp.seeds import numpy_generator
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
 from fedmjp.wire import mean_of
@@ -107,17 +109,37 @@ def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: 
     ratio, grid = scenario.pipeline.mask_ratio, scenario.model.grid
     again = (number,) if number else ()  # the first does not depend on whether there are more
     sources = [SeededRandomness(scenario.seed, ("jigsaw", ratio, picture.name, *again)) for picture in pictures]
-    arranged = scenario.pipeline.arrange(clean, grid, randomness=sources)
-    shown = arranged.images if scenario.pipeline.shuffles else jigsaw.rearrange(clean, arranged.source)
+    labels = torch.tensor([picture.label for picture in pictures])
+    mixed, shares = _mixed(scenario, pictures, clean, labels, number) if scenario.mixup else (None, None)
+    seen = clean if mixed is None else mixed
+    arranged = scenario.pipeline.arrange(seen, grid, randomness=sources)
+    shown = arranged.images if scenario.pipeline.shuffles else jigsaw.rearrange(seen, arranged.source)
     return PrivateBatch(
         clean=clean,
         shuffled=shown,
         mask=arranged.mask,
         source=arranged.source,
-        labels=torch.tensor([picture.label for picture in pictures]),
+        labels=labels,
         pictures=tuple(picture.name for picture in pictures),
         gradient_of=scenario.gradient_of,
+        mixed=mixed,
+        shares=shares,
     )
+
+
+def _mixed(
+    scenario: Scenario, pictures: Sequence[LabelledPicture], clean: Tensor, labels: Tensor, number: int
+) -> tuple[Tensor, Tensor]:
+    """Each client's pictures mixed in pairs, the first with the last, by one share as timm does; and their labels."""
+    size, hot = scenario.batch_size, F.one_hot(labels, scenario.model.classes).float()
+    images, shares = [], []
+    for first in range(0, len(pictures), size):
+        part = slice(first, first + size)
+        generator = numpy_generator(scenario.seed, "mixup", *(picture.name for picture in pictures[part]), number)
+        share = float(generator.beta(scenario.mixup, scenario.mixup))
+        images.append(share * clean[part] + (1 - share) * clean[part].flip(0))
+        shares.append(share * hot[part] + (1 - share) * hot[part].flip(0))
+    return torch.cat(images), torch.cat(shares)
 
 
 def private_of_round(scenario: Scenario, selection: Selection, client: int, server_round: int) -> PrivateBatch:

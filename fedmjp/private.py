@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from fedmjp.records import load_record, require, require_images, save_tensors
 from fedmjp.settings import Picture
 
 TENSORS = ("clean", "shuffled", "mask", "source", "labels")
+OF_MIXED = ("mixed", "shares")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class PrivateBatch:
     labels: Tensor  # (batch,) int64
     pictures: tuple[str, ...]  # name of each picture in its source
     gradient_of: Picture  # the version whose gradient the client uploaded
+    # Where pictures were mixed: what became of x, and (batch, classes) what is the share of each label in it.
+    mixed: Tensor | None = None
+    shares: Tensor | None = None
 
     def __post_init__(self) -> None:
         require_images("clean", self.clean)
@@ -40,15 +44,27 @@ class PrivateBatch:
         require(self.mask.shape[0] == batch, f"{self.mask.shape[0]} masks for {batch} pictures")
 
     def version(self, which: Picture) -> Tensor:
-        """The clean or the shuffled pictures."""
-        return self.clean if which is Picture.CLEAN else self.shuffled
+        """The clean or the shuffled pictures, as they went into the network: mixed, where they were mixed."""
+        clean = self.clean if self.mixed is None else self.mixed
+        return clean if which is Picture.CLEAN else self.shuffled
+
+    @property
+    def targets(self) -> Tensor:
+        """What the loss compares predictions with: labels, or where pictures were mixed their shares."""
+        return self.labels if self.shares is None else self.shares
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that has a row per picture, by name."""
+        values = {name: getattr(self, name) for name in (*TENSORS, *OF_MIXED)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def part(self, first: int, last: int) -> Self:
         """Some of the pictures, from ``first`` to before ``last``."""
         return replace(
             self,
             pictures=self.pictures[first:last],
-            **{name: getattr(self, name)[first:last] for name in TENSORS},
+            **cast("dict[str, Any]", {name: value[first:last] for name, value in self.tensors.items()}),
         )
 
     def of_places(self, places: Sequence[int]) -> Self:
@@ -59,7 +75,7 @@ class PrivateBatch:
         return replace(
             self,
             pictures=tuple(self.pictures[place] for place in places),
-            **{name: getattr(self, name)[index] for name in TENSORS},
+            **cast("dict[str, Any]", {name: value[index] for name, value in self.tensors.items()}),
         )
 
     @classmethod
@@ -68,7 +84,7 @@ class PrivateBatch:
         return cls(
             pictures=tuple(name for part in parts for name in part.pictures),
             gradient_of=parts[0].gradient_of,
-            **{name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS},
+            **{name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors},
         )
 
     def sha256(self, place: int) -> str:
@@ -78,7 +94,7 @@ class PrivateBatch:
     def save(self, path: Path) -> None:
         """Write to ``path``."""
         fields = {"record": "PrivateBatch", "pictures": self.pictures, "gradient_of": self.gradient_of}
-        save_tensors(path, {name: getattr(self, name) for name in TENSORS}, fields)
+        save_tensors(path, self.tensors, fields)
 
     @classmethod
     def load(cls, path: Path) -> Self:

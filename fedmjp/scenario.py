@@ -36,7 +36,7 @@ SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling a
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
-    "local_momentum", "local_batch_size", "label_smoothing",
+    "local_momentum", "local_batch_size", "label_smoothing", "mixup",
 )  # fmt: skip
 # With others a training run may go on.
 INCIDENTAL = {
@@ -78,6 +78,9 @@ class Scenario(Defended):
     local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
     local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
+    mixup: float = Field(
+        0.0, ge=0.0, allow_inf_nan=False, description="alpha; each batch is mixed in pairs, by one share"
+    )
     labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
     server_learning_rate: float | None = Field(
         None,
@@ -105,7 +108,7 @@ class Scenario(Defended):
     def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what is of single batches only, or of training only."""
         of_others: tuple[str, ...] = ("training",) if self.training is None else OF_BATCHES
-        left_out = of_others + (("server",) if self.server is None else ())
+        left_out = of_others + tuple(name for name in ("server", "mixup") if not getattr(self, name))
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")
@@ -127,6 +130,8 @@ class Scenario(Defended):
             )
         if self.update == "gradient" and (self.local_momentum or self.local_batch_size):
             raise ValueError("local_momentum and local_batch_size are of local steps: set update to delta")
+        if self.mixup:
+            self._require_pairs()
         if self.pictures_per_client % self.batch_size:
             raise ValueError(
                 f"batch size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client: "
@@ -137,6 +142,19 @@ class Scenario(Defended):
         )
         object.__setattr__(self, "defences", self.pipeline.planned(plan))
         return self
+
+    def _require_pairs(self) -> None:
+        """ValueError, with the reason, if batches are not mixed as a whole, once, before anything else is done."""
+        if self.batch_size % 2:
+            raise ValueError(f"mixup mixes pairs, which {self.batch_size} pictures are not: set an even batch_size")
+        if self.local_steps > 1:
+            raise ValueError(f"mixup is of one step, not of {self.local_steps}: leave one of the two out")
+        if self.pipeline.by_example:
+            raise ValueError(
+                f"{self.pipeline.label} protects single pictures, and mixed ones are of two: set mixup to 0"
+            )
+        if self.server is not None:
+            raise ValueError(f"{self.server.text} isolates single pictures, and mixed ones are of two: set mixup to 0")
 
     def _of_training(self, training: Training) -> Self:
         for name in OF_BATCHES:
@@ -174,13 +192,13 @@ class Scenario(Defended):
         """What the server sees of this scenario, and knows."""
         names = (
             "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
-            "label_smoothing", "labels_known", "uploads_per_picture",
+            "label_smoothing", "mixup", "labels_known", "uploads_per_picture",
         )  # fmt: skip
         shared = {name: getattr(self, name) for name in names}
         if self.training is not None:
             recipe = self.training.recipe
             shared |= {"update": self.training.update, "batch_size": recipe.batch_size}
-            shared |= {"label_smoothing": recipe.label_smoothing}
+            shared |= {"label_smoothing": recipe.label_smoothing, "mixup": recipe.mixup}
         done = self.pipeline.of_stage("examples", "update", "aggregate")
         return ThreatModel(defences=done.configs, server=self.server, **shared)
 

@@ -47,9 +47,9 @@ def entrance_gradients(
         raise BadInputError("a model without a position embedding has no gradients at its entrance: take whole updates")
     images = torch.cat([batch.version(batch.gradient_of) for batch in batches]).to(model.mean.device)
     masks = torch.cat([batch.mask for batch in batches]).to(model.mean.device)
-    labels = torch.cat([batch.labels for batch in batches]).to(model.mean.device)
+    targets = torch.cat([batch.targets for batch in batches]).to(model.mean.device)
     normalised = (images - model.mean) / model.std
-    tokens, attention_inputs, attention_outputs = _token_gradients(model, normalised, masks, labels, label_smoothing)
+    tokens, attention_inputs, attention_outputs = _token_gradients(model, normalised, masks, targets, label_smoothing)
     # The loss was summed over all pictures; an upload's is the mean over its own.
     by_batch = (len(batches), len(images) // len(batches))
     tokens = (tokens / by_batch[1]).reshape(*by_batch, *tokens.shape[1:])
@@ -82,7 +82,7 @@ def entrance_gradients(
 
 
 def _token_gradients(
-    model: VitClassifier, normalised: Tensor, masks: Tensor, labels: Tensor, label_smoothing: float
+    model: VitClassifier, normalised: Tensor, masks: Tensor, targets: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients at the tokens, and input and output gradient of the first qkv layer, picture by picture."""
     seen: dict[str, Tensor] = {}
@@ -99,7 +99,7 @@ def _token_gradients(
         embedding = model.get_parameter(names.POSITION_EMBEDDING).expand(len(masks), -1, -1)
         positions = (model.masked_position_embedding(masks) if model.defended else embedding).detach().requires_grad_()
         logits = functional_call(model.backbone, {**frozen, "pos_embed": positions}, (normalised,))
-        loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
         at_tokens, at_output = torch.autograd.grad(loss, (positions, seen["output"]))
     return at_tokens, seen["inputs"], at_output
 

@@ -19,9 +19,9 @@ class ThreatModel(Config):
     """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
-    training, so it knows steps, learning rate and label smoothing. With ``server`` it is malicious in one thing: it
-    changes weights before it sends them. Of ``defences`` it is told what each of them states. It never holds a picture
-    of the client, the mask, the permutation, or the evaluator's records.
+    training, so it knows steps, learning rate, label smoothing and mixup, not the shares that are drawn. With
+    ``server`` it is malicious in one thing: it changes weights before it sends them. Of ``defences`` it is told what
+    each of them states. It never holds a picture of the client, the mask, the permutation, or the evaluator's records.
     """
 
     name: str = "Honest-but-curious server"
@@ -32,6 +32,7 @@ class ThreatModel(Config):
     local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
     local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the clients' loss")
+    mixup: float = Field(0.0, ge=0.0, allow_inf_nan=False, description="alpha; clients mix pictures in pairs")
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
@@ -108,6 +109,8 @@ class ThreatModel(Config):
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.label_smoothing:
             kind += f" under label smoothing {self.label_smoothing:g}"
+        if self.mixup:
+            kind += f" that the client mixed in pairs (mixup {self.mixup:g})"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
@@ -127,7 +130,7 @@ class ThreatModel(Config):
     def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
         # Fields of later, where they say nothing: records from before them stay the same.
-        for name in ("server", "local_momentum", "local_batch_size"):
+        for name in ("server", "local_momentum", "local_batch_size", "mixup"):
             if not getattr(self, name):
                 values.pop(name, None)
         if info.context == DIGEST:

@@ -71,11 +71,11 @@ class _Gradients:
         device = model.mean.device
         self._images = batch.version(batch.gradient_of).to(device)
         self._mask = batch.mask.to(device) if model.defended else None
-        self._labels = batch.labels.to(device)
+        self._targets = batch.targets.to(device)
         self._frozen: Collection[str] = self._pipeline.withheld(roles_of(model))
 
     def at(self, weights: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        first = step * self._step_size % len(self._labels)
+        first = step * self._step_size % len(self._targets)
         last = first + self._step_size
         if not self._pipeline.by_example:
             return self._mean_of_passes(weights, first, last)
@@ -103,7 +103,7 @@ class _Gradients:
         mask = None if self._mask is None else self._mask[which]
         with torch.enable_grad():
             logits = functional_call(self._model, leaves, (self._images[which], mask))
-            loss = F.cross_entropy(logits, self._labels[which], label_smoothing=self._label_smoothing)
+            loss = F.cross_entropy(logits, self._targets[which], label_smoothing=self._label_smoothing)
             # A localisation regressor has no part in it.
             gradients = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
         return dict(zip(learnt, gradients, strict=True))

@@ -266,6 +266,10 @@ def test_a_mixed_board_keeps_pictures_first_and_adds_the_section(tmp_path: Path)
     sections = (tmp_path / "leaderboard.md").read_text(encoding="utf-8").split("## What else leaks")
     assert "tells\\_features" not in sections[0].split("## Notes")[0]
     assert "tells_features" in sections[1]
+    of_pictures, of_features = (tmp_path / "leaderboard.tex").read_text(encoding="utf-8").split(r"\end{table}")[:2]
+    assert r"tells\_features" not in of_pictures
+    assert "features exact & feature error, median & labels right" in of_features
+    assert r"0 of 8 (0 to 32 \%)" in of_features, "the interval of Wilson for none of eight"
     table = pd.read_csv(tmp_path / "leaderboard.csv").set_index("attack")
     assert pd.isna(table.loc["april", "rank1_mean"])
     assert pd.isna(table.loc["tells_features", "psnr_mean"])

@@ -1,13 +1,17 @@
 """Uploads have one birthplace: parts, sums and single pictures agree with the whole."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.nn.functional as F
+from timm.data import Mixup
 from torch import Tensor
 
 from benchmarks.plan.experiment import Experiment
 from benchmarks.uploads.direct import DirectUploads
 from fedmjp.data.selection import Selection, select_for
-from fedmjp.errors import BadInputError, DefenceError
+from fedmjp.errors import BadInputError, ConfigError, DefenceError
 from fedmjp.exchange import Exchange, private_of, update_of
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -150,3 +154,36 @@ def test_labels_come_with_an_upload_only_where_the_server_knows_them() -> None:
     assert scenario.exchange(pictures).upload.labels is None
     known = small_scenario(labels_known=True).exchange(pictures).upload.labels
     assert known == (pictures[0].label,)  # type: ignore[attr-defined]
+
+
+def test_mixup_is_timms_with_one_share_for_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = small_scenario(batch_size=4, pictures_per_client=4, mixup=0.8, label_smoothing=0.1)
+    _, pictures = loaded(scenario)
+    made, again = (scenario.exchange(pictures, number=number) for number in (0, 1))
+    made.private.save(tmp_path / "private")
+    private = PrivateBatch.load(tmp_path / "private")
+    assert private.mixed is not None
+    assert private.shares is not None
+    share = float(private.shares[0, private.labels[0]])
+    assert share != float(again.private.targets[0, private.labels[0]]), "drawn anew for every upload"
+    timms = Mixup(mixup_alpha=0.8, label_smoothing=0.1, num_classes=scenario.model.classes)  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(timms, "_params_per_batch", lambda: (share, False))
+    images, targets = timms(private.clean.clone(), private.labels)
+    torch.testing.assert_close(private.mixed, images)
+    model = build_vit(scenario.network)
+    (expected,) = torch.autograd.grad(F.cross_entropy(model(images), targets), model.backbone.head.weight)
+    torch.testing.assert_close(made.upload.tensors["backbone.head.weight"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"batch_size": 3}, "which 3 pictures are not: set an even batch_size"),
+        ({"update": "delta", "local_steps": 2}, "mixup is of one step, not of 2"),
+        ({"defences": "dp_sgd"}, "protects single pictures, and mixed ones are of two"),
+        ({"server": "class_fishing"}, "isolates single pictures, and mixed ones are of two"),
+    ],
+)
+def test_batches_that_cannot_be_mixed_are_refused(values: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        small_scenario(**{"batch_size": 2, "pictures_per_client": 6, "mixup": 0.8, **values})

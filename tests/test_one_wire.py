@@ -40,7 +40,8 @@ SCENARIOS = [
     )
     for each in PIPELINES
 ]
-SCENARIOS[0] = SCENARIOS[0].model_copy(update={"label_smoothing": 0.2})  # Flower's clients have the same loss
+# Flower's clients have the same loss, and mix the same pairs.
+SCENARIOS[0] = SCENARIOS[0].model_copy(update={"label_smoothing": 0.2, "mixup": 0.5})
 MALICIOUS = [
     Scenario.parse({**SCENARIOS[1].model_dump(), "defences": defences, "server": server})
     for server, defences in (("class_fishing", "mjp"), ("suppression", "secure_sum:clients=2"))

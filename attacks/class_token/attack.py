@@ -101,23 +101,30 @@ class ClassToken(Attack[VitClassifier, Features]):
         gradients = {name: mean_gradient(upload, name, model, threat) for name in upload.tensors}
         head = _head(model, upload, threat)
         gradient = HeadGradient(
-            gradients[HEAD_WEIGHT], gradients[names.HEAD_BIAS], upload.num_examples, threat.label_smoothing
+            gradients[HEAD_WEIGHT],
+            gradients[names.HEAD_BIAS],
+            _noise(upload, model, threat),
+            upload.num_examples,
+            threat.label_smoothing,
+            mixed=threat.mixup > 0,
         )
-        noise = _noise(upload, model, threat)
-        made = separate(head, gradient, upload.labels, noise=noise, generator=generator)
+        made = separate(head, gradient, upload.labels, generator=generator)
         if not bool(torch.isfinite(made.features).all()):
             raise AttackFailedError(f"{self.name}: the equations of the head have no finite solution")
-        certain = _certain(made, noise) & (threat.update == "gradient" or threat.local_steps == 1)
+        certain = _certain(made) & (threat.update == "gradient" or threat.local_steps == 1)
         logits = made.features @ head.weight.mT + head.bias
-        targets = gradient.targets(made.labels)
-        facts = {"probabilities": logits.softmax(1), "loss": -(targets * logits.log_softmax(1)).sum(1)}
+        facts = {
+            "probabilities": logits.softmax(1),
+            "loss": -(made.targets * logits.log_softmax(1)).sum(1),
+            "targets": made.targets,
+        }
         if self.options.last_block:
             facts |= block_facts(model, gradients, made.features, made.slopes)
         diagnostics = {
             "certified": float(certain.all()),
             "certified_pictures": float(certain.sum()),
             "misfit": made.misfit,
-            "noise": noise,
+            "noise": made.noise,
         }
         return Features(made.labels, made.features, diagnostics, facts)
 
@@ -147,24 +154,23 @@ def _head(model: VitClassifier, upload: Upload, threat: ThreatModel) -> Head:
     return Head(weight, bias, norm.weight.detach().double(), norm.bias.detach().double())
 
 
-def _noise(upload: Upload, model: VitClassifier, threat: ThreatModel) -> float:
-    """Norm of rounding and noise on the head's gradient, relative to the gradient's."""
-    squares, total = 0.0, 0.0
+def _noise(upload: Upload, model: VitClassifier, threat: ThreatModel) -> Tensor:
+    """(classes,) norm of rounding and noise on a row of the head's gradient; a delta is taken back to gradients."""
+    scale = 1.0 if threat.update == "gradient" else threat.gradients_in_delta * threat.local_learning_rate
+    squares = torch.zeros((), dtype=torch.float64)
     for name in (HEAD_WEIGHT, names.HEAD_BIAS):
-        # The bias is taken for a column of a feature as large as a picture's.
-        factor = 1.0 if name == HEAD_WEIGHT else float(model.backbone.head.weight.shape[1])
-        sent = upload.tensors[name].double()
-        size = float(sent.square().sum())
-        squares += factor * threat.rounding**2 * size
-        squares += factor * threat.noise_on(upload.tensors[name]) ** 2 * sent.numel()
+        sent = upload.tensors[name].double().cpu()
+        square = threat.rounding**2 * sent.square() + threat.noise_on(upload.tensors[name]) ** 2
         if threat.update == "delta":  # a difference of weights that are rounded themselves
-            squares += factor * FLOAT32**2 * float(model.get_parameter(name).detach().double().square().sum())
-        total += factor * size
-    return (squares / total) ** 0.5 if total else 1.0
+            square = square + FLOAT32**2 * model.get_parameter(name).detach().double().cpu().square()
+        # The bias is taken for a column of a feature as large as a picture's.
+        dim = model.backbone.head.weight.shape[1]
+        squares = squares + (square.sum(1) if name == HEAD_WEIGHT else dim * square)
+    return squares.sqrt().to(model.mean.device) / scale
 
 
-def _certain(made: Separation, noise: float) -> Tensor:
+def _certain(made: Separation) -> Tensor:
     """(pictures,) bool: whose features residuals alone show to be right."""
     spread = made.features - made.features.mean(0) if len(made.features) > 1 else made.features
-    certain: Tensor = (made.errors <= EXACT * spread.norm(dim=1)) & (made.misfit <= CONSISTENT * noise)
+    certain: Tensor = (made.errors <= EXACT * spread.norm(dim=1)) & (made.misfit <= CONSISTENT * made.noise)
     return certain

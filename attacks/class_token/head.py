@@ -5,6 +5,7 @@ has the gradient G = V^T F and its bias g = V^T 1, where V = (softmax(F W^T + c)
 G shows its row space R (pictures, dim), so that F = A R with few unknowns A (pictures, pictures).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,8 +39,10 @@ class HeadGradient:
 
     weight: Tensor
     bias: Tensor
+    noise: Tensor  # (classes,) norm of rounding and noise on a row of the weight, with the bias as one more column
     pictures: int
     smoothing: float = 0.0
+    mixed: bool = False  # pictures are mixed in pairs, and so are their targets
 
     def targets(self, labels: Tensor) -> Tensor:
         """(..., pictures, classes) of labels (..., pictures)."""
@@ -77,20 +80,24 @@ class State:
 class HeadEquations:
     """G = V^T F and g = V^T 1 on the row space of G, and what LayerNorm says of F.
 
-    The bias is one more column of the gradient, of a feature that is a constant for all pictures.
+    The bias is one more column of the gradient, of a feature that is a constant for all pictures. Rows of classes that
+    are ``left_open`` say nothing: there the targets may be anything, and slopes count as 0.
     """
 
-    def __init__(self, head: Head, gradient: HeadGradient) -> None:
+    def __init__(self, head: Head, gradient: HeadGradient, *, left_open: Collection[int] = ()) -> None:
         self.head, self.gradient, self.count = head, gradient, gradient.pictures
+        self._kept = torch.ones_like(gradient.bias)
+        self._kept[list(left_open)] = 0
         dim = gradient.weight.shape[1]
         self.rows = torch.linalg.svd(gradient.weight, full_matrices=False).Vh[: self.count]
         self.constant = dim**0.5  # a picture's features are of this size
         seen = gradient.weight @ self.rows.mT
         bias = gradient.bias[:, None] * self.constant
-        self.seen = torch.cat([seen, bias], 1)
+        self.seen = torch.cat([seen, bias], 1) * self._kept[:, None]
         self.size = self.seen.norm().clamp_min(torch.finfo(seen.dtype).tiny)
+        self.noise = float((gradient.noise * self._kept).norm() / self.size)
         # What is in no row space of so many pictures is noise.
-        self.outside = (gradient.weight - seen @ self.rows).norm() / self.size
+        self.outside = ((gradient.weight - seen @ self.rows) * self._kept[:, None]).norm() / self.size
         self._logits = head.weight @ self.rows.mT
 
     @cached_property
@@ -116,7 +123,7 @@ class HeadEquations:
     def state(self, unknowns: Tensor, targets: Tensor) -> State:
         """Where the equations stand at some unknowns; targets (starts, pictures, classes)."""
         probabilities = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1)
-        slopes = (probabilities - targets) / self.count
+        slopes = (probabilities - targets) * self._kept / self.count
         misfit = self.misfit(unknowns, slopes)
         u, m, square, cross, s = self._norm
         mean = unknowns @ u - m
@@ -131,7 +138,7 @@ class HeadEquations:
     def steps(self, state: State) -> Tensor:
         """(starts, pictures, classes, pictures): derivative of a picture's slopes by its unknowns."""
         inner = self._logits - (state.probabilities @ self._logits)[..., None, :]
-        steps: Tensor = state.probabilities[..., None] * inner / self.count
+        steps: Tensor = (state.probabilities * self._kept)[..., None] * inner / self.count
         return steps
 
     def normal(self, state: State, *, variance: bool = True) -> tuple[Tensor, Tensor]:
@@ -176,6 +183,12 @@ class HeadEquations:
         right = slopes @ self.seen[:, : self.count]
         solved: Tensor = torch.linalg.lstsq(gram, right).solution
         return solved
+
+    def targets(self, unknowns: Tensor) -> Tensor:
+        """(pictures, classes): the targets that leave the least misfit in every row, at some unknowns."""
+        slopes = torch.linalg.lstsq(self._with_constant(unknowns).mT, self.seen.mT).solution
+        targets: Tensor = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1) - self.count * slopes
+        return targets
 
     def _with_constant(self, unknowns: Tensor) -> Tensor:
         return torch.cat([unknowns, torch.full_like(unknowns[..., :1], self.constant)], -1)

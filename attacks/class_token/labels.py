@@ -1,6 +1,7 @@
 """Which labels a batch has, with multiplicity: what is certain, and what is likeliest."""
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.class_token.head import Head, HeadGradient
@@ -40,3 +41,24 @@ def likeliest(shown: Tensor, pictures: int) -> Labels:
     while int(counts.sum()) > pictures:  # under noise more seem to be shown than there are
         counts[int(torch.where(counts > 0, shown - counts, torch.inf).argmin())] -= 1
     return tuple(torch.repeat_interleave(torch.arange(len(counts)), counts.cpu()).tolist())
+
+
+def labels_of(targets: Tensor, gradient: HeadGradient) -> tuple[Labels, float]:
+    """Labels of targets that were solved for, and how far these are from what targets can be.
+
+    A picture's target is its label, and of mixed pictures a share of its label and the rest of its partner's. The share
+    is the same in the whole batch, and partners have each other's labels: whole numbers add up.
+    """
+    shares = (targets - gradient.smoothing / targets.shape[1]) / (1 - gradient.smoothing)
+    most, second = shares.topk(2, dim=1).values.unbind(1)
+    share = most.min() if gradient.mixed else most.new_ones(())
+    two_alike = (most - 1).abs().minimum((most - share).abs())  # partners may be of one class
+    off = torch.cat([two_alike, most + second - 1 if gradient.mixed else second, -shares.amin(1)])
+    sums = shares.sum(0)
+    counts = sums.round().clamp_min(0).long()
+    if int(counts.sum()) != len(targets):
+        return likeliest(sums, len(targets)), float("inf")
+    repeated = torch.repeat_interleave(torch.arange(len(counts)), counts.cpu())
+    rows, columns = linear_sum_assignment(-shares[:, repeated].cpu().numpy())
+    labels = repeated[columns[rows.argsort()]].tolist()
+    return tuple(labels), float(torch.cat([off, sums - counts]).abs().max())

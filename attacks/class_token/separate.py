@@ -7,8 +7,10 @@ from torch import Tensor
 
 from attacks.class_token.head import Head, HeadEquations, HeadGradient, State
 from attacks.class_token.hidden import solve_known
-from attacks.class_token.labels import Labels, least_counts, likeliest, shown_counts
+from attacks.class_token.labels import SLACK, Labels, labels_of, least_counts, likeliest, shown_counts
+from attacks.class_token.left_open import solve_open
 from attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
+from fedmjp.errors import AttackFailedError
 
 DENSE = 32  # pictures: of more, only the fixed point is tried
 TRIES = 20  # starts where labels are hidden
@@ -20,9 +22,11 @@ class Separation:
     """What the head's gradient says of each picture."""
 
     labels: Tensor  # (pictures,) int64
+    targets: Tensor  # (pictures, classes)
     features: Tensor  # (pictures, dim)
     slopes: Tensor  # (pictures, classes) gradients of the loss at the logits
     misfit: float  # of the gradient, relative to its size
+    noise: float  # what is expected of it
     # (pictures,) bound on the distance from the true features, to first order, where the misfit is noise; infinite
     # where nothing is known.
     errors: Tensor
@@ -34,32 +38,61 @@ class _Solution:
     state: State  # of one start
 
 
-def separate(
-    head: Head, gradient: HeadGradient, labels: Labels | None, *, noise: float, generator: torch.Generator
-) -> Separation:
+def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, generator: torch.Generator) -> Separation:
     """Solve the equations of the head.
 
     Args:
         head: As the server sent it.
         gradient: Of the mean loss of the batch.
         labels: Where they are told, in any order.
-        noise: Largest norm of what is not the gradient, relative to its size; rounding at least.
         generator: Of the starts, on the CPU.
+
+    Raises:
+        AttackFailedError: If pictures are mixed and the equations do not determine them.
     """
+    if gradient.mixed:
+        return _separate_mixed(head, gradient, labels, generator)
     equations = HeadEquations(head, gradient)
     solution = _solved(equations, labels, generator)
     state = solution.state
-    misfit = float((state.relative.square() + equations.outside.square()).sqrt())
+    misfit = _misfit_of(equations, state)
     if equations.count <= DENSE:
         bounds = _dense_bounds(equations, state)
     else:
         bounds = _contraction_bounds(equations, state, generator)
     return Separation(
         labels=torch.tensor(solution.labels),
+        targets=gradient.targets(_tensor(equations, solution.labels)),
         features=equations.features(state.unknowns[0]),
         slopes=state.slopes[0],
         misfit=misfit,
-        errors=bounds * max(noise, misfit),
+        noise=equations.noise,
+        errors=bounds * max(equations.noise, misfit),
+    )
+
+
+def _separate_mixed(
+    head: Head, gradient: HeadGradient, labels: Labels | None, generator: torch.Generator
+) -> Separation:
+    """Targets are unknown shares of two labels: those rows decide that hold none, and all rows must fit after."""
+    solution = solve_open(head, gradient, labels, generator)
+    if solution is None:
+        raise AttackFailedError("more rows of the head belong to labels than the mixed pictures can be told without")
+    equations, full, targets = solution.equations, HeadEquations(head, gradient), solution.targets
+    likely, off = labels_of(targets, gradient)
+    state = full.state(solution.state.unknowns, targets[None])
+    misfits = _misfit_of(equations, solution.state), _misfit_of(full, state)
+    noise = max(equations.noise, full.noise)
+    within = _within(equations, solution.state) * max(equations.noise, misfits[0])
+    errors = (within.square() + (_given_slopes(full, state) * max(full.noise, misfits[1])).square()).sqrt()
+    return Separation(
+        labels=torch.tensor(likely),
+        targets=targets,
+        features=full.features(state.unknowns[0]),
+        slopes=state.slopes[0],
+        misfit=max(misfit * noise / of for misfit, of in zip(misfits, (equations.noise, full.noise), strict=True)),
+        noise=noise,
+        errors=errors if off < SLACK else torch.full_like(errors, torch.inf),
     )
 
 
@@ -139,8 +172,18 @@ def _done(solution: _Solution) -> bool:
     return _misfit(solution) < SOLVED
 
 
+def _misfit_of(equations: HeadEquations, state: State) -> float:
+    return float((state.relative.square() + equations.outside.square()).sqrt())
+
+
 def _dense_bounds(equations: HeadEquations, state: State) -> Tensor:
     """(pictures,) how far a misfit of norm 1 can move each: the norm of its rows of the pseudoinverse."""
+    bounds: Tensor = (_within(equations, state).square() + _given_slopes(equations, state).square()).sqrt()
+    return bounds
+
+
+def _within(equations: HeadEquations, state: State) -> Tensor:
+    """The same, in the row space of the gradient."""
     count = equations.count
     matrix, _ = equations.normal(state, variance=False)
     factor, failed = torch.linalg.cholesky_ex(matrix[0])
@@ -149,9 +192,8 @@ def _dense_bounds(equations: HeadEquations, state: State) -> Tensor:
     inverse = torch.cholesky_inverse(factor).view(count, count, count, count)
     diagonal = torch.arange(count)
     blocks = inverse[diagonal, :, diagonal, :]
-    within = torch.linalg.eigvalsh(blocks)[:, -1].clamp_min(0)
-    bounds: Tensor = (within + _given_slopes(equations, state).square()).sqrt()
-    return bounds
+    within: Tensor = torch.linalg.eigvalsh(blocks)[:, -1].clamp_min(0).sqrt()
+    return within
 
 
 def _contraction_bounds(equations: HeadEquations, state: State, generator: torch.Generator) -> Tensor:

@@ -99,6 +99,7 @@ def _protection(entry: Entry, subject: str) -> str:
         f"batches of {server.batch_size}": server.batch_size > 1,
         update_title(server).replace("delta after", "deltas of"): server.update == "delta",
         f"label smoothing {server.label_smoothing:g}": server.label_smoothing > 0,
+        f"mixup {server.mixup:g}": server.mixup > 0,
         "labels told": server.labels_known,
     }
     return ", ".join(part for part, differs in parts.items() if differs)

@@ -3,13 +3,18 @@ r"""The standings as LaTeX tables, to be read into a paper with ``\input``."""
 from collections.abc import Sequence
 
 from benchmarks.leaderboard.entries import Board
+from benchmarks.report import disclosed
 from benchmarks.report.legend import EXACT_HEADING, LEAKAGE_HEADING, MEDIAN_HEADING
-from benchmarks.report.rows import TEXT, Ranking, Section, sections
+from benchmarks.report.rows import TEXT, Row, sections
 from benchmarks.report.tables import filled
 
 COLUMNS = (
     "rank", "model", "weights", "defence", "mask ratio", "setting", "verdict", "strongest attack", "n",
     EXACT_HEADING, MEDIAN_HEADING, LEAKAGE_HEADING, "against no defence, dB", "top-1 %",
+)  # fmt: skip
+DISCLOSED_COLUMNS = (
+    "rank", "model", "weights", "attack", "defence", "server sees", "setting", "verdict", "n", disclosed.EXACTLY,
+    disclosed.ERROR, *disclosed.FOUND, disclosed.AGAINST,
 )  # fmt: skip
 _SPECIAL = str.maketrans(
     {
@@ -26,23 +31,31 @@ _SPECIAL = str.maketrans(
 
 
 def latex_text(board: Board) -> str:
-    """One table per server and version of the picture that is compared with."""
-    tables = [_table(section, ranking) for section in sections(board) for ranking in section.rankings]
+    """One table per server and version of the picture that is compared with, and one of labels and features."""
+    tables = [
+        _table(ranking.rows, COLUMNS, f"{ranking.title.capitalize()}, {{pictures}}. {section.sentence}")
+        for section in sections(board)
+        for ranking in section.rankings
+    ]
+    if others := disclosed.rows(board):
+        caption = " ".join([f"{disclosed.TITLE}, {{pictures}}.", *disclosed.sentences(board)])
+        tables.append(_table(others, DISCLOSED_COLUMNS, caption))
     return "\n".join(["% \\usepackage[T1]{fontenc}", "% \\usepackage{booktabs,graphicx}", *tables])
 
 
-def _table(section: Section, ranking: Ranking) -> str:
-    shown = filled(ranking.rows)
-    columns = [name for name in COLUMNS if name in shown]
-    body = "\n".join(_line([row.values[name].text for name in columns]) for row in ranking.rows)
-    counts = sorted({row.entry.n for row in ranking.rows if row.entry})
-    pictures = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    caption = f"{ranking.title.capitalize()}, n = {pictures} pictures. {section.sentence}"
+def _table(rows: Sequence[Row], names: Sequence[str], caption: str) -> str:
+    """A table of the columns that hold something; the caption says of how many ``{pictures}``."""
+    shown = filled(rows)
+    columns = [name for name in names if name in shown]
+    body = "\n".join(_line([row.values[name].text for name in columns]) for row in rows)
+    counts = sorted({row.entry.n for row in rows if row.entry})
+    pictures = "n = " + " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) + " pictures"
+    alignment = "".join("l" if name in (*TEXT, *disclosed.TEXTS) else "r" for name in columns)
     return rf"""\begin{{table}}
 \centering
-\caption{{{escaped(caption)}}}
+\caption{{{escaped(caption.replace("{pictures}", pictures))}}}
 \resizebox{{\linewidth}}{{!}}{{%
-\begin{{tabular}}{{{"".join("l" if name in TEXT else "r" for name in columns)}}}
+\begin{{tabular}}{{{alignment}}}
 \toprule
 {_line(columns)}
 \midrule

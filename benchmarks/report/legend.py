@@ -86,6 +86,7 @@ def threat_title(threat: ThreatModel) -> str:
     """What a server sees of undefended clients, for a heading: ``gradient of 1 picture, labels not told``."""
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
     smoothed = f", label smoothing {threat.label_smoothing:g}" if threat.label_smoothing else ""
+    smoothed += f", mixup {threat.mixup:g}" if threat.mixup else ""
     repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
     labels = f"labels {'told' if threat.labels_known else 'not told'}"
     server = "" if threat.server is None else f", server changes weights ({threat.server.text})"

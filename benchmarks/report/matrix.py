@@ -159,7 +159,8 @@ def _system(entry: Entry) -> tuple[Any, ...]:
 def _seen(server: ThreatModel) -> tuple[Any, ...]:
     return (
         server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
-        server.label_smoothing, server.uploads_per_picture, "" if server.server is None else server.server.text,
+        server.label_smoothing, server.mixup, server.uploads_per_picture,
+        "" if server.server is None else server.server.text,
     )  # fmt: skip
 
 
@@ -171,6 +172,7 @@ def server_name(server: ThreatModel) -> str:
         f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
         f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
         f"label smoothing {server.label_smoothing:g}": server.label_smoothing != PLAIN.label_smoothing,
+        f"mixup {server.mixup:g}": server.mixup > 0,
         "labels told": server.labels_known,
         server.name: server.name != PLAIN.name,
         "" if server.server is None else server.server.text: server.server is not None,

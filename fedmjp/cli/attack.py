@@ -26,6 +26,7 @@ from fedmjp.cli.options import (
     LocalLearningRate,
     LocalMomentum,
     LocalSteps,
+    MixUp,
     Model,
     PatchSize,
     Seed,
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "server", "seed", "weights",
-    "image_size", "patch_size", "classes",
+    "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "mixup", "server", "seed",
+    "weights", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -103,6 +104,7 @@ def attack(
     local_batch_size: LocalBatchSize = None,
     server: ServerIfAny = None,
     label_smoothing: LabelSmoothing = 0.0,
+    mixup: MixUp = 0.0,
     module: Annotated[
         str | None,
         typer.Option(

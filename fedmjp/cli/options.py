@@ -138,5 +138,13 @@ LabelSmoothing = Annotated[
     float,
     typer.Option(help="Of the clients' loss, below 1; the attacker knows it.", min=0, rich_help_panel=UPLOADS),
 ]
+MixUp = Annotated[
+    float,
+    typer.Option(
+        help="Alpha: clients mix each batch in pairs; the attacker knows alpha, not the share.",
+        min=0,
+        rich_help_panel=UPLOADS,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.", min=0, rich_help_panel=RUN)]
 SeedIfAny = Annotated[int | None, typer.Option(help="Of all that is drawn; 0 by default.", min=0, rich_help_panel=RUN)]

@@ -20,6 +20,7 @@ from fedmjp.cli.options import (
     LocalLearningRate,
     LocalMomentum,
     LocalSteps,
+    MixUp,
     Model,
     PatchSize,
     Seed,
@@ -44,6 +45,7 @@ def record(
     local_batch_size: LocalBatchSize = None,
     server: ServerIfAny = None,
     label_smoothing: LabelSmoothing = 0.0,
+    mixup: MixUp = 0.0,
     server_learning_rate: Annotated[
         float, typer.Option(help="0 keeps the weights.", min=0, rich_help_panel=UPLOADS)
     ] = 0.0,
