@@ -19,9 +19,9 @@ def age() -> Scenario:
 
 @pytest.fixture(scope="module")
 def table(age: Scenario) -> pd.DataFrame:
-    selection = select(open_source("bundled", size=32, classes=1000), 8, seed=0)
+    selection = select(open_source("bundled", size=32, classes=1000), 4, seed=0)
     pictures = [selection.load(entry) for entry in selection.entries]
-    rows = [row for name, options in CLOSED.items() for row in rows_of(age, pictures, name, options)]
+    rows = [row for approach in CLOSED for row in rows_of(age, pictures, approach, pictures)]
     return pd.DataFrame([{"round": number, **row} for number in (1, 2) for row in rows])
 
 
@@ -34,11 +34,19 @@ def test_train_mode_and_steps_hide_no_single_picture_and_batches_are_mixtures(ta
 
 def test_what_refuses_says_why_once_per_cell(table: pd.DataFrame) -> None:
     refused = table[table["refusal"].notna()]
-    assert set(refused["attack"]) == {"mjp_prior"}
-    assert refused["psnr"].isna().all()
+    assert set(refused["attack"]) == {"mjp_prior", "class_token"}
+    assert refused[["psnr", "rank1"]].isna().all(axis=None)
     assert "one picture" in refused["refusal"].iloc[0]
-    assert summary(table)["n"].sum() == table["psnr"].notna().sum()
-    assert len(figure(table).axes) == 3
+    assert summary(table)["n"].sum() == table["refusal"].isna().sum()
+    assert len(figure(table).axes) == 4
+
+
+def test_a_server_that_fishes_takes_a_picture_out_of_a_batch_and_features_tell_all_of_them(table: pd.DataFrame) -> None:
+    whole = table[(table["batch"] == 4) & table["step"].isin(["gradient", "train"])]
+    assert (whole[whole["attack"] == "class_fishing, patch_embedding"]["psnr"] > 60).all()
+    told = whole[whole["attack"] == "class_token"]
+    assert (told["label_accuracy"] == 1).all()
+    assert (told[told["step"] == "gradient"]["feature_error"] < 1e-3).all()
 
 
 def test_a_client_in_train_mode_uploads_another_gradient(age: Scenario) -> None:
@@ -46,7 +54,7 @@ def test_a_client_in_train_mode_uploads_another_gradient(age: Scenario) -> None:
     pictures = [selection.load(entry) for entry in selection.entries]
     scenario = Scenario.parse({"model": age.model, "pictures_per_client": 4, "batch_size": 4})
     network = build_vit(age.network)
-    uploads = {step: STEPS[step][1](scenario, pictures, network).upload for step in ("gradient", "train", "mixup")}
+    uploads = {step: STEPS[step].upload(scenario, pictures, network).upload for step in ("gradient", "train", "mixup")}
     name = "backbone.patch_embed.proj.weight"
     tensors = [upload.tensors[name] for upload in uploads.values()]
     assert uploads["train"].tensors.keys() == uploads["gradient"].tensors.keys()

@@ -9,14 +9,17 @@ recorded. ``step`` says what the client did:
 - ``gradient``: FedSGD in evaluation mode without label smoothing, as attacks are usually measured;
 - ``train``: FedSGD with the recipe's drop path and label smoothing;
 - ``mixup``: the same on pictures mixed in pairs, as the recipe says;
-- ``steps``: the weight change of five SGD steps.
+- ``steps``: the weight change of five SGD steps on the batch;
+- ``epochs``: the weight change of two epochs of SGD with momentum, four pictures a step;
+- ``adamw``: the weight change of five steps of AdamW with drop path and label smoothing. No attack can be told of
+  AdamW: those of SGD are tried.
 
 A row per picture, or per refusal, with its reason. A search is slow: it has fewer pictures and rounds.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,43 +28,70 @@ import matplotlib as mpl
 import pandas as pd
 import torch
 import typer
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attacks import ATTACKS
-from attacks.base import Attack, showing_pictures
 from benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from benchmarks.report.drawing import CEILING, STYLE, Scale
-from benchmarks.running import evaluator
 from benchmarks.scripts import Pictures, keep_table, timed, unseen
+from fedmjp import facade
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.errors import BadInputError
-from fedmjp.exchange import Exchange
+from fedmjp.errors import AttackFailedError, BadInputError
+from fedmjp.exchange import Exchange, private_of, with_weights
 from fedmjp.learning import Learning, Recipe
-from fedmjp.metrics import metric
 from fedmjp.models.build import build, build_vit
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Reconstruction
+from fedmjp.models.classifier import Classifier, VitClassifier
+from fedmjp.private import PrivateBatch
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
-from fedmjp.seeds import torch_generator
 from fedmjp.training.loop import Schedule, Trainer
 from server.uploads import WEIGHTS
 
 SEED = 0
 BATCHES = (1, 4, 16)
 LOCAL_STEPS = 5
-RECIPE = Recipe(label_smoothing=0.1, drop_path=0.1, mixup=0, cutmix=0)  # of one gradient, nothing else matters
-CLOSED: Mapping[str, Mapping[str, Any]] = {
-    "patch_embedding": {},
-    "patch_embedding_wiener": {},
-    "mjp_prior": {},
-    "grey": {},
-}
-SEARCHES: Mapping[str, Mapping[str, Any]] = {"gradient_matching": {"iterations": 100}}
+GALLERY = 256  # pictures among which features are looked up
+# What matters of a few steps; what the server is told of it stands with the steps.
+RECIPE = Recipe(label_smoothing=0.1, drop_path=0.1, mixup=0, cutmix=0, warmup_epochs=0)
+Upload = Callable[[Scenario, list[LabelledPicture], VitClassifier], Exchange]
+
+
+@dataclass(frozen=True)
+class Approach:
+    """What a server does: an attack, behind weights of its own making or not."""
+
+    attack: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    server: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        return f"{self.server}, {self.attack}" if self.server else self.attack
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a client does: as the scenario tells the server, and what it uploads."""
+
+    told: Mapping[str, Any]
+    upload: Upload
+    smallest: int = 1  # pictures of a batch
+
+
+CLOSED = (
+    Approach("patch_embedding"),
+    Approach("patch_embedding_wiener"),
+    Approach("mjp_prior"),
+    Approach("class_token"),
+    Approach("patch_embedding", server="class_fishing"),
+    Approach("grey"),
+)
+SEARCHES = (Approach("gradient_matching", {"iterations": 100}),)
 SEARCHED = 16  # pictures, at the first and the last of the rounds
-Step = Callable[[Scenario, list[LabelledPicture], VitClassifier], Exchange]
 
 
 def main(
@@ -78,16 +108,16 @@ def main(
         raise BadInputError(f"--pictures {pictures} make no whole batches: take a multiple of {max(BATCHES)}")
     ages = weights_sent(run)
     first = next(iter(ages.values()))
-    chosen = unseen(data, pictures, first.model, SEED)
+    chosen = unseen(data, max(pictures, GALLERY), first.model, SEED)
     rounds = sorted(ages)
     searched = {rounds[0], rounds[-1]}
     table = pd.DataFrame(
         {"round": number, **row}
         for number in rounds
-        for name, options in {**CLOSED, **(SEARCHES if number in searched else {})}.items()
-        for row in rows_of(ages[number], chosen[: SEARCHED if name in SEARCHES else pictures], name, options)
+        for approach in [*CLOSED, *(SEARCHES if number in searched else ())]
+        for row in rows_of(ages[number], chosen[: SEARCHED if approach in SEARCHES else pictures], approach, chosen)
     )
-    keep_table(output, table, {"seed": SEED, "pictures": pictures, "local_steps": LOCAL_STEPS})
+    keep_table(output, table, {"seed": SEED, "pictures": pictures, "gallery": len(chosen), "local_steps": LOCAL_STEPS})
     with mpl.rc_context(STYLE):
         figure(table).savefig(output / "over_training.svg", metadata={"Date": None})
     typer.echo(summary(table).to_string())
@@ -112,39 +142,46 @@ def weights_sent(run: Path) -> dict[int, Scenario]:
 
 
 def rows_of(
-    age: Scenario, pictures: list[LabelledPicture], name: str, options: Mapping[str, Any]
+    age: Scenario, pictures: Sequence[LabelledPicture], approach: Approach, others: Sequence[LabelledPicture]
 ) -> Iterator[dict[str, Any]]:
-    """What one attack makes of every step and size of batch."""
+    """What one approach makes of every step and size of batch; features are looked up among others."""
     network = build_vit(age.network)
-    for step, (update, upload) in STEPS.items():
+    gallery = [private_of(age, [picture], 0) for picture in others]
+    for name, step in STEPS.items():
         for size in BATCHES:
-            if step == "mixup" and size == 1:
-                continue  # pictures are mixed in pairs
-            values = {"pictures_per_client": size, "batch_size": size, **update}
+            if size < step.smallest:
+                continue
+            values = {"pictures_per_client": size, "batch_size": size, **step.told}
+            if approach.server:
+                values["server"] = approach.server
             scenario = Scenario.parse({"model": age.model, **values})
-            about = {"step": step, "batch": size, "attack": name}
-            attack = showing_pictures(ATTACKS.get(name)(dict(options)))
-            if reason := attack.refusal(network, scenario.threat):
+            about = {"step": name, "batch": size, "attack": approach.name}
+            attack = ATTACKS.get(approach.attack)(dict(approach.options))
+            if reason := attack.refusal(network, scenario.threat.isolated):
                 yield {**about, "refusal": reason}
                 continue
-            batches = [pictures[start : start + size] for start in range(0, len(pictures) - size + 1, size)]
-            exchanges = [upload(scenario, batch, network) for batch in batches]
-            shown = [picture for batch in batches for picture in batch]
-            for picture, scored in zip(shown, attacked(scenario, attack, exchanges, network), strict=True):
-                yield {**about, "picture": picture.name, "picture_sha256": picture.digest(), **scored}
+            for start in range(0, len(pictures) - size + 1, size):
+                exchange = step.upload(scenario, list(pictures[start : start + size]), network)
+                for scored in attacked(scenario, approach, exchange, network, gallery):
+                    yield {**about, **scored}
 
 
 def attacked(
-    scenario: Scenario, attack: Attack[VitClassifier, Reconstruction], exchanges: list[Exchange], network: VitClassifier
-) -> Iterator[dict[str, float]]:
-    """PSNR of each picture of some uploads, and the seconds that the attack took per upload."""
-    uploads, generator = [exchange.upload for exchange in exchanges], torch_generator(SEED, "realistic")
-    made, seconds = timed(partial(attack.reconstruct, uploads, network, scenario.threat, generator=generator))
-    for reconstruction, exchange in zip(made, exchanges, strict=True):
-        clean = exchange.private.clean
-        matched = reconstruction.images[evaluator.match(reconstruction.images, clean)]
-        for psnr in metric("psnr").function(matched, clean).tolist():
-            yield {"psnr": psnr, "seconds": seconds / len(uploads)}
+    scenario: Scenario, approach: Approach, exchange: Exchange, network: VitClassifier, gallery: Sequence[PrivateBatch]
+) -> Iterator[dict[str, Any]]:
+    """Scores of each picture that the server is after, and the seconds that the attack took for all; or its failure."""
+    sent = with_weights(network, exchange.changed[0] if exchange.changed else {})
+    private = exchange.private.of_places(scenario.wanted(exchange.private.labels.tolist()))
+    about = [{"picture": name, "picture_sha256": private.sha256(place)} for place, name in enumerate(private.pictures)]
+    work = partial(facade.attack, approach.attack, exchange.upload, scenario, options=approach.options, model=sent)
+    try:
+        disclosed, seconds = timed(work)
+    except AttackFailedError as error:
+        yield from ({**one, "error": str(error)} for one in about)
+        return
+    scores = facade.score(disclosed, private, metrics=("psnr",), model=sent, gallery=gallery)
+    for place, one in enumerate(about):
+        yield {**one, **{name: float(values[place]) for name, values in scores.items()}, "seconds": seconds}
 
 
 def stated(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
@@ -156,44 +193,86 @@ def trained(
     scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier, *, mixup: float = 0.0
 ) -> Exchange:
     """The gradient of a client in train mode, whose private pictures are those before they are mixed."""
+    plain, trainer, batch = _client(scenario, pictures, network, mixup)
+    gradients, _ = trainer.gradient(batch, 0, 0)
+    return _with(plain, {name: value.detach().clone() for name, value in gradients.items()})
+
+
+def stepped(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
+    """The weight change of a client that takes steps of AdamW in train mode."""
+    plain, trainer, batch = _client(scenario, pictures, network, 0.0)
+    before = _weights(trainer.model)
+    trainer.epoch(0, [batch] * LOCAL_STEPS)
+    return _with(plain, {name: value - before[name] for name, value in _weights(trainer.model).items()})
+
+
+def _client(
+    scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier, mixup: float
+) -> tuple[Exchange, Trainer, Batch]:
+    """An exchange of these pictures, and a client in train mode that has them, and the weights that were sent."""
     plain = stated(scenario, pictures, network)
     recipe = RECIPE.model_copy(update={"mixup": mixup, "batch_size": len(pictures)})
     model = build(scenario.network, drop_path=recipe.drop_path)
-    trainer = Trainer(model, Learning(recipe=recipe), scenario.pipeline, schedule=Schedule(recipe.epochs, 1), seed=SEED)
-    batch = Batch(plain.private.clean, plain.private.labels, tuple(range(len(pictures))))
-    gradients, _ = trainer.gradient(batch, 0, 0)
-    tensors = {name: value.detach().clone() for name, value in gradients.items()}
-    return replace(plain, upload=replace(plain.upload, tensors=tensors))
+    model.load_state_dict({**model.state_dict(), **(plain.changed[0] if plain.changed else {})})
+    trainer = Trainer(model, Learning(recipe=recipe), scenario.pipeline, schedule=Schedule(1, LOCAL_STEPS), seed=SEED)
+    return plain, trainer, Batch(plain.private.clean, plain.private.labels, tuple(range(len(pictures))))
 
 
-STEPS: Mapping[str, tuple[Mapping[str, Any], Step]] = {
-    "gradient": ({}, stated),
-    "train": ({}, trained),
-    "mixup": ({}, partial(trained, mixup=0.8)),
-    "steps": ({"update": "delta", "local_steps": LOCAL_STEPS}, stated),
+def _weights(model: Classifier) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def _with(exchange: Exchange, tensors: Mapping[str, torch.Tensor]) -> Exchange:
+    return replace(exchange, upload=replace(exchange.upload, tensors=dict(tensors)))
+
+
+SMOOTHED = {"label_smoothing": RECIPE.label_smoothing}
+SEVERAL = {"update": "delta", "local_steps": LOCAL_STEPS}
+EPOCHS = {"update": "delta", "local_steps": 8, "local_batch_size": 4, "local_momentum": 0.9}
+STEPS: Mapping[str, Step] = {
+    "gradient": Step({}, stated),
+    "train": Step(SMOOTHED, trained),
+    "mixup": Step(SMOOTHED, partial(trained, mixup=0.8), smallest=2),
+    "steps": Step(SEVERAL, stated),
+    "epochs": Step(EPOCHS, stated, smallest=16),
+    "adamw": Step(SEVERAL | SMOOTHED, stepped),
 }
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """By step, batch and attack, over the rounds: pictures, exact ones, median; of refusals the reason."""
+    """By step, batch and attack, over the rounds: pictures, exact ones, median; labels and pictures told; a refusal."""
     cells = table.assign(exact=table["psnr"] >= EXACT).groupby(["step", "batch", "attack"], sort=False)
-    figures = cells.agg(n=("psnr", "count"), exact=("exact", "sum"), median=("psnr", "median"))
-    return figures.round(1).assign(refusal=cells["refusal"].first()) if "refusal" in table else figures.round(1)
+    figures = cells.agg(n=("picture", "count"), exact=("exact", "sum"), median=("psnr", "median"))
+    figures[["labels", "rank1"]] = cells[["label_accuracy", "rank1"]].mean().round(3)
+    for reason in {"refusal", "error"} & set(table):
+        figures[reason] = cells[reason].first()
+    return figures.round(3)
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Median PSNR of the same pictures over the rounds, in train mode: a panel per size of batch, a line per attack."""
-    drawn = Figure(figsize=(7.4, 2.8))
-    panels = drawn.subplots(1, len(BATCHES), sharey=True)
+    """The same pictures over the rounds, in train mode: median PSNR by size of batch, and shares found by features."""
+    drawn = Figure(figsize=(9.6, 2.8))
+    *panels, found = drawn.subplots(1, len(BATCHES) + 1)
+    trained_on = table[table["step"] == "train"]
     for axes, size in zip(panels, BATCHES, strict=True):
-        shown = table[(table["step"] == "train") & (table["batch"] == size)].dropna(subset="psnr")
+        shown = trained_on[trained_on["batch"] == size].dropna(subset="psnr")
         for name, rows in shown.groupby("attack", sort=False):
             medians = rows.groupby("round")["psnr"].median().clip(upper=CEILING)
             axes.plot(medians.index, medians, marker="o", markersize=3, linewidth=1.2, label=str(name))
         Scale("y", RECOGNISABLE, table["psnr"].dropna().tolist(), {}).draw(axes, "a")
         axes.set(title=f"batches of {size}", xlabel="round", ylabel="median PSNR in dB" if size == BATCHES[0] else "")
-    panels[0].legend(fontsize=7)
+    panels[0].legend(fontsize=6)
+    _shares(found, trained_on.dropna(subset="rank1"))
     return drawn
+
+
+def _shares(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the share of pictures that their features find, a line per size of batch."""
+    for size, members in rows.groupby("batch"):
+        shares = 100 * members.groupby("round")["rank1"].mean()
+        axes.plot(shares.index, shares, marker="o", markersize=3, linewidth=1.2, label=f"batches of {size}")
+    axes.set(title="class_token: found first", xlabel="round", ylabel="% of pictures", ylim=(0, 103))
+    axes.legend(fontsize=6)
 
 
 if __name__ == "__main__":
