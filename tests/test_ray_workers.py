@@ -41,7 +41,9 @@ def cluster() -> Iterator[str]:
         command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=2"]
         command += [f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
         command += ["--object-store-memory=80000000", f"--temp-dir={folder}"]
+        command += ["--min-worker-port=0", "--max-worker-port=0"]  # free ones, instead of 10002 and what follows
         environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+        environment["RAY_worker_register_timeout_seconds"] = "30"  # 60 otherwise, for each worker that does not start
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert any("Ray runtime started" in line for line in process.stdout)

@@ -17,7 +17,8 @@ from fedmjp.errors import ConfigError
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.central import Pictures, open_pictures
-from fedmjp.training.history import History, draw
+from fedmjp.training.curves import draw
+from fedmjp.training.history import History
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state
 

@@ -3,11 +3,11 @@
 from functools import lru_cache
 from typing import Any
 
-import timm
 import torch
 
 from fedmjp.config import ModelConfig
 from fedmjp.errors import ConfigError
+from fedmjp.lean import timm
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.architectures import ARCHITECTURES, Architecture, Family, Positions, architecture
 from fedmjp.models.checkpoints import load_checkpoint

@@ -1,10 +1,9 @@
 """timm models that take images in [0, 1], optionally with what MJP adds to them."""
 
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import override
@@ -12,6 +11,9 @@ from typing_extensions import override
 from fedmjp.errors import BadInputError
 from fedmjp.models.entrance import denormalised
 from fedmjp.models.localisation import LocalisationRegressor, localisation_loss
+
+if TYPE_CHECKING:
+    from timm.models.swin_transformer import SwinTransformer
 
 
 class _PreLogits(nn.Module):
@@ -212,7 +214,7 @@ class SwinClassifier(PositionedClassifier):
 
     positions_name = "patch_embed.pos_embed"
 
-    def __init__(self, backbone: SwinTransformer, *, index_embedding: bool = False) -> None:
+    def __init__(self, backbone: "SwinTransformer", *, index_embedding: bool = False) -> None:
         embed: Any = backbone.patch_embed
         positions = embed.proj.weight.new_empty(1, embed.num_patches, backbone.embed_dim)
         embed.pos_embed = nn.Parameter(nn.init.trunc_normal_(positions, std=0.02))

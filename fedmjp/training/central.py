@@ -13,7 +13,8 @@ from fedmjp.errors import CheckpointError
 from fedmjp.models.build import build
 from fedmjp.training.accuracy import Accuracy, validate
 from fedmjp.training.config import TrainingConfig
-from fedmjp.training.history import History, Value, draw
+from fedmjp.training.curves import draw
+from fedmjp.training.history import History, Value
 from fedmjp.training.loop import EpochReport, Schedule, Trainer
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state, save_checkpoint

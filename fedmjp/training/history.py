@@ -1,13 +1,11 @@
-"""The history of a training run: a CSV line and TensorBoard scalars per epoch or round, and a figure."""
+"""The history of a training run: a CSV line and TensorBoard scalars per epoch or round."""
 
 import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
 
 from fedmjp.extras import require
 
@@ -55,26 +53,3 @@ class History:
             return
         with replacing(self._path) as partial:
             kept.to_csv(partial, index=False)
-
-
-def draw(history: Path, figure: Path, *, title: str) -> None:
-    """Loss and validation accuracy over epochs or rounds, as a PNG file."""
-    rows = pd.read_csv(history)
-    counter = rows.columns[0]
-    plot, (above, below) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
-    for column, label, style in (("loss", "training", "-"), ("validation_loss", "validation", "--")):
-        if column in rows:
-            above.plot(rows[counter], rows[column], style, color="#0072B2", label=label)
-    above.set_ylabel("cross-entropy")
-    above.legend(frameon=False)
-    below.plot(rows[counter], 100 * rows["top1"], color="#D55E00")
-    below.set_ylim(bottom=0)
-    below.set_ylabel("validation Top-1 (%)")
-    below.set_xlabel(counter)
-    below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (above, below):
-        axes.grid(visible=True, alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    plot.suptitle(title)
-    plot.savefig(figure, dpi=150)
-    plt.close(plot)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
-from timm.optim import create_optimizer_v2
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import Tensor, nn
 
@@ -99,6 +98,8 @@ class Trainer:
         noise: Randomness | None = None,
     ) -> None:
         self.model, self.puzzle, self.recipe, self._pipeline = model, learning.puzzle, learning.recipe, pipeline
+        from timm.optim import create_optimizer_v2  # noqa: PLC0415 (seconds, for what does not train)
+
         recipe, frozen = learning.recipe, pipeline.withheld(roles_of(model))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
