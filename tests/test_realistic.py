@@ -34,7 +34,7 @@ def test_train_mode_and_steps_hide_no_single_picture_and_batches_are_mixtures(ta
 
 def test_what_refuses_says_why_once_per_cell(table: pd.DataFrame) -> None:
     refused = table[table["refusal"].notna()]
-    assert set(refused["attack"]) == {"mjp_prior", "class_token"}
+    assert set(refused["attack"]) == {"mjp_prior", "class_token", "class_fishing, patch_embedding"}
     assert refused[["psnr", "rank1"]].isna().all(axis=None)
     assert "one picture" in refused["refusal"].iloc[0]
     assert summary(table)["n"].sum() == table["refusal"].isna().sum()

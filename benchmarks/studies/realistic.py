@@ -8,7 +8,7 @@ recorded. ``step`` says what the client did:
 
 - ``gradient``: FedSGD in evaluation mode without label smoothing, as attacks are usually measured;
 - ``train``: FedSGD with the recipe's drop path and label smoothing;
-- ``mixup``: the same on pictures mixed in pairs, as the recipe says;
+- ``mixup``: FedSGD with label smoothing on pictures mixed in pairs, as the recipe says; scores are of mixed pictures;
 - ``steps``: the weight change of five SGD steps on the batch;
 - ``epochs``: the weight change of two epochs of SGD with momentum, four pictures a step;
 - ``adamw``: the weight change of five steps of AdamW with drop path and label smoothing. No attack can be told of
@@ -39,7 +39,7 @@ from fedmjp import facade
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.errors import AttackFailedError, BadInputError
+from fedmjp.errors import AttackFailedError, BadInputError, ConfigError
 from fedmjp.exchange import Exchange, private_of, with_weights
 from fedmjp.learning import Learning, Recipe
 from fedmjp.models.build import build, build_vit
@@ -154,8 +154,12 @@ def rows_of(
             values = {"pictures_per_client": size, "batch_size": size, **step.told}
             if approach.server:
                 values["server"] = approach.server
-            scenario = Scenario.parse({"model": age.model, **values})
             about = {"step": name, "batch": size, "attack": approach.name}
+            try:
+                scenario = Scenario.parse({"model": age.model, **values})
+            except ConfigError as error:
+                yield {**about, "refusal": str(error)}
+                continue
             attack = ATTACKS.get(approach.attack)(dict(approach.options))
             if reason := attack.refusal(network, scenario.threat.isolated):
                 yield {**about, "refusal": reason}
@@ -189,29 +193,27 @@ def stated(scenario: Scenario, pictures: list[LabelledPicture], network: VitClas
     return scenario.exchange(pictures, model=network)
 
 
-def trained(
-    scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier, *, mixup: float = 0.0
-) -> Exchange:
-    """The gradient of a client in train mode, whose private pictures are those before they are mixed."""
-    plain, trainer, batch = _client(scenario, pictures, network, mixup)
+def trained(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
+    """The gradient of a client in train mode."""
+    plain, trainer, batch = _client(scenario, pictures, network)
     gradients, _ = trainer.gradient(batch, 0, 0)
     return _with(plain, {name: value.detach().clone() for name, value in gradients.items()})
 
 
 def stepped(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
     """The weight change of a client that takes steps of AdamW in train mode."""
-    plain, trainer, batch = _client(scenario, pictures, network, 0.0)
+    plain, trainer, batch = _client(scenario, pictures, network)
     before = _weights(trainer.model)
     trainer.epoch(0, [batch] * LOCAL_STEPS)
     return _with(plain, {name: value - before[name] for name, value in _weights(trainer.model).items()})
 
 
 def _client(
-    scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier, mixup: float
+    scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier
 ) -> tuple[Exchange, Trainer, Batch]:
     """An exchange of these pictures, and a client in train mode that has them, and the weights that were sent."""
     plain = stated(scenario, pictures, network)
-    recipe = RECIPE.model_copy(update={"mixup": mixup, "batch_size": len(pictures)})
+    recipe = RECIPE.model_copy(update={"batch_size": len(pictures)})
     model = build(scenario.network, drop_path=recipe.drop_path)
     model.load_state_dict({**model.state_dict(), **(plain.changed[0] if plain.changed else {})})
     trainer = Trainer(model, Learning(recipe=recipe), scenario.pipeline, schedule=Schedule(1, LOCAL_STEPS), seed=SEED)
@@ -232,7 +234,7 @@ EPOCHS = {"update": "delta", "local_steps": 8, "local_batch_size": 4, "local_mom
 STEPS: Mapping[str, Step] = {
     "gradient": Step({}, stated),
     "train": Step(SMOOTHED, trained),
-    "mixup": Step(SMOOTHED, partial(trained, mixup=0.8), smallest=2),
+    "mixup": Step(SMOOTHED | {"mixup": 0.8}, stated, smallest=2),
     "steps": Step(SEVERAL, stated),
     "epochs": Step(EPOCHS, stated, smallest=16),
     "adamw": Step(SEVERAL | SMOOTHED, stepped),
