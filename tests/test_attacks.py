@@ -127,7 +127,7 @@ def test_weight_deltas_of_one_picture_are_inverted_whatever_the_number_of_steps(
 
 def test_weight_deltas_are_exact_in_float64(pictures: Selection, generator: torch.Generator) -> None:
     model, batch = small_model().double(), batch_of(pictures, Picture.CLEAN)
-    wide = SimpleNamespace(**{**vars(batch), "version": lambda _: batch.clean.double()})
+    wide = SimpleNamespace(**{**vars(batch), "targets": batch.targets, "version": lambda _: batch.clean.double()})
     threat = ThreatModel(update="delta", local_steps=4, local_learning_rate=0.01)
     upload = Upload(delta(model, wide, steps=4, learning_rate=0.01), "delta", 1, 1, 0, "weights")
     made = ATTACKS.get("patch_embedding")().reconstruct([upload], model, threat, generator=generator)[0]

@@ -72,7 +72,7 @@ def test_facts_hold_for_the_clean_picture_at_the_true_places(pictures: Selection
 
 def test_facts_hold_for_a_weight_delta_of_several_steps(pictures: Selection) -> None:
     model, batch = small_model(defence="mjp").double(), batch_of(pictures, Picture.SHUFFLED)
-    wide = SimpleNamespace(**{**vars(batch), "version": lambda _: batch.shuffled.double()})
+    wide = SimpleNamespace(**{**vars(batch), "targets": batch.targets, "version": lambda _: batch.shuffled.double()})
     upload = Upload(delta(model, wide, steps=3, learning_rate=0.01), "delta", 1, 1, 0, "weights")
     facts, patches = linear_facts(upload, model), true_patches(model, batch)
     assert torch.equal(facts.mask, batch.mask[0])
