@@ -39,7 +39,7 @@ from fedmjp import facade
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.errors import AttackFailedError, BadInputError, ConfigError
+from fedmjp.errors import AttackFailedError, BadInputError, ConfigError, RecordError
 from fedmjp.exchange import Exchange, private_of, with_weights
 from fedmjp.learning import Learning, Recipe
 from fedmjp.models.build import build, build_vit
@@ -165,7 +165,13 @@ def rows_of(
                 yield {**about, "refusal": reason}
                 continue
             for start in range(0, len(pictures) - size + 1, size):
-                exchange = step.upload(scenario, list(pictures[start : start + size]), network)
+                batch = list(pictures[start : start + size])
+                try:
+                    exchange = step.upload(scenario, batch, network)
+                except RecordError as error:  # weights of a server's making may break a client's steps down
+                    wanted = [batch[place] for place in scenario.wanted([picture.label for picture in batch])]
+                    yield from ({**about, "picture": picture.name, "error": str(error)} for picture in wanted)
+                    continue
                 for scored in attacked(scenario, approach, exchange, network, gallery):
                     yield {**about, **scored}
 
