@@ -1,0 +1,31 @@
+"""Imports without torch's compiler: they leave it out, and come as they are where that does not work."""
+
+import subprocess
+import sys
+
+import pytest
+
+LEAN = "import sys, fedmjp.models.build; print('torch._dynamo' in sys.modules)"
+# As in a release of timm or torchvision that asks the compiler for what the placeholder does not have.
+LACKING = """
+import sys, types
+from pathlib import Path
+import torch, fedmjp
+text = (Path(fedmjp.__file__).parent / "lean.py").read_text()
+lacking = text.replace('vars(stubs[COMPILER])["disable"] = _disable', "pass")
+assert lacking != text
+module = sys.modules["fedmjp.lean"] = types.ModuleType("fedmjp.lean")
+exec(lacking, vars(module))
+import torchvision.transforms.v2 as v2
+from fedmjp.models.build import build_vit
+from fedmjp.scenario import Scenario
+model = build_vit(Scenario(model="deit_micro").network)
+assert v2.Resize(4)(torch.zeros(1, 3, 8, 8)).shape == (1, 3, 4, 4)
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("code", "compiler"), [(LEAN, "False"), (LACKING, "True")])
+def test_the_compiler_is_imported_only_where_it_must_be(code: str, compiler: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == compiler
