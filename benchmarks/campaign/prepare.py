@@ -57,6 +57,7 @@ def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str)
         keep=campaign.keep,
         reported=list(campaign.reported),
         skipped=list(selection.skipped),
+        notes=[f"Not run: {reason}." for reason in campaign.not_run],
         command=command,
     )
     return Prepared(campaign, selection, planned, ledger)

@@ -3,17 +3,18 @@
 import itertools
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from benchmarks.campaign.battery import Battery, read_battery
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
-from fedmjp.errors import suggestion
+from fedmjp.errors import BadInputError, suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture
@@ -56,6 +57,7 @@ THREAT = (
     "uploads_per_picture",
 )  # fmt: skip
 MOST_CELLS = 100_000  # of a grid; a table of so many is read by nobody
+MASK_RATIOS = (0.27,)
 
 
 def _pipelines(value: object) -> object:
@@ -70,6 +72,17 @@ def _possible(defences: Defences) -> Defences:
     return defences
 
 
+Pipelines = Annotated[tuple[Annotated[Defences, AfterValidator(_possible)], ...], BeforeValidator(_pipelines)]
+
+
+class Rows(Config):
+    """Models and defences that the campaign's battery tries, in every view of it."""
+
+    models: tuple[str, ...] = Field(min_length=1)
+    defences: Pipelines = Field(min_length=1)
+    mask_ratios: tuple[MaskRatio, ...] = Field(MASK_RATIOS, min_length=1)
+
+
 class Grid(Config):
     """Every combination of what it lists. Attacks that do not apply to a model make refused rows.
 
@@ -79,12 +92,10 @@ class Grid(Config):
     """
 
     models: tuple[str, ...] = Field(min_length=1)
-    defences: Annotated[tuple[Annotated[Defences, AfterValidator(_possible)], ...], BeforeValidator(_pipelines)] = (
-        Field(((), (DefenceConfig(name="mjp"),)), min_length=1)
-    )
+    defences: Pipelines = Field(((), (DefenceConfig(name="mjp"),)), min_length=1)
     attacks: tuple[Annotated[AttackConfig, BeforeValidator(named)], ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(tuple(Setting), min_length=1)
-    mask_ratios: tuple[MaskRatio, ...] = Field((0.27,), min_length=1)
+    mask_ratios: tuple[MaskRatio, ...] = Field(MASK_RATIOS, min_length=1)
     threats: tuple[Mapping[str, Any], ...] = Field(({},), min_length=1)
     pictures: int | None = Field(None, ge=1)
     server: Server = Field(None, description="how the server changes the weights that it sends; by default not at all")
@@ -137,7 +148,8 @@ class Budget(Config):
 class Campaign(Config):
     """Everything that determines a campaign's trials, and how they are summarised.
 
-    ``shared`` holds keys of grids that every grid has unless it says otherwise. ``weights`` gives
+    ``shared`` holds keys of grids that every grid has unless it says otherwise. ``rows`` are tried with the named
+    ``battery``, in each of its views (``benchmarks.campaign.battery``). ``weights`` gives
     checkpoints by model (``deit_small``) or by model and defence (``deit_small-mjp``), ``accuracy``
     likewise the top-1 accuracy where it is known.
 
@@ -149,7 +161,9 @@ class Campaign(Config):
     title: str = ""
     question: str = ""
     data: DataConfig = DataConfig()
-    grids: tuple[Grid, ...] = Field(min_length=1)
+    grids: tuple[Grid, ...] = ()
+    battery: str = ""
+    rows: tuple[Rows, ...] = ()
     seeds: tuple[Annotated[int, Field(ge=0, le=MAX_SEED)], ...] = Field((0,), min_length=1)
     metrics: tuple[str, ...] = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
     protocol: Protocol = "float"
@@ -183,14 +197,53 @@ class Campaign(Config):
                 metric(name)
         if LEAKAGE not in self.metrics:
             raise ValueError(f"metrics must hold {LEAKAGE}, by which leakage is judged; got {', '.join(self.metrics)}")
+        if not self.grids and not self.rows:
+            raise ValueError("grids (or a battery and its rows) say what is attacked: name one at least")
+        if bool(self.battery) is not bool(self.rows):
+            raise ValueError("battery names what is tried, rows the models and defences: give both or neither")
         unknown = set(self.weights) | set(self.accuracy)
-        for grid in self.grids:
+        for grid in self.tried:
             pipelines = map(pipeline_of, ((), (SHUFFLED_ALONE,), *grid.defences))
             for pipeline, model in itertools.product(pipelines, grid.models):
                 unknown.difference_update(pipeline.names_of_weights(model))
         if unknown:
             raise ValueError(f"weights or accuracy of {', '.join(sorted(unknown))}, which no grid attacks")
         return self
+
+    @cached_property
+    def tried(self) -> tuple[Grid, ...]:
+        """All grids: those of the file, then those that the battery makes of the rows."""
+        return (*self.grids, *self._of_battery[0])
+
+    @cached_property
+    def not_run(self) -> tuple[str, ...]:
+        """What of the battery cannot be run with which rows, and why."""
+        return self._of_battery[1]
+
+    @cached_property
+    def battery_label(self) -> str:
+        """Name and version of the battery; empty without one."""
+        return self._battery.label if self.battery else ""
+
+    @cached_property
+    def _battery(self) -> Battery:
+        with as_value_error():
+            return read_battery(self.battery)
+
+    @cached_property
+    def _of_battery(self) -> tuple[tuple[Grid, ...], tuple[str, ...]]:
+        grids, reasons = [], []
+        for rows in self.rows:
+            for defences, view in itertools.product(rows.defences, self._battery.views):
+                try:
+                    values = view.grids(rows.models, defences, self._battery.searched)
+                    made = [Grid.parse({**grid, "mask_ratios": rows.mask_ratios}) for grid in values]
+                    for grid in made:
+                        self._asked(grid, rows.models[0], grid.defences[0], grid.views[0])
+                    grids += made
+                except BadInputError as error:
+                    reasons.append(f"{view.name}, {pipeline_of(defences).label}: {error}")
+        return tuple(grids), tuple(reasons)
 
     def experiments(self, *, device: Literal["cpu", "cuda"]) -> list[Experiment]:
         """What the grids ask for, each with the twins that it is held against; nothing twice.
@@ -199,7 +252,7 @@ class Campaign(Config):
             ConfigError: If a combination cannot be run, with its own reason.
         """
         experiments: dict[str, Experiment] = {}
-        for grid in self.grids:
+        for grid in self.tried:
             asked = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
             for seed, view, mask_ratio, model, defences in asked:
                 scenario = self._asked(grid, model, with_mask_ratio(defences, mask_ratio), {**view, "seed": seed})

@@ -6,6 +6,7 @@ import typer
 
 import fedmjp
 from fedmjp.cli.attack import attack
+from fedmjp.cli.benchmark import benchmark
 from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
 from fedmjp.cli.doctor import doctor, refuse_shadows
@@ -38,6 +39,13 @@ app.command(
         "fedmjp attack --attack mjp_prior --uploads results/record",
     ),
 )(attack)
+app.command(
+    rich_help_panel=MEASURE,
+    epilog=examples(
+        "fedmjp benchmark --model deit_tiny --image-size 64 --patch-size 8 --defence prune:kept=0.1",
+        "fedmjp benchmark --battery standard --weights zoo:wide-none-0 --data FOLDER --pictures 64 --defence clip",
+    ),
+)(benchmark)
 app.command(
     rich_help_panel=MEASURE,
     epilog=examples("fedmjp record --clients 4", "fedmjp record --data FOLDER --defence mjp --defence round"),

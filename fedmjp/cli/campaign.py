@@ -5,19 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmjp.cli.campaign_run import run_prepared
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import MODEL, RUN, Device, Fresh, examples
 from fedmjp.cli.options import output as output_option
-from fedmjp.cli.outcome import tell_outcome
 from fedmjp.cli.runs import choose, located, published_command, require_apart
 from fedmjp.overrides import parse_pairs
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from benchmarks.campaign.prepare import Prepared
-    from benchmarks.campaign.spec import Campaign
-    from benchmarks.folder.output import OutputFolder
     from benchmarks.running.verify import Verification
 
 campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_args_is_help=True)
@@ -78,32 +74,10 @@ def run(
     fresh: Fresh = False,
 ) -> None:
     """Run what is missing of a campaign, and report."""
-    from benchmarks.folder.output import OutputFolder
-    from benchmarks.report.render import render
-    from benchmarks.running.runner import run_campaign
-    from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.errors import BadInputError
-
-    console = wide_console()
     prepared = _prepared(file, overrides, weights, device)
-    read = prepared.campaign
-    folder = OutputFolder(output or Path("results") / f"campaign-{read.name}")
-    require_apart(folder.root, read.data.source)
-    if ray and workers:
-        raise BadInputError("--workers are of this machine, and --ray brings its own: leave one of them out")
-    _refuse_contradictions(folder, read, database, fresh=fresh)
-    store = folder.store(database) if database else None  # a wrong one is told before the folder is made
-    folder.prepare(fresh=fresh)
-    store = store or folder.store()
-    finished = len(store.finished([trial.key for trial in prepared.plan.trials]))
-    _tell_beginning(prepared, finished, folder.root, console)
-    prepared.ledger.save(folder.root)
-    with TerminalProgress(console) as progress:
-        left = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
-    failed = render(prepared.ledger, store, folder, console)
-    if left:
-        console.print(f"The budget of {read.budget.hours:g} h is spent; {left} trials wait for the next run.")
-    tell_outcome(failed, folder.root, console)
+    root = output or Path("results") / f"campaign-{prepared.campaign.name}"
+    require_apart(root, prepared.campaign.data.source)
+    run_prepared(prepared, root, database=database, workers=workers, ray=ray, fresh=fresh)
 
 
 @campaign.command(epilog=examples("fedmjp campaign status results/mine"))
@@ -176,21 +150,6 @@ def publish(
     tell(wide_console(), written)
 
 
-def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
-    from benchmarks.folder.ledger import ABOUT, Ledger
-    from fedmjp.errors import BadInputError, OutputError
-
-    if fresh and database:
-        raise BadInputError("--fresh forgets the trials of a folder, not those of a --database; empty that yourself")
-    if fresh or not (output.root / ABOUT).exists():
-        return
-    former = Ledger.load(output.root).about["name"]
-    if former != read.name:
-        raise OutputError(
-            f"{output.root} holds the campaign {former!r}, this one is {read.name!r}; name another --output, or --fresh"
-        )
-
-
 def _prepared(file: Path, overrides: list[str], weights: list[str], device: str) -> "Prepared":
     from benchmarks.campaign.file import read_campaign
     from benchmarks.campaign.prepare import prepare
@@ -199,18 +158,6 @@ def _prepared(file: Path, overrides: list[str], weights: list[str], device: str)
     read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
     data = read.data.model_copy(update={"source": located(read.data.source)})
     return prepare(read.model_copy(update={"data": data}), device=choose(device), command=published_command())
-
-
-def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: "Console") -> None:
-
-    cells = prepared.plan.cells
-    refused = sum(planned.refusal is not None for planned in cells)
-    tell(
-        console,
-        *(f"Skipped: {reason}" for reason in prepared.selection.skipped),
-        f"{prepared.campaign.name}: {len(cells)} cells ({refused} refused), {prepared.campaign.data.count} pictures, "
-        f"{finished} of {len(prepared.plan.trials)} trials are finished; to {folder}.",
-    )
 
 
 def _tell_verification(verification: "Verification") -> None:

@@ -1,0 +1,79 @@
+"""Batteries: what every model and defence is tried with, by a name and a version that stand in each verdict."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from benchmarks.plan.experiment import AttackConfig, named
+from fedmjp.config import Config
+from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of
+from fedmjp.errors import ConfigError, suggestion
+from fedmjp.servers.config import Server
+from fedmjp.settings import Setting
+from fedmjp.yaml_files import read_yaml
+
+FOLDER = Path(__file__).parents[1] / "batteries"
+SUM = "secure_sum"
+Attacks = tuple[Annotated[AttackConfig, BeforeValidator(named)], ...]
+
+
+class View(Config):
+    """What a server may see or send, and what is tried there."""
+
+    name: str
+    threat: Mapping[str, Any] = Field({}, description="values of a scenario")
+    server: Server = Field(None, description="how the server changes the weights that it sends; by default not at all")
+    sum_of: int = Field(1, ge=1, description="clients whose updates the server sees as one")
+    attacks: Attacks = Field(min_length=1)
+    searches: Attacks = Field((), description="attacks that take long")
+
+    def pipeline(self, defences: Defences) -> Defences:
+        """What clients do to updates here: the sum comes last, where they do not ask for one themselves."""
+        if self.sum_of == 1 or pipeline_of(defences).clients > 1:
+            return defences
+        return (*defences, DefenceConfig.parse({"name": SUM, "clients": self.sum_of}))
+
+    def grids(self, models: tuple[str, ...], defences: Defences, searched: int) -> list[dict[str, Any]]:
+        """Values of a campaign's grids that try this pipeline: all pictures, and the first of them for searches."""
+        pipeline = self.pipeline(defences)
+        shared = {
+            "models": models,
+            "defences": (pipeline,),
+            "settings": (Setting.C if pipeline_of(pipeline).shuffles else Setting.A,),
+            "threats": (self.threat,),
+            "server": self.server,
+        }
+        slow = [{**shared, "attacks": self.searches, "pictures": searched}] if self.searches else []
+        return [{**shared, "attacks": self.attacks}, *slow]
+
+
+class Battery(Config):
+    """A named set of views; ``searched`` pictures are searched for."""
+
+    name: str
+    version: int = Field(ge=1)
+    searched: int = Field(ge=1)
+    views: tuple[View, ...] = Field(min_length=1)
+
+    @property
+    def label(self) -> str:
+        """As verdicts have it: ``standard 1``."""
+        return f"{self.name} {self.version}"
+
+
+def batteries() -> list[str]:
+    """Names of all batteries."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def read_battery(name: str) -> Battery:
+    """The battery of that name.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if name not in batteries():
+        raise ConfigError(f"there is no battery {name!r}, {suggestion(name, batteries())}")
+    return Battery.parse(read_yaml(FOLDER / f"{name}.yaml")[1])

@@ -1,0 +1,82 @@
+"""Running a campaign that is prepared, as `fedmjp campaign run` and `fedmjp benchmark` do."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.outcome import tell_outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.campaign.prepare import Prepared
+    from benchmarks.campaign.spec import Campaign
+    from benchmarks.folder.output import OutputFolder
+
+
+def run_prepared(
+    prepared: "Prepared", root: Path, *, database: str = "", workers: int = 0, ray: str = "", fresh: bool
+) -> None:
+    """Run what a folder lacks of a campaign, and report.
+
+    Args:
+        prepared: The campaign.
+        root: Folder of the results.
+        database: URL of a PostgreSQL server that takes the trials in place of a file.
+        workers: Processes; 0 means one per GPU, or one on CPU.
+        ray: Address of a running Ray cluster.
+        fresh: Forget what a former run left.
+
+    Raises:
+        BadInputError: If options contradict each other, or what the folder holds.
+    """
+    from benchmarks.folder.output import OutputFolder
+    from benchmarks.report.render import render
+    from benchmarks.running.runner import run_campaign
+    from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.errors import BadInputError
+
+    console, read = wide_console(), prepared.campaign
+    folder = OutputFolder(root)
+    if ray and workers:
+        raise BadInputError("--workers are of this machine, and --ray brings its own: leave one of them out")
+    _refuse_contradictions(folder, read, database, fresh=fresh)
+    store = folder.store(database) if database else None  # a wrong one is told before the folder is made
+    folder.prepare(fresh=fresh)
+    store = store or folder.store()
+    finished = len(store.finished([trial.key for trial in prepared.plan.trials]))
+    _tell_beginning(prepared, finished, folder.root, console)
+    prepared.ledger.save(folder.root)
+    with TerminalProgress(console) as progress:
+        left = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
+    failed = render(prepared.ledger, store, folder, console)
+    if left:
+        console.print(f"The budget of {read.budget.hours:g} h is spent; {left} trials wait for the next run.")
+    tell_outcome(failed, folder.root, console)
+
+
+def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
+    from benchmarks.folder.ledger import ABOUT, Ledger
+    from fedmjp.errors import BadInputError, OutputError
+
+    if fresh and database:
+        raise BadInputError("--fresh forgets the trials of a folder, not those of a --database; empty that yourself")
+    if fresh or not (output.root / ABOUT).exists():
+        return
+    former = Ledger.load(output.root).about["name"]
+    if former != read.name:
+        raise OutputError(
+            f"{output.root} holds the campaign {former!r}, this one is {read.name!r}; name another --output, or --fresh"
+        )
+
+
+def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: "Console") -> None:
+    cells = prepared.plan.cells
+    refused = sum(planned.refusal is not None for planned in cells)
+    tell(
+        console,
+        *(f"Skipped: {reason}" for reason in prepared.selection.skipped),
+        *(f"Not run: {reason}" for reason in prepared.campaign.not_run),
+        f"{prepared.campaign.name}: {len(cells)} cells ({refused} refused), {prepared.campaign.data.count} pictures, "
+        f"{finished} of {len(prepared.plan.trials)} trials are finished; to {folder}.",
+    )
