@@ -9,7 +9,8 @@ import pandas as pd
 
 from benchmarks.folder.ledger import ABOUT
 from benchmarks.folder.output import write_text
-from benchmarks.leaderboard.entries import RECOGNISABLE, Entry, Record, Submission, Submitter, entry_id
+from benchmarks.folder.study import holds_plan, holds_study
+from benchmarks.leaderboard.entries import RECOGNISABLE, Difference, Entry, Record, Submission, Submitter, entry_id
 from benchmarks.leaderboard.figures import Figures, judged, marginal_name
 from benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
 from benchmarks.leaderboard.pairing import Pairs
@@ -54,7 +55,8 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
             manifest is not complete, or the entry is there already.
         OutputError: If the folder holds no board or cannot be written.
     """
-    if not (board_folder / ABOUT).is_file():
+    published = holds_study(board_folder) and holds_plan(board_folder)
+    if not published and not (board_folder / ABOUT).is_file():
         raise OutputError(f"{board_folder} holds no results to add an entry to; name the folder of a campaign")
     submission = _checked(_parsed(entry_file))
     _refuse_duplicates(submission, board_folder)
@@ -143,10 +145,9 @@ def _checked(submission: Submission) -> Submission:
     claimed = {entry.cell: entry for entry in submission.entries}
     if len(claimed) < len(submission.entries):
         raise AdmissionError("two entries are of the same cell; merge or remove one")
-    for entry in submission.entries:
-        _refuse(entry, _contradictions(entry))
     flat = {(entry.provenance.pictures_sha256, name) for entry in submission.entries for name in entry.flat or ()}
     for entry in submission.entries:
+        _refuse(entry, _contradictions(entry))
         _refuse(entry, _flat_ones(entry, flat))
         _refuse(entry, impossible_figures(entry))
         _refuse(entry, impossible_origin(entry))
@@ -296,7 +297,8 @@ def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> I
     for name in {**claims, **figures}:
         claim, figure = claims.get(name), figures.get(name)
         if figure is None and claim is not None:
-            yield f"{name.replace('_', ' ')} is given, but not what it follows from"
+            lacking = "the entry to compare with" if isinstance(claim, Difference) else "scores that it follows from"
+            yield f"{name.replace('_', ' ')} is given, but not {lacking}"
         for field, value in (figure.model_dump() if figure else {}).items():
             claimed = getattr(claim, field, None)
             tolerance = ROUNDING + (MONTE_CARLO * spreads.get(name, 0.0) if field in ("low", "high") else 0)

@@ -40,7 +40,7 @@ def board_of(
     entries = (*entries_of(ledger, trials, environments), *submitted)
     return Board(
         **{name: ledger.about[name] for name in ("name", "title", "question", "recognisable_at")},
-        metrics=tuple(ledger.about["metrics"]),
+        metrics=tuple(dict.fromkeys([*ledger.about["metrics"], *(name for one in submitted for name in one.metrics)])),
         entries=entries,
         standings=tuple(standings(entries)),
         reported=tuple(reported),
