@@ -144,7 +144,7 @@ def submitted_text() -> str:
 
 def board_folder(folder: Path) -> Path:
     """A board of pictures alone, to add entries to."""
-    ledger, trials = ledger_of([Row(cell("april", "none"), near(80))])
+    ledger, _ = ledger_of([Row(cell("april", "none"), near(80))])
     (folder / "board").mkdir()
     ledger.save(folder / "board")
     return folder / "board"
