@@ -175,6 +175,8 @@ def test_a_third_party_submits_features_and_labels_beside_a_board_of_pictures(tm
         ("entries.0.metrics.feature_error.median", 0.1, "feature_error median is 0.1, but its scores per picture give"),
         ("entries.0.scores.rank1.p0", 0.5, "rank1 of 'p0' is 0.5; it can be 0 or 1"),
         ("entries.0.scores.feature_error.p0", -0.1, "feature_error of 'p0' is -0.1; it can be from 0"),
+        ("entries.0.scores.feature_error.p0", 1e300, "feature_error of 'p0' is 1e+300; it can be from 0"),
+        ("entries.0.scores.membership", {}, "membership has no scores per picture"),
         ("entries.0.scores.label_accuracy", {"p0": 1.0}, "label_accuracy is not of the same pictures as rank1: 1 and"),
         ("entries.0.scores", {"rank1": {"p0": 1.0}}, "label_accuracy has no scores per picture"),
         ("entries.0.metrics.rank1.worst", 0.0, "rank1 worst is 0.0, but its scores per picture give 1"),

@@ -224,8 +224,8 @@ def _of_scores(entry: Entry) -> Iterator[str]:
     for name in {**entry.scores, **entry.metrics}:
         if not computable_metric(name, entry.reveals):
             yield f"{name} says nothing of an attack that reveals {entry.reveals}; leave it out"
-        if name not in entry.scores or name not in entry.metrics:
-            yield f"{name} has no {'statistics' if name in entry.scores else 'scores per picture'}"
+        if not entry.scores.get(name) or name not in entry.metrics:
+            yield f"{name} has no {'statistics' if entry.scores.get(name) else 'scores per picture'}"
     pictures = entry.scores.get(measure.leakage, {})
     if lacking := sorted(needed_metrics(entry.reveals) - entry.scores.keys() if entry.n else ()):
         yield f"it reveals {entry.reveals}, and has no scores per picture of {', '.join(lacking)}"

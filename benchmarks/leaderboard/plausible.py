@@ -15,6 +15,7 @@ from fedmjp.texts import UNPRINTABLE
 
 ROUNDING = 1e-6
 ERROR = "mse"
+LARGEST_SCORE = 1e30  # single precision computes with it
 LONGEST_TEXT = 2000  # letters
 SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -56,7 +57,7 @@ def _trials_per_picture(entry: Entry) -> int:
 
 def _outside(name: str, field: str, value: float, trials: int) -> Iterator[str]:
     known = metric(name)
-    possible = known.lowest - ROUNDING <= value <= known.highest + ROUNDING
+    possible = known.lowest - ROUNDING <= value <= min(known.highest, LARGEST_SCORE) + ROUNDING
     if possible and known.whole:
         possible = abs(Fraction(value).limit_denominator(trials) - value) <= ROUNDING
     if not possible:
