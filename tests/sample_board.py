@@ -182,7 +182,11 @@ def sample_entry(*, values: np.ndarray, defences: object, threat: ThreatModel, *
         "missing": 0,
         "left_out": 0,
         "metrics": metrics,
-        "leakage": {f"picture_{index:04d}": float(value) for index, value in enumerate(values)},
+        "scores": {
+            name: {f"picture_{index:04d}": float(value) for index, value in enumerate(convert(values))}
+            for name, convert in _CONVERT.items()
+            if n
+        },
         "flat": {},
         "exact": _share(exact, n) if n else None,
         "recognisable": _share(exposed, n) if n else None,

@@ -72,7 +72,7 @@ def test_the_ledger_read_from_disk_gives_the_same_board(tmp_path):
 def test_figures_are_over_pictures_each_with_the_mean_over_its_seeds():
     leakage = [10.0, 20, 12, 14, 13, 15]  # three pictures, two seeds
     found = entry(Row(cell(), leakage, seeds=2))
-    assert found.leakage == {"p0": 15, "p1": 13, "p2": 14}
+    assert found.scores["psnr"] == {"p0": 15, "p1": 13, "p2": 14}
     assert found.metrics["psnr"].mean == 14
     assert found.metrics["psnr"].worst == 20
     assert found.metrics["mse"].worst == pytest.approx(10**-2)

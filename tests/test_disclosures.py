@@ -3,6 +3,8 @@
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from benchmarks.campaign.spec import Campaign
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.output import OutputFolder
 from benchmarks.leaderboard.admission import AdmissionError, admit
+from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, Entry
+from benchmarks.leaderboard.plausible import impossible_figures
 from benchmarks.plan.experiment import AttackConfig, Experiment
+from benchmarks.report import disclosed
 from benchmarks.report.publish import publish
 from benchmarks.report.render import render
 from benchmarks.running.engine import Engine
@@ -32,9 +37,10 @@ from fedmjp.errors import AttackNotApplicableError, BadInputError, ConfigError
 from fedmjp.metrics import DISCLOSED
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
-from tests.boards import Row, board, cell, ledger_of, near
+from tests.boards import ENVIRONMENTS, Row, board, cell, ledger_of, near
 from tests.conftest import small_model, small_scenario
 from tests.experiments import record_directly
+from tests.test_admission import changed, submission, write
 from tests.test_attack_command import attack
 
 METRICS = ["psnr", "mse", *DISCLOSED]
@@ -44,7 +50,9 @@ MANY = 64
 def telling(reveals: str, shares: Sequence[float], defence: object = "none", setting: str = "a", **row: Any) -> Row:
     """A cell of an attack that reveals this; the share that is right of each picture."""
     made = cell(f"tells_{reveals}", defence, setting, reveals=reveals)
-    return Row(made, shares, scores={"feature_error": 0.5} if reveals == "features" else {}, **row)
+    return Row(
+        made, shares, scores={"feature_error": 0.5, "label_accuracy": 1.0} if reveals == "features" else {}, **row
+    )
 
 
 def chance(count: int, defence: object = "none", setting: str = "a") -> Row:
@@ -123,15 +131,89 @@ def test_ids_of_cells_that_reveal_pictures_are_what_they_were_and_old_boards_sti
     assert Board.read(json.dumps(values)) == shown
 
 
-def test_entries_of_features_are_not_admitted_yet(tmp_path: Path) -> None:
+@cache
+def submitted_text() -> str:
+    """Features and labels told of eight pictures, and their guess, as a third party would submit them."""
+    rows = (
+        replace(telling("features", [1.0] * 8), cell=cell("class_token", "none", reveals="features")),
+        replace(telling("labels", [1.0] * 8), cell=cell("labels", "none", reveals="labels")),
+        chance(8),
+    )
+    return json.dumps(submission(*rows, metrics=METRICS))
+
+
+def board_folder(folder: Path) -> Path:
+    """A board of pictures alone, to add entries to."""
     ledger, _ = ledger_of([Row(cell("april", "none"), near(80))])
-    ledger.save(tmp_path)
-    entries = [judged(telling("labels", [1.0] * 8), chance(8)).model_dump(mode="json")]
-    submitter = {"name": "A", "contact": "a@example.org", "link": "https://example.org"}
-    path = tmp_path / "entry.json"
-    path.write_text(json.dumps({"schema_version": 2, "submitter": submitter, "entries": entries}))
-    with pytest.raises(AdmissionError, match="it reveals labels; so far only entries that reveal pictures"):
-        admit(path, tmp_path)
+    (folder / "board").mkdir()
+    ledger.save(folder / "board")
+    return folder / "board"
+
+
+def test_a_third_party_submits_features_and_labels_beside_a_board_of_pictures(tmp_path: Path) -> None:
+    folder = board_folder(tmp_path)
+    admitted = admit(write(folder, json.loads(submitted_text())), folder)
+    assert [(one.reveals, one.verdict) for one in admitted] == [
+        ("features", "leaks"), ("labels", "leaks"), ("features", "floor"),
+    ]  # fmt: skip
+    assert admitted[1].floor == admitted[2].id, "the guess at features guesses labels"
+    assert set(admitted[0].scores) == {"rank1", "feature_error", "label_accuracy"}
+    ledger, trials = ledger_of([Row(cell("april", "none"), near(80))])
+    both = board_of(ledger, trials, ENVIRONMENTS, submitted=admitted)
+    publish(both, tmp_path, formats=("csv", "md"), pictures=None)
+    table = pd.read_csv(tmp_path / "leaderboard.csv").set_index("attack")
+    assert table.loc[["class_token", "labels", "chance"], "origin"].tolist() == ["submitted"] * 3
+    assert (table.loc["class_token", "rank1_mean"], table.loc["class_token", "feature_error_median"]) == (1, 0.5)
+    others = (tmp_path / "leaderboard.md").read_text(encoding="utf-8").split("## What else leaks")[1]
+    assert others.count("submitted") == 3
+    assert disclosed.answer(both) == "", "what we have not measured is no answer of ours"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("entries.0.metrics.feature_error.median", 0.1, "feature_error median is 0.1, but its scores per picture give"),
+        ("entries.0.scores.rank1.p0", 0.5, "rank1 of 'p0' is 0.5; it can be 0 or 1"),
+        ("entries.0.scores.feature_error.p0", -0.1, "feature_error of 'p0' is -0.1; it can be from 0"),
+        ("entries.0.scores.feature_error.p0", 1e300, "feature_error of 'p0' is 1e+300; it can be from 0"),
+        ("entries.0.scores.membership", {}, "membership has no scores per picture"),
+        ("entries.0.scores.label_accuracy", {"p0": 1.0}, "label_accuracy is not of the same pictures as rank1: 1 and"),
+        ("entries.0.scores", {"rank1": {"p0": 1.0}}, "label_accuracy has no scores per picture"),
+        ("entries.0.metrics.rank1.worst", 0.0, "rank1 worst is 0.0, but its scores per picture give 1"),
+        ("entries.0.exact.share", 1.0, "exact share is 1.0, but its scores per picture give 0.0"),
+        ("entries.0.flat", {"p9": 80.0}, "names flat pictures, which count as others where features are revealed"),
+        ("entries.0.recognisable", {"share": 1.0, "low": 0.5, "high": 1.0}, "recognisable is given, but not scores"),
+        ("entries.1.reveals", "features", "labels reveals labels, not features"),
+        ("entries.1.verdict", "withstood", "the rules say 'leaks': 8 of 8 labels"),
+        ("entries.2.attack", "labels", "labels has the role attack, not floor"),
+        ("entries.2.reveals", "labels", "chance reveals features, not labels"),
+    ],
+)
+def test_a_claim_about_features_that_does_not_follow_is_refused(
+    tmp_path: Path, path: str, value: object, message: str
+) -> None:
+    folder = board_folder(tmp_path)
+    with pytest.raises(AdmissionError) as caught:
+        admit(write(folder, changed(path, value, json.loads(submitted_text()))), folder)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_features_without_their_guess_are_refused(tmp_path: Path) -> None:
+    folder, content = board_folder(tmp_path), json.loads(submitted_text())
+    del content["entries"][2]
+    with pytest.raises(AdmissionError, match="over floor is given, but not the entry to compare with"):
+        admit(write(folder, content), folder)
+
+
+def test_what_is_right_or_wrong_is_a_share_of_the_trials_of_a_picture() -> None:
+    shares = [1.0, 0.0, 1.0, 1.0] * 8
+    entry = judged(telling("labels", shares, seeds=4))
+    assert set(entry.scores["label_accuracy"].values()) == {0.75}
+    assert [*impossible_figures(entry)] == []
+    halved = entry.model_copy(update={"scores": {"label_accuracy": entry.scores["label_accuracy"] | {"p0": 0.4}}})
+    (reason,) = impossible_figures(halved)
+    assert reason == "label_accuracy of 'p0' is 0.4; it can be 0 or 1, or the mean of 4 trials at most"
 
 
 def test_what_works_on_pictures_refuses_what_reveals_none() -> None:

@@ -75,12 +75,12 @@ def test_cells_are_of_all_attacks_of_a_board() -> None:
     for row in matrix(board).rows:
         for cell in row.measured:
             rivals = [
-                one for one in board.entries if one.role == "attack" and one.leakage and one.setting is not Setting.B
+                one for one in board.entries if one.role == "attack" and one.n and one.setting is not Setting.B
                 if (one.model, one.server, one.defence, one.mask_ratio, one.pipeline.shuffles) == (
                     cell.entry.model, cell.entry.server, cell.entry.defence, cell.entry.mask_ratio,
                     cell.entry.pipeline.shuffles)
             ]  # fmt: skip
-            shares = [np.mean(np.array(list(one.leakage.values())) >= 40) for one in rivals]
+            shares = [np.mean(np.array(list(one.scores["psnr"].values())) >= 40) for one in rivals]
             assert cell.text == numbers.percent(float(max(shares)))
 
 

@@ -296,7 +296,7 @@ def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board:
     for setting in "abc":
         entry = entries[f"{prefix}-{setting}"]
         twin, floor = entries[str(entry.twin)], entries[str(entry.floor)]
-        shown = [f"{np.median(list(one.leakage.values())):.1f}" for one in (entry, floor, twin)]
+        shown = [f"{np.median(list(one.scores['psnr'].values())):.1f}" for one in (entry, floor, twin)]
         recovers = f"recovers 0 of 20 exactly, median {shown[0]} dB, in {setting}"
         assert f"strongest attack patch_embedding {recovers}" in line
         references = f"(grey guess {shown[1]} dB, without defence 0 of 20 exactly, median {shown[2]} dB): "

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.leaderboard.statistics import RESAMPLES, difference, intervals, share, statistics
+from benchmarks.leaderboard.statistics import RESAMPLES, difference, intervals, share, signed_rank, statistics
 
 
 def sample(n: int, seed: int = 0) -> np.ndarray:
@@ -83,6 +83,15 @@ def test_difference_tests_signed_ranks():
     found = difference(values, (0, 1))
     assert found.p_value == stats.wilcoxon(values, zero_method="pratt").pvalue
     assert found.n == 7
+
+
+@pytest.mark.parametrize(
+    "values", [[1, 1, -2], [0, 3, 3, -1, 0], [0.5, 2, 3, -1, 4, 6], [2, 2, 2, 2, 2, -2, 0, 5], [-1] * 7]
+)
+@pytest.mark.parametrize("alternative", ["two-sided", "less"])
+def test_signed_ranks_of_few_values_are_those_of_scipy_with_ties_and_zeros(values, alternative):
+    expected = stats.wilcoxon(values, alternative=alternative, zero_method="pratt").pvalue
+    assert signed_rank(np.array(values, float), alternative) == pytest.approx(expected, abs=1e-12)
 
 
 def test_difference_of_nothing_has_p_one():

@@ -9,8 +9,10 @@ import pandas as pd
 
 from benchmarks.folder.ledger import ABOUT
 from benchmarks.folder.output import write_text
-from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Entry, Record, Submission, Submitter, entry_id
+from benchmarks.folder.study import holds_plan, holds_study
+from benchmarks.leaderboard.entries import RECOGNISABLE, Difference, Entry, Record, Submission, Submitter, entry_id
 from benchmarks.leaderboard.figures import Figures, judged, marginal_name
+from benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
 from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.plausible import (
     ROUNDING,
@@ -25,7 +27,6 @@ from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError
 from fedmjp.files import read_file
-from fedmjp.metrics import metric
 from fedmjp.models.build import blueprint
 from fedmjp.settings import Picture
 
@@ -50,11 +51,12 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
 
     Raises:
         ConfigError: If the file is not of that form.
-        AdmissionError: If figures do not follow from the leakage per picture, a verdict not from the rules, the
+        AdmissionError: If figures do not follow from the scores per picture, a verdict not from the rules, the
             manifest is not complete, or the entry is there already.
         OutputError: If the folder holds no board or cannot be written.
     """
-    if not (board_folder / ABOUT).is_file():
+    published = holds_study(board_folder) and holds_plan(board_folder)
+    if not published and not (board_folder / ABOUT).is_file():
         raise OutputError(f"{board_folder} holds no results to add an entry to; name the folder of a campaign")
     submission = _checked(_parsed(entry_file))
     _refuse_duplicates(submission, board_folder)
@@ -151,14 +153,14 @@ def _checked(submission: Submission) -> Submission:
         _refuse(entry, impossible_origin(entry))
     figures = Figures(
         ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
-        pictures={cell: pd.DataFrame({LEAKAGE: entry.leakage}, dtype=float) for cell, entry in claimed.items()},
+        pictures={cell: _scores(entry) for cell, entry in claimed.items()},
         worst={cell: {name: figure.worst for name, figure in entry.metrics.items()} for cell, entry in claimed.items()},
         recognisable_at=RECOGNISABLE,
     )
     computed = []
     for cell, entry in claimed.items():
         derived = figures.of(cell) | {"origin": "submitted", "submitter": submission.submitter}
-        ours = entry.model_copy(update=derived | {"metrics": {**entry.metrics, **derived["metrics"]}})
+        ours = entry.model_copy(update=derived)
         _refuse(entry, _differences(entry, ours, figures.samples[cell]))
         computed.append(ours)
         _refuse(entry, _against_references(cell, claimed, figures.pairs))
@@ -171,9 +173,16 @@ def _checked(submission: Submission) -> Submission:
     return submission.model_copy(update={"entries": tuple(entries)})
 
 
+def _scores(entry: Entry) -> pd.DataFrame:
+    """A row per picture; the columns that are needed also where no picture counts."""
+    names = dict.fromkeys([*entry.scores, *needed_metrics(entry.reveals)])
+    return pd.DataFrame(entry.scores, columns=list(names), dtype=float)
+
+
 def _flat_ones(entry: Entry, flat: Set[tuple[str, str]]) -> Iterator[str]:
     """Pictures that count in this entry, but are flat in another one of the same pictures, or in itself."""
-    for name in entry.leakage:
+    measure = MEASURES[entry.reveals]
+    for name in entry.scores.get(measure.leakage, {}) if measure.colour_tells else ():
         if (entry.provenance.pictures_sha256, name) in flat:
             yield f"{name} counts, but is flat in another entry or in this one"
 
@@ -197,8 +206,6 @@ def _id(cell: Cell, entry: Entry, submitter: str) -> str:
 
 def _contradictions(entry: Entry) -> Iterator[str]:
     """What an entry says against itself or against what is known here, without computing anything."""
-    if entry.reveals != "pictures":
-        yield f"it reveals {entry.reveals}; so far only entries that reveal pictures can be submitted"
     if entry.verdict == "refused":
         yield "an attack that was not run has nothing to show; leave the entry out"
     given = entry.provenance
@@ -208,18 +215,32 @@ def _contradictions(entry: Entry) -> Iterator[str]:
         yield f"its provenance lacks {', '.join(missing or ['an environment'])}"
     yield from _of_defences(entry)
     yield from _of_attack(entry)
-    flat = entry.flat or {}
+    yield from _of_scores(entry)
+
+
+def _of_scores(entry: Entry) -> Iterator[str]:
+    """Every metric has to be of the same pictures, and those have to be there that verdicts follow from."""
+    measure, flat, seeds = MEASURES[entry.reveals], entry.flat or {}, entry.provenance.seeds
+    for name in {**entry.scores, **entry.metrics}:
+        if not computable_metric(name, entry.reveals):
+            yield f"{name} says nothing of an attack that reveals {entry.reveals}; leave it out"
+        if not entry.scores.get(name) or name not in entry.metrics:
+            yield f"{name} has no {'statistics' if entry.scores.get(name) else 'scores per picture'}"
+    pictures = entry.scores.get(measure.leakage, {})
+    if lacking := sorted(needed_metrics(entry.reveals) - entry.scores.keys() if entry.n else ()):
+        yield f"it reveals {entry.reveals}, and has no scores per picture of {', '.join(lacking)}"
+    for name, values in entry.scores.items():
+        if values.keys() != pictures.keys():
+            counts = f"{len(values)} and {len(pictures)} have scores"
+            yield f"{name} is not of the same pictures as {measure.leakage}: {counts}"
+    if flat and not measure.colour_tells:
+        yield f"it names flat pictures, which count as others where {entry.reveals} are revealed; leave flat out"
     scored = entry.n + len(flat)
-    if entry.n != len(entry.leakage) or not scored <= entry.trials <= scored * len(given.seeds):
+    if entry.n != len(pictures) or not scored <= entry.trials <= scored * len(seeds):
         yield (
-            f"n = {entry.n} and trials = {entry.trials} do not fit {len(entry.leakage)} pictures with leakage, "
-            f"{len(flat)} flat ones and {len(given.seeds)} seeds"
+            f"n = {entry.n} and trials = {entry.trials} do not fit {len(pictures)} pictures with scores, "
+            f"{len(flat)} flat ones and {len(seeds)} seeds"
         )
-    for name in entry.metrics:
-        metric(name)
-    most, claimed = max(entry.leakage.values(), default=None), entry.metrics.get(LEAKAGE)
-    if most is not None and (claimed is None or claimed.worst < most - ROUNDING):
-        yield _off(f"{LEAKAGE} worst", claimed and claimed.worst, most)
 
 
 def _of_defences(entry: Entry) -> Iterator[str]:
@@ -249,9 +270,10 @@ def _of_attack(entry: Entry) -> Iterator[str]:
         elif entry.adapted:
             yield f"{entry.attack!r} is not known here, {unseen.format('it')}"
         return
-    role = tried.made().role
-    if role != entry.role:
-        yield f"its role is {role}, not {entry.role}"
+    made = tried.made()
+    for verb, known, claimed in (("has the role", made.role, entry.role), ("reveals", made.reveals, entry.reveals)):
+        if known != claimed:
+            yield f"{entry.attack} {verb} {known}, not {claimed}"
     if not entry.adapted:
         return
     pipeline = entry.pipeline
@@ -267,7 +289,7 @@ def _of_attack(entry: Entry) -> Iterator[str]:
 
 
 def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> Iterator[str]:
-    """Where claimed figures are not those that follow from the leakage per picture."""
+    """Where claimed figures are not those that follow from the scores per picture."""
     spreads = {name: float(values.std() / len(values) ** 0.5) for name, values in samples.items()}
     claims, figures = _figures(theirs), _figures(ours)
     if theirs.exact is None:
@@ -275,7 +297,8 @@ def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> I
     for name in {**claims, **figures}:
         claim, figure = claims.get(name), figures.get(name)
         if figure is None and claim is not None:
-            yield f"{name.replace('_', ' ')} is given, but not the entry to compare with"
+            lacking = "the entry to compare with" if isinstance(claim, Difference) else "scores that it follows from"
+            yield f"{name.replace('_', ' ')} is given, but not {lacking}"
         for field, value in (figure.model_dump() if figure else {}).items():
             claimed = getattr(claim, field, None)
             tolerance = ROUNDING + (MONTE_CARLO * spreads.get(name, 0.0) if field in ("low", "high") else 0)
@@ -288,9 +311,9 @@ def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> I
 def _figures(entry: Entry) -> dict[str, Record | None]:
     """As messages and samples name them."""
     return {
-        LEAKAGE: entry.metrics.get(LEAKAGE),
+        **entry.metrics,
         "exact": entry.exact,
-        "recognisable": entry.recognisable if entry.leakage else None,
+        "recognisable": entry.recognisable,
         "over_floor": entry.over_floor,
         "over_twin": entry.over_twin,
         **{marginal_name(marginal.defence): marginal.difference for marginal in entry.marginal},
@@ -298,7 +321,7 @@ def _figures(entry: Entry) -> dict[str, Record | None]:
 
 
 def _off(name: str, theirs: object, ours: object) -> str:
-    return f"{name} is {theirs}, but its leakage per picture gives {ours}"
+    return f"{name} is {theirs}, but its scores per picture give {ours}"
 
 
 def _named(entry: Entry) -> str:

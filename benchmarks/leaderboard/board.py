@@ -3,16 +3,18 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.assembly import entries_of, span
-from benchmarks.leaderboard.entries import SCHEMA_VERSION, Board, Entry, Reported
+from benchmarks.leaderboard.entries import Board, Entry, Reported
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.notes import notes
 from benchmarks.leaderboard.standings import standings
+
+MANIFEST_VERSION: Final = 2  # of the manifest's own form
 
 
 def board_of(
@@ -38,7 +40,7 @@ def board_of(
     entries = (*entries_of(ledger, trials, environments), *submitted)
     return Board(
         **{name: ledger.about[name] for name in ("name", "title", "question", "recognisable_at")},
-        metrics=tuple(ledger.about["metrics"]),
+        metrics=tuple(dict.fromkeys([*ledger.about["metrics"], *(name for one in submitted for name in one.metrics)])),
         entries=entries,
         standings=tuple(standings(entries)),
         reported=tuple(reported),
@@ -52,7 +54,7 @@ def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, M
     finished = trials[trials["status"] == "ok"]
     arms = (finished["model"] + "-" + finished["defence"]).to_list()
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": MANIFEST_VERSION,
         **{key: value for key, value in ledger.about.items() if key not in ("notes", "skipped")},
         "seeds": sorted({int(seed) for seed in ledger.trials["seed"]}),
         "threat_models": [

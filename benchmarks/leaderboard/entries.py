@@ -19,7 +19,7 @@ from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 # Of pictures; ``benchmarks.leaderboard.measures`` has what else can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 EXACT = 40.0  # dB from which a picture counts as recovered exactly: the error's root mean square is a hundredth
@@ -52,6 +52,8 @@ class Record(Config):
             return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             details = error.errors(include_url=False)
+            # What is wrong besides is said of another form.
+            details = [detail for detail in details if detail["loc"][-1:] == ("schema_version",)] or details
             more = f"; and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
             raise ConfigError("; ".join(cls._explain(dict(detail)) for detail in details[:SHOWN]) + more) from None
 
@@ -59,6 +61,11 @@ class Record(Config):
     def _explain(cls, detail: dict[str, Any]) -> str:
         if detail["type"] == "missing":
             return f"key {'.'.join(map(str, detail['loc']))!r} is missing"
+        if detail["loc"][-1:] == ("schema_version",):
+            return (
+                f"schema_version is {_Short(repr(detail['input']))}, this version reads {SCHEMA_VERSION}: take the "
+                "entries anew from the leaderboard.json that `fedmjp leaderboard DIR` writes of the trials"
+            )
         return super()._explain(detail | {"input": _Short(repr(detail["input"]))})
 
 
@@ -160,9 +167,10 @@ class Entry(Record):
 
     What ``Cell`` and ``PlannedCell`` have, too, means the same here; ``defence`` is the label of ``defences``. ``n``
     counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
-    yet. ``leakage`` holds PSNR per picture, ``flat`` that of pictures of nearly one colour: they count in no figure,
-    ``n`` included; none where it was not recorded which they are, and all count. ``exact`` is the share that is
-    recovered with 40 dB or more. ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin:
+    yet. ``scores`` holds each metric's value per picture, the mean over its seeds: ``metrics`` and all that is said of
+    the cell follow from it. ``flat`` holds the PSNR of pictures of nearly one colour: they count in no figure, ``n``
+    included; none where it was not recorded which they are, and all count. ``exact`` is the share that is recovered
+    with 40 dB or more. ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin:
     the same model, attack, pictures, seeds and server where clients defend nothing, in setting a. ``exposed`` counts
     pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
 
@@ -170,7 +178,7 @@ class Entry(Record):
     metrics, thresholds and guesses in place of these.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     origin: Origin = "reproduced"
     submitter: Submitter | None = None
     id: str
@@ -195,7 +203,7 @@ class Entry(Record):
     left_out: int = Field(ge=0)
     errors: tuple[str, ...] = ()
     metrics: dict[str, Statistics]
-    leakage: dict[str, float]
+    scores: dict[str, dict[str, float]]
     flat: dict[str, float] | None = None
     exact: Share | None = None
     recognisable: Share | None
@@ -245,7 +253,7 @@ def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) ->
 class Submission(Record):
     """A file of entries by a third party: cells, and the floors and twins that they are held against."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     submitter: Submitter
     entries: tuple[Entry, ...] = Field(min_length=1)
 
@@ -318,7 +326,7 @@ def reported_in(names: Iterable[str]) -> tuple[Reported, ...]:
 class Board(Record):
     """A whole leaderboard, in the order in which it is shown; ``about`` is the manifest."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     name: str
     title: str
     question: str

@@ -86,7 +86,11 @@ class Figures:
                 for name in map(str, self.pictures[cell])
                 if name in self.samples[cell]
             },
-            "leakage": {str(name): float(value) for name, value in leakage.items()},
+            "scores": {
+                str(name): {str(picture): float(value) for picture, value in column.dropna().items()}
+                for name, column in self.pictures[cell].items()
+                if name in self.samples[cell]
+            },
             "exact": self._share(cell, measure.exact),
             "recognisable": seen and self._share(cell, seen),
             "exposed": int(measure.exposing.passed(better).sum()) if measure.exposing else 0,

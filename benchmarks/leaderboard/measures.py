@@ -69,6 +69,12 @@ class Measure:
     middle: str
     exposure: str
 
+    @property
+    def metrics(self) -> frozenset[str]:
+        """What is judged by."""
+        thresholds = [self.exact, *([self.exposing] if self.exposing else [])]
+        return frozenset({self.leakage, *(threshold.metric for threshold in thresholds)})
+
     def amount(self, value: float) -> str:
         """A difference of leakage: ``1 dB``."""
         return f"{self.scale * value:g} {self.unit}"
@@ -130,3 +136,14 @@ MEASURES: dict[Reveals, Measure] = {
         exposure="",
     ),
 }
+
+
+def needed_metrics(reveals: Reveals) -> frozenset[str]:
+    """What cells that reveal this are judged by, and those that they may be the guess of."""
+    guessed = {measure.leakage for measure in MEASURES.values() if reveals in measure.guesses}
+    return MEASURES[reveals].metrics | guessed
+
+
+def computable_metric(name: str, reveals: Reveals) -> bool:
+    """Whether a metric says anything of what is revealed: who tells features tells labels."""
+    return reveals in MEASURES[metric(name).of].guesses

@@ -119,7 +119,7 @@ def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
         yield f"; fewer than {FEWEST} pictures decide nothing"
     if over is None or over.high is None or over.high >= measure.margin:
         yield f"; the interval does not exclude {measure.amount(measure.margin)}"
-    if measure.below(entry.leakage, floor.leakage, measure.margin) >= SIGNIFICANT:
+    if measure.below(entry.scores[measure.leakage], floor.scores[measure.leakage], measure.margin) >= SIGNIFICANT:
         yield f"; {measure.test} does not exclude {measure.amount(measure.margin)}"
 
 

@@ -50,7 +50,7 @@ def _once(board: Board, fewest: Entry, where: str) -> str:
     naive = _strongest(
         entry
         for entry in board.entries
-        if not entry.adapted and entry.role == "attack" and entry.leakage and _cell(entry) == _cell(fewest)
+        if not entry.adapted and entry.role == "attack" and entry.n and _cell(entry) == _cell(fewest)
     )
     blind = f"; attacks that do not know {fewest.defence} recover {_middle(naive[0])}" if naive else ""
     times = "once" if _uploads(fewest) == 1 else f"{_uploads(fewest)} times"
@@ -110,7 +110,7 @@ def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
     fewest, most = entries[0], entries[-1]
     count, guess = _uploads(most), board.by_id.get(most.floor)
     failed = ""
-    if guess and guess.leakage and headline(most) < headline(guess):
+    if guess and guess.n and headline(most) < headline(guess):
         failed = " (less than the guess: the attack failed, which proves nothing)"
     elif _uploads(fewest) < count and recovery(most) == recovery(fewest):
         failed = f" (what {_uploads(fewest)} gave: the attack makes nothing of the others, which proves nothing)"
@@ -120,7 +120,7 @@ def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
 def _is_evidence(entry: Entry) -> bool:
     """An attack of ours that knows the defences, on what somebody would deploy."""
     known = entry.role == "attack" and entry.adapted and entry.origin == "reproduced"
-    return known and bool(entry.leakage) and deployed(entry)
+    return known and entry.n > 0 and deployed(entry)
 
 
 def _is_plain(entry: Entry) -> bool:
@@ -138,7 +138,7 @@ def _uploads(entry: Entry) -> int:
 
 
 def _decibels(entry: Entry | None) -> str:
-    return f"{numbers.score(headline(entry)[1], LEAKAGE)} dB" if entry and entry.leakage else ""
+    return f"{numbers.score(headline(entry)[1], LEAKAGE)} dB" if entry and entry.n else ""
 
 
 def _middle(entry: Entry) -> str:

@@ -31,7 +31,7 @@ def print_answer(board: Board, console: Console) -> None:
 
 def answers(board: Board) -> list[Entry]:
     """Of each model the strongest attack without a defence, from one upload, then every attack on a defence."""
-    tried = [entry for entry in board.revealing("pictures").entries if entry.role == "attack" and entry.leakage]
+    tried = [entry for entry in board.revealing("pictures").entries if entry.role == "attack" and entry.n]
     undefended = [entry for entry in tried if not entry.defences and entry.threat.uploads_per_picture == 1]
     strongest = [max(group, key=_as_printed) for group in grouped(undefended, lambda entry: entry.model).values()]
     return [*strongest, *(entry for entry in tried if entry.defences)]

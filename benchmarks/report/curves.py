@@ -142,7 +142,7 @@ def upload_counts(board: Board) -> list[Plot]:
     shown = [
         entry
         for entry in board.entries
-        if deployed(entry) and (entry.role, entry.origin) == ("attack", "reproduced") and entry.leakage
+        if deployed(entry) and (entry.role, entry.origin) == ("attack", "reproduced") and entry.n
     ]
     once = {"uploads_per_picture": 1}
     alike = grouped(shown, lambda entry: (entry.server.model_copy(update=once), entry.defence))

@@ -23,6 +23,7 @@ OVER, AGAINST = "over chance, points", "against no defence, points"
 TEXTS = ("server sees", "verdict", "reason")
 DISPENSABLE = (
     "rank 5, other crop", "rank 5", "rank 1, other crop", AGAINST, "members known", "server sees", "setting", OVER,
+    ERROR,
 )  # fmt: skip
 NO_SCORE = "not computed"
 
@@ -40,8 +41,9 @@ def standings(board: Board) -> dict[str, Standing]:
 
 
 def answer(board: Board) -> str:
-    """What the strongest attack tells where clients do least, in a sentence; empty where nothing was measured."""
-    tried = [entry for entry in _part(board).entries if entry.role == "attack" and entry.exact]
+    """What the strongest attack tells where clients do least, in a sentence; empty where nothing was measured here."""
+    ours = [entry for entry in _part(board).entries if entry.origin == "reproduced"]
+    tried = [entry for entry in ours if entry.role == "attack" and entry.exact]
     entry = min(tried, key=lambda one: (len(one.defences), *(-value for value in headline(one))), default=None)
     if entry is None:
         return ""
@@ -94,6 +96,7 @@ def _row(entry: Entry, standing: Standing | None) -> Row:
     values = {
         "rank": Value("" if rank is None else str(rank), rank),
         "model": Value(entry.model),
+        "origin": Value("" if entry.origin == "reproduced" else entry.origin),
         "attack": Value(entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"),
         "defence": Value(numbers.defence_name(entry)),
         "server sees": Value(server_name(entry.server)),

@@ -52,7 +52,7 @@ def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
         f"attacks the {ATTACKS} strongest on each defence. The dotted line is the grey guess, the grey mark the median "
         f"of an attacker who was given more than any server sees. {CEILING_NOTE}"
     )
-    scored = [entry for entry in board.entries if entry.server == server and entry.leakage]
+    scored = [entry for entry in board.entries if entry.server == server and entry.n]
     return [
         Plot(
             f"{prefix}-leakage-{place}",
@@ -72,7 +72,7 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
     labels = _labels(tried, list(drawn))
     attacks = [entry for entry in tried if _label(entry) in labels]
     bounds = [entry for entry in entries if entry.role == "bound"]
-    values = [value for entry in attacks for value in entry.leakage.values()]
+    values = [value for entry in attacks for value in entry.scores[LEAKAGE].values()]
     values += [entry.metrics[LEAKAGE].median for entry in bounds]
     scale = Scale("x", board.recognisable_at, values, floors(entries))
 
@@ -125,7 +125,7 @@ def _labels(attacks: Sequence[Entry], defences: Sequence[str]) -> list[_Label]:
 
 def _dots(axes: Axes, place: int, entry: Entry, style: Style) -> None:
     """Strokes without length under round caps, as one line, which is one element of the picture."""
-    ordered = sorted(map(capped, entry.leakage.values()))
+    ordered = sorted(map(capped, entry.scores[LEAKAGE].values()))
     count = min(DOTS, len(ordered))
     shown = [ordered[round(k * (len(ordered) - 1) / max(1, count - 1))] for k in range(count)]
     heights = [place + SPREAD * ((k * GOLDEN) % 1 - 0.5) for k in range(count)]

@@ -88,7 +88,7 @@ def styles(board: Board) -> dict[str, Style]:
 def judging(board: Board, server: ThreatModel) -> list[Entry]:
     """The strongest attack on each model with its defences, per setting; those with a score."""
     entries = [strongest(board, standing) for standing in board.standings if standing.server == server]
-    return [entry for entry in entries if entry.leakage]
+    return [entry for entry in entries if entry.n]
 
 
 def by_model(entries: Iterable[Entry]) -> list[list[Entry]]:
@@ -103,11 +103,7 @@ def name_of(entry: Entry) -> str:
 
 def floors(entries: Iterable[Entry]) -> dict[str, float]:
     """Median leakage of the grey guess, by setting."""
-    return {
-        str(entry.setting): entry.metrics[LEAKAGE].median
-        for entry in entries
-        if entry.role == "floor" and entry.leakage
-    }
+    return {str(entry.setting): entry.metrics[LEAKAGE].median for entry in entries if entry.role == "floor" and entry.n}
 
 
 def defence_name(name: str) -> str:
@@ -128,7 +124,7 @@ def capped(value: float) -> float:
 
 def quartiles_of(entry: Entry) -> list[float]:
     """The median between the ends of the middle half of the pictures, as they are drawn."""
-    values = [capped(value) for value in entry.leakage.values()]
+    values = [capped(value) for value in entry.scores[LEAKAGE].values()]
     return list(map(float, np.quantile(values, QUARTILES)))
 
 

@@ -39,7 +39,7 @@ COUNTS = ("failed", "flat")  # of what is shown where there is any
 NAMED = 4  # columns that are named as left out
 GAP = 2  # between columns of a terminal table
 NESTED = {
-    "defences", "marginal", "threat", "metrics", "leakage", "submitter", "utility", "cost", "provenance", "errors",
+    "defences", "marginal", "threat", "metrics", "scores", "submitter", "utility", "cost", "provenance", "errors",
     "over_floor", "over_twin", "exact", "flat", "recognisable",
 }  # fmt: skip
 

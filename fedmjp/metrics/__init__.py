@@ -20,6 +20,8 @@ from fedmjp.metrics.disclosed import feature_error, found_among, label_accuracy,
 from fedmjp.metrics.perceptual import lpips_alex, missing_backbone
 from fedmjp.metrics.pictures import fft2d, mse, psnr, ssim, ssim_mjp
 
+WHOLE = "0 or 1"
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -34,6 +36,11 @@ class Metric:
     definition: str  # the exact variant and its source
     missing: Callable[[], str | None] = lambda: None  # why it cannot be computed on this machine
     of: Literal["pictures", "features", "labels"] = "pictures"  # what has to be revealed for it
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is 0 or 1 of a trial, and nothing between."""
+        return self.bounds == WHOLE
 
 
 METRICS = {
@@ -61,7 +68,7 @@ METRICS = {
         missing_backbone,
     ),
     "label_accuracy": Metric(
-        label_accuracy, True, "0 or 1", 0, 1, "1 where the picture's label is told; each label told counts once",
+        label_accuracy, True, WHOLE, 0, 1, "1 where the picture's label is told; each label told counts once",
         of="labels",
     ),
     "feature_error": Metric(
@@ -70,24 +77,24 @@ METRICS = {
         "gallery's), which itself scores 1; features are matched one to one by least squares", of="features",
     ),
     "rank1": Metric(
-        partial(found_among, most=1), True, "0 or 1", 0, 1,
+        partial(found_among, most=1), True, WHOLE, 0, 1,
         "1 where, of all pictures attacked, none is nearer to the feature told; by chance 1 of them", of="features",
     ),
     "rank5": Metric(
-        partial(found_among, most=5), True, "0 or 1", 0, 1,
+        partial(found_among, most=5), True, WHOLE, 0, 1,
         "the same where four are nearer at most; by chance 5 of them", of="features",
     ),
     "rank1_crop": Metric(
-        partial(found_among, most=1), True, "0 or 1", 0, 1,
+        partial(found_among, most=1), True, WHOLE, 0, 1,
         "as rank1, among another crop of each picture: three quarters of its side, at a place drawn for the picture",
         of="features",
     ),
     "rank5_crop": Metric(
-        partial(found_among, most=5), True, "0 or 1", 0, 1, "as rank5, among another crop of each picture",
+        partial(found_among, most=5), True, WHOLE, 0, 1, "as rank5, among another crop of each picture",
         of="features",
     ),
     "membership": Metric(
-        membership, True, "0 or 1", 0, 1,
+        membership, True, WHOLE, 0, 1,
         "1 where the picture is nearer to a feature told than the threshold that 0.001 of the pictures outside of the "
         "upload pass; with fewer than 1,000 of these, nearer than all of them", of="features",
     ),
