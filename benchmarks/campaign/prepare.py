@@ -57,6 +57,7 @@ def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str)
         keep=campaign.keep,
         reported=list(campaign.reported),
         skipped=list(selection.skipped),
+        **({"battery": campaign.battery_label} if campaign.battery else {}),
         notes=[f"Not run: {reason}." for reason in campaign.not_run],
         command=command,
     )

@@ -133,6 +133,7 @@ def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Envi
     pictures = "\n".join(sorted(rows["picture_sha256"].unique()))
     return Provenance(
         campaign=about["name"],
+        battery=about.get("battery", ""),
         config_sha256=about["config_sha256"],
         data=about["data"],
         pictures_sha256=hashlib.sha256(pictures.encode()).hexdigest(),

@@ -141,9 +141,11 @@ class Provenance(Record):
 
     ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` are those of the tensors that
     were sent; ``environments`` are versions, revision and hardware, one if all trials ran alike; times are UTC.
+    ``battery`` is the name and version of what was tried, where it was a battery.
     """
 
     campaign: str
+    battery: str = ""
     config_sha256: str
     data: str
     pictures_sha256: str

@@ -28,6 +28,8 @@ def judge(entry: Entry, floor: Entry | None, twin: Entry | None) -> Judgement:
     if entry.flat:
         named = "1 flat picture does" if len(entry.flat) == 1 else f"{len(entry.flat)} flat pictures do"
         reason += f"; {named} not count"
+    if entry.provenance.battery:
+        reason += f"; battery {entry.provenance.battery}"
     return Judgement(verdict, reason)
 
 

@@ -1,0 +1,106 @@
+"""Batteries: what every model and defence is tried with, and how their version stands in what is said."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attacks import ATTACKS
+from benchmarks.campaign import battery as batteries
+from benchmarks.campaign.spec import Campaign
+from benchmarks.leaderboard.measures import MEASURES
+from fedmjp.cli import main
+from fedmjp.errors import ConfigError
+
+SMALL = """\
+name: small
+version: 7
+searched: 2
+views:
+  - name: one gradient
+    attacks: [patch_embedding, grey]
+    searches: [patch_embedding_wiener]
+  - name: sums only
+    sum_of: 2
+    attacks: [labels, chance]
+  - name: a head of its own making
+    threat: {batch_size: 2}
+    server: class_fishing
+    attacks: [patch_embedding, grey]
+"""
+BAD_INPUT = 2
+
+
+def benchmark(*arguments: str | Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["fedmjp", "benchmark", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A battery of little work."""
+    (tmp_path / "small.yaml").write_text(SMALL)
+    monkeypatch.setattr(batteries, "FOLDER", tmp_path)
+    return "small"
+
+
+@pytest.mark.parametrize("name", batteries.batteries())
+def test_every_view_has_the_guess_that_its_attacks_are_read_against(name: str) -> None:
+    battery = batteries.read_battery(name)
+    assert battery.name == name
+    for view in battery.views:
+        revealed = {ATTACKS.get(attack.name)(attack.options).reveals for attack in (*view.attacks, *view.searches)}
+        floors = {MEASURES[what].floor for what in revealed}
+        assert floors <= {attack.name for attack in view.attacks}, view.name
+
+
+def test_one_call_gives_a_defence_its_row_before_every_server(small: str, tmp_path: Path) -> None:
+    size = ("--model", "deit_tiny", "--image-size", "32", "--patch-size", "8", "--pictures", "4")
+    assert benchmark("--battery", small, *size, "--defence", "clip", "--output", tmp_path / "made") == 0
+    rows = pd.read_csv(tmp_path / "made" / "leaderboard.csv")
+    clipped = rows[rows["defence"].str.startswith("clip")]
+    assert set(clipped["threat_server"]) == {"honest", "class_fishing"}
+    assert set(clipped["defence"]) == {"clip", "clip + secure_sum:clients=2"}
+    searched = rows[(rows["attack"] == "patch_embedding_wiener") & (rows["defence"] == "clip")]
+    assert searched["n"].tolist() == [2]
+    # A factor is on both sides of the closed form's equation: clipping takes nothing from it.
+    exact = clipped[(clipped["attack"] == "patch_embedding") & (clipped["threat_server"] == "honest")]
+    assert (exact["psnr_median"] > 60).all()
+    board = json.loads((tmp_path / "made" / "leaderboard.json").read_text())
+    assert all(entry["reason"].endswith("battery small 7") for entry in board["entries"] if entry["n"])
+    assert board["about"]["battery"] == "small 7"
+
+
+def test_a_view_that_cannot_be_says_why_and_the_others_are_run(small: str) -> None:
+    campaign = Campaign.parse(
+        {
+            "name": "rows",
+            "battery": small,
+            "data": {"pictures": 3},
+            "rows": [{"models": ["deit_tiny"], "defences": ["none", "withhold:roles=head"]}],
+            "metrics": ["psnr"],
+        }
+    )
+    assert [reason.partition(":")[0] for reason in campaign.not_run] == [
+        "sums only, none",
+        "a head of its own making, none",
+        "sums only, withhold",
+        "a head of its own making, withhold",
+    ]
+    assert "3 pictures make no whole uploads, which are of 2 each" in campaign.not_run[0]
+    assert len(campaign.tried) == 4  # one gradient: all, and searches, of both rows
+
+
+def test_what_is_no_battery_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark("--battery", "standart") == BAD_INPUT
+    assert "there is no battery 'standart', did you mean 'standard'?" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="give both or neither"):
+        Campaign.parse(
+            {"name": "half", "battery": "standard", "grids": [{"models": ["deit_tiny"], "attacks": ["grey"]}]}
+        )
+    with pytest.raises(ConfigError, match="name one at least"):
+        Campaign.parse({"name": "empty"})
