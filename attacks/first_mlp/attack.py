@@ -137,7 +137,7 @@ class FirstMlp(Attack[VitClassifier]):
     ) -> Tensor:
         """Patches (patches, values) in their places behind tokens (patches, dim) in any order."""
         del through, gradients
-        return entrance.patches(tokens, entrance.by_prior(tokens), model)
+        return entrance.patches(tokens, entrance.by_prior(tokens, model), model)
 
     def _through(
         self, model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, threat: ThreatModel

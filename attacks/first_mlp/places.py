@@ -14,10 +14,13 @@ from attacks.linear_systems import NEGLIGIBLE, Gaussian
 from attacks.mjp.affine import AffinePatches
 from attacks.mjp.closing import close
 from attacks.natural_patches import NaturalPatches
+from attacks.natural_pictures import NaturalPictures
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import from_patches
 
 UNSURE = 3e-3  # of a token's values: errors that the places must bear
+WIDTH, SWAPS = 256, 4000  # pairs that are tried before the order counts as settled, and in all
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,50 @@ class Entrance:
         singular = torch.linalg.svdvals(self.weight)
         return self.weight.shape[1] < self.weight.shape[0] and bool(singular[-1] > NEGLIGIBLE * singular[0])
 
-    def by_prior(self, tokens: Tensor) -> Tensor:
-        """Places (tokens,) of tokens (tokens, dim): where what is left makes the most natural patches."""
-        covariance = self.weight @ self.prior.covariance @ self.weight.mT
-        noise = (UNSURE**2 * tokens.square().mean()) * torch.eye(len(covariance)).to(covariance)
-        root = torch.linalg.cholesky(covariance + noise)
+    def by_prior(self, tokens: Tensor, model: VitClassifier) -> Tensor:
+        """Places (tokens,) of tokens (tokens, dim): where what is left makes the most natural patches and picture."""
+        root = torch.linalg.cholesky(self._covariance(tokens))
 
         def whitened(rows: Tensor) -> Tensor:
             solved: Tensor = torch.linalg.solve_triangular(root, rows.mT, upper=False)
             return solved.mT
 
         left = tokens - self.shift - self.weight @ self.prior.mean
-        return assigned(torch.cdist(whitened(left), whitened(self.positions)).square().log())
+        costs = torch.cdist(whitened(left), whitened(self.positions)).square().log()
+        places = assigned(costs)
+        return places if self.shows_all else self._swapped(tokens, places, costs, model)
+
+    def _swapped(self, tokens: Tensor, places: Tensor, costs: Tensor, model: VitClassifier) -> Tensor:
+        """Swap two tokens, those first that cost least, as long as the whole picture gets more natural by it."""
+        prior = NaturalPictures.for_model(model)
+        gain = torch.linalg.solve(self._covariance(tokens), self.weight @ self.prior.covariance)
+        offset = self.shift + self.weight @ self.prior.mean
+
+        def energy(tried: Tensor) -> float:
+            likely = in_place((tokens - offset - self.positions[tried]) @ gain + self.prior.mean, tried)
+            image = from_patches(likely[None].float(), model.image_size, model.patch_size)[0]
+            moved = image - prior.mean[:, None, None]
+            fit = len(gain) * costs[torch.arange(len(tried)), tried].sum()
+            return float((moved * prior.slope(moved)).sum() + fit)
+
+        least, pairs, failed = energy(places), torch.triu_indices(len(places), len(places), 1).mT, 0
+        tries = iter(_cheapest(costs[:, places], pairs))
+        for _ in range(SWAPS):
+            pair = next(tries, None)
+            if pair is None or failed == WIDTH:
+                break
+            swapped = places.clone()
+            swapped[pair] = places[pair.flip(0)]
+            made, failed = energy(swapped), failed + 1
+            if made < least:
+                places, least, failed = swapped, made, 0
+                tries = iter(_cheapest(costs[:, places], pairs))
+        return places
+
+    def _covariance(self, tokens: Tensor) -> Tensor:
+        """(dim, dim) of tokens less their positions, as patches of the prior and errors make them."""
+        covariance = self.weight @ self.prior.covariance @ self.weight.mT
+        return covariance + (UNSURE**2 * tokens.square().mean()) * torch.eye(len(covariance)).to(covariance)
 
     def by_patches(self, tokens: Tensor, patches: Tensor) -> Tensor:
         """Places of tokens whose patches (tokens, values) are known."""
@@ -68,6 +103,14 @@ class Entrance:
         seen = int((singular > NEGLIGIBLE * singular[0]).sum())
         stated = (tokens - self.shift - self.positions[places]) @ left[:, :seen] / singular[:seen] @ right[:seen]
         return close(AffinePatches(in_place(stated, places), right[seen:]), model)
+
+
+def _cheapest(costs: Tensor, pairs: Tensor) -> Tensor:
+    """Pairs (pairs, 2) by what it costs to swap them; ``costs`` (tokens, tokens) of one in the place of the other."""
+    first, second = pairs.mT
+    own_costs = costs.diagonal()
+    swapped = costs[first, second] + costs[second, first] - own_costs[first] - own_costs[second]
+    return pairs[swapped.argsort()]
 
 
 def by_slopes(slopes: Tensor, rows: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ def search(equations: Equations, rounds: int, generator: torch.Generator) -> Tok
     excess, dry = met[:, 0], 0
     for _ in range(rounds):
         candidates = _polished(equations, _candidates(equations.without(met), generator)[0])
-        point = equations.at(candidates)
-        left = equations.excess(point)
+        left = equations.excess(equations.at(candidates))
         likely = left < TRUE
         before = len(met)
         met, excess = _distinct(torch.cat([met, candidates[likely]]), torch.cat([excess, left[likely]]))
@@ -49,11 +48,12 @@ def search(equations: Equations, rounds: int, generator: torch.Generator) -> Tok
 
 
 def _filled(equations: Equations, met: Tensor, generator: torch.Generator) -> Tensor:
-    """Add what comes nearest to the equations of the tokens that are left, one after the other."""
-    while len(met) < equations.count:
+    """Add what comes nearest to the equations of the tokens that are left, half of those missing at a time."""
+    while (missing := equations.count - len(met)) > 0:
         candidates, cost = _candidates(equations.without(met), generator)
-        together, _ = _distinct(torch.cat([met, candidates]), torch.cat([cost.new_full((len(met),), -1.0), cost]))
-        met = together[: len(met) + 1] if len(together) > len(met) else torch.cat([met, candidates[:1]])
+        distinct, _ = _distinct(torch.cat([met, candidates]), torch.cat([cost.new_full((len(met),), -1.0), cost]))
+        more = len(distinct) - len(met)
+        met = distinct[: len(met) + (missing + 1) // 2] if more else torch.cat([met, candidates[:1]])
     return met
 
 
