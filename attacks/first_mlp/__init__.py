@@ -1,1 +1,1 @@
-"""``first_mlp``: uploads without embeddings. The gradients of the first block alone state every token that enters it."""
+"""``first_mlp``: uploads without embeddings. The first block alone states every token that enters it."""

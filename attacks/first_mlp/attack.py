@@ -26,6 +26,7 @@ from attacks.labels import labels_of, mean_gradient
 from attacks.mjp.span import block
 from attacks.mjp.span.equations import Span
 from attacks.natural_patches import prior_refusal
+from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -40,6 +41,7 @@ class FirstMlpOptions(Config):
     """Budget of ``first_mlp`` and its variants."""
 
     rounds: int = Field(25, ge=1, description="of the search for tokens, at most")
+    starts: int = Field(96, ge=1, description="points that each round starts from")
     steps: int = Field(15, ge=0, description="of the joint search at most, where one pays; 0 for none")
 
 
@@ -80,8 +82,10 @@ class FirstMlp(Attack[VitClassifier]):
         """Needs one step on one picture, the first block written out in ``block``, few tokens, and the prior."""
         if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
             return "needs one step on a single picture: more of either sums up more tokens than there are dimensions"
-        if model.defended or model.index_embedding is not None or not model.has_positions:
-            return "needs a model of which the position embedding alone tells places apart, without MJP"
+        if refusal := positions_refusal(model):
+            return refusal
+        if model.defended or model.index_embedding is not None:
+            return "needs a model without MJP, whose masks and second embedding it does not know"
         return block.refusal(model) or _rank_refusal(model) or prior_refusal(model)
 
     def _reconstruct(
@@ -103,7 +107,7 @@ class FirstMlp(Attack[VitClassifier]):
         label = labels_of(upload, model, threat)[0]
         first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
         equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
-        behind = search(equations, self.options.rounds, generator)
+        behind = search(equations, self.options.rounds, self.options.starts, generator)
         tokens = entering(model, gradients, behind.whitened)
         known = centred(class_token(model))
         away = (tokens - known).norm(dim=1)

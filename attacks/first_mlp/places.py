@@ -20,7 +20,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches
 
 UNSURE = 3e-3  # of a token's values: errors that the places must bear
-WIDTH, SWAPS = 256, 4000  # pairs that are tried before the order counts as settled, and in all
+WIDTH, SWAPS = 160, 1500  # pairs that are tried before the order counts as settled, and in all
 
 
 @dataclass(frozen=True)

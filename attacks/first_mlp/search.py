@@ -7,7 +7,6 @@ from torch import Tensor
 
 from attacks.first_mlp.equations import Equations, Point
 
-STARTS = 96
 STEPS, POLISHING = 25, 12
 FIRST_DAMPING, POLISHED_DAMPING = 1e-3, 1e-6  # of the mean diagonal
 EASIER, HARDER, TRIES = 0.2, 10.0, 3  # factors of the damping, and how often it is raised for one step
@@ -26,7 +25,7 @@ class Tokens:
     met: int  # of them, proven; the rest are nearest misses
 
 
-def search(equations: Equations, rounds: int, generator: torch.Generator) -> Tokens:
+def search(equations: Equations, rounds: int, starts: int, generator: torch.Generator) -> Tokens:
     """As many tokens as the gradients are sums over.
 
     Each round searches in the equations of what is left when the tokens met so far are taken out, where those are no
@@ -35,7 +34,7 @@ def search(equations: Equations, rounds: int, generator: torch.Generator) -> Tok
     met = equations.basis.new_zeros(0, equations.basis.shape[1])
     excess, dry = met[:, 0], 0
     for _ in range(rounds):
-        candidates = _polished(equations, _candidates(equations.without(met), generator)[0])
+        candidates = _polished(equations, _candidates(equations.without(met), starts, generator)[0])
         left = equations.excess(equations.at(candidates))
         likely = left < TRUE
         before = len(met)
@@ -44,26 +43,26 @@ def search(equations: Equations, rounds: int, generator: torch.Generator) -> Tok
         dry = 0 if len(met) > before else dry + 1
         if len(met) == equations.count or dry == DRY:
             break
-    return Tokens(_filled(equations, met, generator), len(met))
+    return Tokens(_filled(equations, met, starts, generator), len(met))
 
 
-def _filled(equations: Equations, met: Tensor, generator: torch.Generator) -> Tensor:
+def _filled(equations: Equations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
     """Add what comes nearest to the equations of the tokens that are left, half of those missing at a time."""
     while (missing := equations.count - len(met)) > 0:
-        candidates, cost = _candidates(equations.without(met), generator)
+        candidates, cost = _candidates(equations.without(met), starts, generator)
         distinct, _ = _distinct(torch.cat([met, candidates]), torch.cat([cost.new_full((len(met),), -1.0), cost]))
         more = len(distinct) - len(met)
         met = distinct[: len(met) + (missing + 1) // 2] if more else torch.cat([met, candidates[:1]])
     return met
 
 
-def _candidates(equations: Equations, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(starts, dim) whitened tokens and (starts,) costs where searches from random directions ended."""
+def _candidates(equations: Equations, starts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(ends, dim) different whitened tokens and (ends,) costs, ascending, where searches from random points ended."""
     basis = equations.basis
-    start = torch.randn(STARTS, len(basis), generator=generator, dtype=torch.float64).to(basis)
+    start = torch.randn(starts, len(basis), generator=generator, dtype=torch.float64).to(basis)
     start = start * (equations.radius / start.norm(dim=1, keepdim=True))
     ended, point = minimise(equations, start, steps=STEPS, damping=FIRST_DAMPING, on_sphere=True)
-    return ended @ basis, point.cost
+    return _distinct(ended @ basis, point.cost)
 
 
 def _polished(equations: Equations, whitened: Tensor) -> Tensor:

@@ -65,7 +65,9 @@ class Passed:
     residual: float  # largest relative distance of a gradient behind the tokens from the uploaded one
 
 
-def passed(model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, smoothing: float) -> Passed:
+def passed(
+    model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, smoothing: float
+) -> Passed:
     """Pass tokens (1 + patches, dim), the class token first, through the network in float64, and back."""
     network = copy.deepcopy(model).double().requires_grad_(requires_grad=True)
     backbone, leaf = network.backbone, tokens.detach().clone().requires_grad_()
