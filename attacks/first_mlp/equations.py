@@ -13,6 +13,7 @@ f_t lies in the column space of G1 and s_t in that of G2. These are as many line
 which one direction of s_t is the only solution. Its length makes G2 - s_t a_t^T lose a rank.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,7 +91,7 @@ class Equations:
     @property
     def radius(self) -> float:
         """Length of a whitened token, but for the LayerNorm's epsilon."""
-        return float(self.basis.shape[1]) ** 0.5
+        return math.sqrt(self.basis.shape[1])
 
     def at(self, whitened: Tensor) -> Point:
         """The equations at whitened tokens (rows, dim)."""
@@ -111,7 +112,8 @@ class Equations:
         """(rows,) length of what is left over that which rounding leaves of a true token: about 1 for one."""
         rounded = (ROUNDED * point.activations.norm(dim=1)).square()
         expected = self.inputs.expected(point.inputs) + self.activations.expected(point.activations) + rounded
-        return (point.cost / expected).sqrt()
+        excess: Tensor = (point.cost / expected).sqrt()
+        return excess
 
     def slopes(self, whitened: Tensor) -> tuple[Tensor, Tensor]:
         """s_t (rows, dim) and f_t (rows, hidden) of true tokens, each by itself."""

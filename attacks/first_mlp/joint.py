@@ -47,7 +47,8 @@ class Joint:
     @cached_property
     def precision(self) -> Tensor:
         """(values, values) of a patch."""
-        return torch.linalg.inv(self.prior.covariance)
+        precision: Tensor = torch.linalg.inv(self.prior.covariance)
+        return precision
 
     def tokens(self, patches: Tensor) -> Tensor:
         """(1 + patches, dim) tokens that enter the block."""
@@ -102,7 +103,7 @@ class Joint:
         whitened, deviation = block.norm2.whiten(self.attended(patches))
         point, slopes = equations.at(whitened), _norm_slopes(block.norm2, whitened, deviation)
         roots, gradients = [], []
-        for some in torch.arange(len(whitened)).split(ROWS):
+        for some in torch.split(torch.arange(len(whitened)), ROWS):
             inner = slopes[some]
             outer = gelu_slope(point.before_gelu[some])[:, :, None] * (block.fc1.weight @ inner)
             of_inputs, of_outputs = equations.inputs.columns.mT @ inner, equations.activations.columns.mT @ outer
@@ -144,7 +145,7 @@ def _derivative(function: Callable[[Tensor], Tensor], patches: Tensor) -> Tensor
         return slope
 
     directions = torch.eye(patches.numel(), dtype=patches.dtype, device=patches.device)
-    return torch.cat([vmap(along)(some) for some in directions.split(CHUNK)]).permute(1, 2, 0)
+    return torch.cat([vmap(along)(some) for some in torch.split(directions, CHUNK)]).permute(1, 2, 0)
 
 
 def _norm_slopes(norm: Norm, whitened: Tensor, deviation: Tensor) -> Tensor:

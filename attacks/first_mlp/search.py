@@ -90,7 +90,7 @@ def minimise(
     """Levenberg-Marquardt of rows (rows, unknowns), each with a damping of its own."""
     solved = [
         _minimise(equations, some.clone(), steps, damping, on_sphere=on_sphere)
-        for some in start.split(max(1, CHUNK // (len(equations.second.mT) * start.shape[1])))
+        for some in torch.split(start, max(1, CHUNK // (len(equations.first) * start.shape[1])))
     ]
     ended = torch.cat(solved)
     return ended, equations.at(ended @ equations.basis)
