@@ -1,0 +1,219 @@
+"""One upload whose embeddings were withheld: the first block's gradients alone state its tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.base import Attack, picture
+from attacks.first_mlp.equations import Equations
+from attacks.first_mlp.joint import Joint, refine
+from attacks.first_mlp.places import Entrance, by_slopes, in_place
+from attacks.first_mlp.search import search
+from attacks.first_mlp.tokens import (
+    FC1_WEIGHT,
+    FC2_WEIGHT,
+    Passed,
+    body_tensors,
+    centred,
+    class_token,
+    entering,
+    passed,
+)
+from attacks.labels import labels_of, mean_gradient
+from attacks.mjp.span import block
+from attacks.mjp.span.equations import Span
+from attacks.natural_patches import prior_refusal
+from attacks.token_gradients import positions_refusal
+from fedmjp.config import Config
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+MOST_UNKNOWNS = 3200  # of a joint search: its matrix is formed
+CERTAIN = 1e-4  # relative distance of every gradient behind the tokens that certifies them
+
+
+class FirstMlpOptions(Config):
+    """Budget of ``first_mlp`` and its variants."""
+
+    rounds: int = Field(25, ge=1, description="of the search for tokens, at most")
+    starts: int = Field(96, ge=1, description="points that each round starts from")
+    steps: int = Field(15, ge=0, description="of the joint search at most, where one pays; 0 for none")
+
+
+class FirstMlp(Attack[VitClassifier]):
+    """Read tokens off the first block, whatever was done to the embeddings' gradients.
+
+    The gradients of the first MLP single out every token behind the first attention (``equations``), as a set, by
+    search from random points (``search``). The rest is linear: slopes, deviations and the attention's output, and so
+    the tokens that enter the block (``tokens``). Their order comes from the position embeddings, which the server
+    knows: a token in a wrong place makes an unnatural patch (``places``). What the patch embedding does not show of a
+    patch, because it has fewer dimensions than values, the prior of pictures fills. Small pictures that are not
+    certain by then are searched all at once (``joint``).
+
+    ``tokens_certified`` is 1 if these tokens, passed through the network, give the gradients of everything behind
+    them as they were uploaded. It speaks of them as a set: not of their order, nor of what no token shows.
+    """
+
+    name = "first_mlp"
+    paper = "ours: follows from the chain rule through the first MLP"
+    summary = "one upload without its embeddings: all tokens from the first block's gradients, then patches"
+    requires = (
+        "the gradient, or the weight delta of one step, of one picture, of everything behind the tokens; an "
+        "undefended pre-norm vision transformer with GELU, with fewer tokens than dimensions; an image size that the "
+        "prior knows"
+    )
+    exploits = "the first MLP's gradients span its activations; every token is an isolated point of that span"
+    options_type = FirstMlpOptions
+    stack = 1
+    optimises = True
+    uses_natural_patches = True
+    besides: ClassVar[tuple[str, ...]] = ()  # gradients of embeddings that it reads
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """Everything behind the tokens."""
+        return [*body_tensors(model), *self.besides]
+
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs one step on one picture, the first block written out in ``block``, few tokens, and the prior."""
+        if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
+            return "needs one step on a single picture: more of either sums up more tokens than there are dimensions"
+        if refusal := positions_refusal(model):
+            return refusal
+        if model.defended or model.index_embedding is not None:
+            return "needs a model without MJP, whose masks and second embedding it does not know"
+        return block.refusal(model) or _rank_refusal(model) or prior_refusal(model)
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        pairs = zip(uploads, generators, strict=True)
+        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
+
+    @torch.no_grad()
+    def _one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
+        gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
+        label = labels_of(upload, model, threat)[0]
+        first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
+        equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
+        behind = search(equations, self.options.rounds, self.options.starts, generator)
+        tokens = entering(model, gradients, behind.whitened)
+        known = centred(class_token(model))
+        away = (tokens - known).norm(dim=1)
+        tokens = tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]
+        through = self._through(model, gradients, tokens, label, threat)
+        entrance = Entrance.of(model)
+        patches = self._patches(tokens, through, gradients, entrance, model)
+        steps = 0
+        if through.residual > CERTAIN and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
+            patches, steps = self._refined(patches, equations, gradients, entrance, model)
+            moved = centred(patches @ entrance.weight.mT) + entrance.shift + entrance.positions
+            through = self._through(model, gradients, moved, label, threat)
+        certified = through.residual <= CERTAIN
+        return Reconstruction(
+            picture(patches, model),
+            {
+                "tokens_certified": float(certified),
+                "residual": through.residual,
+                "tokens_met": float(behind.met),
+                "steps": float(steps),
+            },
+        )
+
+    def _patches(
+        self,
+        tokens: Tensor,
+        through: Passed,
+        gradients: Mapping[str, Tensor],
+        entrance: Entrance,
+        model: VitClassifier,
+    ) -> Tensor:
+        """Patches (patches, values) in their places behind tokens (patches, dim) in any order."""
+        del through, gradients
+        return entrance.patches(tokens, entrance.by_prior(tokens, model), model)
+
+    def _through(
+        self, model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, threat: ThreatModel
+    ) -> Passed:
+        together = torch.cat([centred(class_token(model))[None], tokens])
+        return passed(model, gradients, together, label, threat.label_smoothing)
+
+    def _refined(
+        self,
+        patches: Tensor,
+        equations: Equations,
+        gradients: Mapping[str, Tensor],
+        entrance: Entrance,
+        model: VitClassifier,
+    ) -> tuple[Tensor, int]:
+        fixed = torch.cat([centred(class_token(model))[None], entrance.shift + entrance.positions])
+        queries = Span.of(gradients[names.FIRST_QKV_WEIGHT], equations.count)
+        joint = Joint(equations, queries, entrance.weight, fixed, entrance.prior)
+        steps = self.options.steps
+        refined = refine(joint, patches, steps, lambda step, cost: self.on_progress(step, steps, cost))
+        return refined.patches, refined.steps
+
+
+class FirstMlpPositions(FirstMlp):
+    """``first_mlp`` where the position embedding's gradient is left: its rows tell the place of each token's slope."""
+
+    name = "first_mlp_positions"
+    summary = "first_mlp with the position embedding's gradient, which tells places: for a patch embedding withheld"
+    exploits = f"{FirstMlp.exploits}; the position embedding's gradient has one row per place"
+    besides = (names.POSITION_EMBEDDING,)
+
+    def _patches(
+        self,
+        tokens: Tensor,
+        through: Passed,
+        gradients: Mapping[str, Tensor],
+        entrance: Entrance,
+        model: VitClassifier,
+    ) -> Tensor:
+        rows = gradients[names.POSITION_EMBEDDING][0, 1:]
+        return entrance.patches(tokens, by_slopes(through.slopes[1:], rows), model)
+
+
+class FirstMlpPatches(FirstMlp):
+    """``first_mlp`` where the patch embedding's gradient is left: with the tokens' slopes it states whole patches."""
+
+    name = "first_mlp_patches"
+    summary = "first_mlp with the patch embedding's gradient, which states patches: for positions withheld"
+    exploits = f"{FirstMlp.exploits}; the patch embedding's gradient is linear in the patches"
+    besides = (names.PATCH_WEIGHT,)
+
+    def _patches(
+        self,
+        tokens: Tensor,
+        through: Passed,
+        gradients: Mapping[str, Tensor],
+        entrance: Entrance,
+        model: VitClassifier,
+    ) -> Tensor:
+        if entrance.shows_all:  # then tokens are the more exact source
+            return super()._patches(tokens, through, gradients, entrance, model)
+        right = gradients[names.PATCH_WEIGHT].flatten(1)
+        patches = torch.linalg.lstsq(through.slopes[1:].mT, right).solution
+        return in_place(patches, entrance.by_patches(tokens, patches))
+
+
+def _rank_refusal(model: VitClassifier) -> str | None:
+    """Why the gradients of the first MLP do not span all tokens; None if they do."""
+    tokens = 1 + model.grid**2
+    hidden, dim = model.backbone.blocks[0].mlp.fc1.weight.shape
+    if tokens >= dim:  # slopes behind LayerNorms sum to zero over the dimensions
+        return f"{tokens} tokens are not fewer than their {dim} dimensions: the gradients do not span them all"
+    if hidden <= 2 * tokens:
+        return f"an MLP {hidden} wide has too few equations for the slopes of {tokens} tokens"
+    return None

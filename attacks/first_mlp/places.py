@@ -1,0 +1,131 @@
+"""Which token stands where, and what patches are behind tokens.
+
+A token is z = E x + b + e, with e the position embedding of its place. The server knows E, b and all e.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks.first_mlp.tokens import centred
+from attacks.linear_systems import NEGLIGIBLE, Gaussian
+from attacks.mjp.affine import AffinePatches
+from attacks.mjp.closing import close
+from attacks.natural_patches import NaturalPatches
+from attacks.natural_pictures import NaturalPictures
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import from_patches
+
+UNSURE = 3e-3  # of a token's values: errors that the places must bear
+WIDTH, SWAPS = 160, 1500  # pairs that are tried before the order counts as settled, and in all
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """How patches become tokens, less what LayerNorms do not see: means over the dimensions."""
+
+    weight: Tensor  # (dim, values)
+    shift: Tensor  # (dim,)
+    positions: Tensor  # (patches, dim)
+    prior: Gaussian
+
+    @staticmethod
+    def of(model: VitClassifier) -> "Entrance":
+        """Read it out of a model, in float64."""
+        weight, bias, positions = (
+            model.get_parameter(name).detach().double()
+            for name in (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING)
+        )
+        prior = NaturalPatches.for_model(model).normalised(model)
+        return Entrance(centred(weight.flatten(1).mT).mT, centred(bias), centred(positions[0, 1:]), prior)
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether a token without its mean determines its patch."""
+        singular = torch.linalg.svdvals(self.weight)
+        return self.weight.shape[1] < self.weight.shape[0] and bool(singular[-1] > NEGLIGIBLE * singular[0])
+
+    def by_prior(self, tokens: Tensor, model: VitClassifier) -> Tensor:
+        """Places (tokens,) of tokens (tokens, dim): where what is left makes the most natural patches and picture."""
+        root = torch.linalg.cholesky(self._covariance(tokens))
+
+        def whitened(rows: Tensor) -> Tensor:
+            solved: Tensor = torch.linalg.solve_triangular(root, rows.mT, upper=False)
+            return solved.mT
+
+        left = tokens - self.shift - self.weight @ self.prior.mean
+        costs = torch.cdist(whitened(left), whitened(self.positions)).square().log()
+        places = assigned(costs)
+        return places if self.shows_all else self._swapped(tokens, places, costs, model)
+
+    def _swapped(self, tokens: Tensor, places: Tensor, costs: Tensor, model: VitClassifier) -> Tensor:
+        """Swap two tokens, those first that cost least, as long as the whole picture gets more natural by it."""
+        prior = NaturalPictures.for_model(model)
+        gain = torch.linalg.solve(self._covariance(tokens), self.weight @ self.prior.covariance)
+        offset = self.shift + self.weight @ self.prior.mean
+
+        def energy(tried: Tensor) -> float:
+            likely = in_place((tokens - offset - self.positions[tried]) @ gain + self.prior.mean, tried)
+            image = from_patches(likely[None].float(), model.image_size, model.patch_size)[0]
+            moved = image - prior.mean[:, None, None]
+            fit = len(gain) * costs[torch.arange(len(tried)), tried].sum()
+            return float((moved * prior.slope(moved)).sum() + fit)
+
+        least, pairs, failed = energy(places), torch.triu_indices(len(places), len(places), 1).mT, 0
+        tries = iter(_cheapest(costs[:, places], pairs))
+        for _ in range(SWAPS):
+            pair = next(tries, None)
+            if pair is None or failed == WIDTH:
+                break
+            swapped = places.clone()
+            swapped[pair] = places[pair.flip(0)]
+            made, failed = energy(swapped), failed + 1
+            if made < least:
+                places, least, failed = swapped, made, 0
+                tries = iter(_cheapest(costs[:, places], pairs))
+        return places
+
+    def _covariance(self, tokens: Tensor) -> Tensor:
+        """(dim, dim) of tokens less their positions, as patches of the prior and errors make them."""
+        covariance = self.weight @ self.prior.covariance @ self.weight.mT
+        return covariance + (UNSURE**2 * tokens.square().mean()) * torch.eye(len(covariance)).to(covariance)
+
+    def by_patches(self, tokens: Tensor, patches: Tensor) -> Tensor:
+        """Places of tokens whose patches (tokens, values) are known."""
+        return assigned(torch.cdist(tokens - self.shift - patches @ self.weight.mT, self.positions).square())
+
+    def patches(self, tokens: Tensor, places: Tensor, model: VitClassifier) -> Tensor:
+        """Patches (patches, values) in their places behind tokens in any order; the prior fills what is not seen."""
+        left, singular, right = torch.linalg.svd(self.weight)
+        seen = int((singular > NEGLIGIBLE * singular[0]).sum())
+        stated = (tokens - self.shift - self.positions[places]) @ left[:, :seen] / singular[:seen] @ right[:seen]
+        return close(AffinePatches(in_place(stated, places), right[seen:]), model)
+
+
+def _cheapest(costs: Tensor, pairs: Tensor) -> Tensor:
+    """Pairs (pairs, 2) by what it costs to swap them; ``costs`` (tokens, tokens) of one in the place of the other."""
+    first, second = pairs.mT
+    own_costs = costs.diagonal()
+    swapped = costs[first, second] + costs[second, first] - own_costs[first] - own_costs[second]
+    return pairs[swapped.argsort()]
+
+
+def by_slopes(slopes: Tensor, rows: Tensor) -> Tensor:
+    """Places of tokens with slopes (tokens, dim), where the position embedding has the gradients (patches, dim)."""
+    return assigned(torch.cdist(slopes, rows) / (slopes.norm(dim=1)[:, None] + rows.norm(dim=1)))
+
+
+def assigned(costs: Tensor) -> Tensor:
+    """(tokens,) places, each once, of the least sum of costs (tokens, places)."""
+    _, places = linear_sum_assignment(costs.cpu().numpy())
+    return torch.from_numpy(places).to(costs.device)
+
+
+def in_place(rows: Tensor, places: Tensor) -> Tensor:
+    """Rows (tokens, values) in the order of the places that they belong to."""
+    ordered = torch.empty_like(rows)
+    ordered[places] = rows
+    return ordered

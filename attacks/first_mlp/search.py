@@ -1,0 +1,142 @@
+"""All tokens behind the first attention, by search from random points and by taking out those that were met."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.first_mlp.equations import Equations, Point
+
+STEPS, POLISHING = 25, 12
+FIRST_DAMPING, POLISHED_DAMPING = 1e-3, 1e-6  # of the mean diagonal
+EASIER, HARDER, TRIES = 0.2, 10.0, 3  # factors of the damping, and how often it is raised for one step
+SLOW = 1e-5  # gain of a step, of the cost, that ends a row
+TRUE = 1.6  # excess: up to here a zero counts as a token
+SAME = 0.02  # distance of two whitened tokens, of their length, below which they are one
+DRY = 6  # rounds without a new token, after which the nearest misses are taken
+CHUNK = 2**25  # entries of Jacobians that are held at a time
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Whitened tokens behind the first attention, in no order."""
+
+    whitened: Tensor  # (tokens, dim)
+    met: int  # of them, proven; the rest are nearest misses
+
+
+def search(equations: Equations, rounds: int, starts: int, generator: torch.Generator) -> Tokens:
+    """As many tokens as the gradients are sums over.
+
+    Each round searches in the equations of what is left when the tokens met so far are taken out, where those are no
+    zeros any more and the space is smaller, and then polishes in the equations of all.
+    """
+    met = equations.basis.new_zeros(0, equations.basis.shape[1])
+    excess, dry = met[:, 0], 0
+    for _ in range(rounds):
+        candidates = _polished(equations, _candidates(equations.without(met), starts, generator)[0])
+        left = equations.excess(equations.at(candidates))
+        likely = left < TRUE
+        before = len(met)
+        met, excess = _distinct(torch.cat([met, candidates[likely]]), torch.cat([excess, left[likely]]))
+        met, excess = met[: equations.count], excess[: equations.count]
+        dry = 0 if len(met) > before else dry + 1
+        if len(met) == equations.count or dry == DRY:
+            break
+    return Tokens(_filled(equations, met, starts, generator), len(met))
+
+
+def _filled(equations: Equations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
+    """Add what comes nearest to the equations of the tokens that are left, half of those missing at a time."""
+    while (missing := equations.count - len(met)) > 0:
+        candidates, cost = _candidates(equations.without(met), starts, generator)
+        distinct, _ = _distinct(torch.cat([met, candidates]), torch.cat([cost.new_full((len(met),), -1.0), cost]))
+        more = len(distinct) - len(met)
+        met = distinct[: len(met) + (missing + 1) // 2] if more else torch.cat([met, candidates[:1]])
+    return met
+
+
+def _candidates(equations: Equations, starts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(ends, dim) different whitened tokens and (ends,) costs, ascending, where searches from random points ended."""
+    basis = equations.basis
+    start = torch.randn(starts, len(basis), generator=generator, dtype=torch.float64).to(basis)
+    start = start * (equations.radius / start.norm(dim=1, keepdim=True))
+    ended, point = minimise(equations, start, steps=STEPS, damping=FIRST_DAMPING, on_sphere=True)
+    return _distinct(ended @ basis, point.cost)
+
+
+def _polished(equations: Equations, whitened: Tensor) -> Tensor:
+    """The zeros near whitened tokens; their length is free, because of the LayerNorm's epsilon."""
+    start = whitened @ equations.basis.mT
+    start = start * (equations.radius / start.norm(dim=1, keepdim=True))
+    start, _ = minimise(equations, start, steps=POLISHING, damping=FIRST_DAMPING, on_sphere=True)
+    start, _ = minimise(equations, start, steps=POLISHING, damping=POLISHED_DAMPING, on_sphere=False)
+    return start @ equations.basis
+
+
+def _distinct(whitened: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """One of each group of tokens that are the same, the first in this order."""
+    kept: list[int] = []
+    near = torch.cdist(whitened, whitened) < SAME * whitened.shape[1] ** 0.5
+    for index in order.argsort().tolist():
+        if not near[index, kept].any():
+            kept.append(index)
+    return whitened[kept], order[kept]
+
+
+def minimise(
+    equations: Equations, start: Tensor, *, steps: int, damping: float, on_sphere: bool
+) -> tuple[Tensor, Point]:
+    """Levenberg-Marquardt of rows (rows, unknowns), each with a damping of its own."""
+    solved = [
+        _minimise(equations, some.clone(), steps, damping, on_sphere=on_sphere)
+        for some in torch.split(start, max(1, CHUNK // (len(equations.first) * start.shape[1])))
+    ]
+    ended = torch.cat(solved)
+    return ended, equations.at(ended @ equations.basis)
+
+
+def _minimise(equations: Equations, unknowns: Tensor, steps: int, first: float, *, on_sphere: bool) -> Tensor:
+    point = equations.at(unknowns @ equations.basis)
+    cost, damping = point.cost, torch.full_like(unknowns[:, 0], first)
+    alive = torch.ones_like(cost, dtype=torch.bool)
+    for _ in range(steps):
+        rows = alive.nonzero().flatten()
+        if not len(rows):
+            break
+        matrices, gradients = equations.normal(equations.at(unknowns[rows] @ equations.basis))
+        if on_sphere:
+            matrices, gradients = _tangential(matrices, gradients, unknowns[rows] / equations.radius)
+        scale = torch.diagonal(matrices, dim1=1, dim2=2).mean(1)
+        waiting = torch.ones_like(rows, dtype=torch.bool)
+        for _ in range(TRIES):
+            todo = waiting.nonzero().flatten()
+            if not len(todo):
+                break
+            chosen = rows[todo]
+            damped = matrices[todo] + torch.diag_embed(
+                (damping[chosen] * scale[todo])[:, None].expand(-1, matrices.shape[1])
+            )
+            trial = unknowns[chosen] - torch.linalg.solve(damped, gradients[todo])
+            if on_sphere:
+                trial = trial * (equations.radius / trial.norm(dim=1, keepdim=True))
+            made = equations.at(trial @ equations.basis).cost
+            better = made < cost[chosen]
+            moved = chosen[better]
+            alive[moved] = made[better] < (1 - SLOW) * cost[moved]
+            unknowns[moved], cost[moved] = trial[better], made[better]
+            damping[moved] *= EASIER
+            damping[chosen[~better]] *= HARDER
+            waiting[todo[better]] = False
+        alive[rows[waiting]] = False
+    return unknowns
+
+
+def _tangential(matrices: Tensor, gradients: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+    """The same within the sphere's tangents; along the normals (rows, unknowns) only the damping's scale is left."""
+    scale = torch.diagonal(matrices, dim1=1, dim2=2).mean(1)[:, None, None]
+    along = torch.linalg.vecdot(matrices, normals[:, None])[:, :, None] * normals[:, None]
+    twice = torch.linalg.vecdot(torch.linalg.vecdot(matrices, normals[:, None]), normals)[:, None, None]
+    outer = normals[:, :, None] * normals[:, None]
+    projected = matrices - along - along.mT + (twice + scale) * outer
+    return projected, gradients - torch.linalg.vecdot(gradients, normals)[:, None] * normals

@@ -1,0 +1,186 @@
+"""first_mlp: all tokens from the first block alone, held against timm's own forward and backward pass."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import jacrev
+
+from attacks import ATTACKS
+from attacks.first_mlp.attack import FirstMlp, FirstMlpPatches
+from attacks.first_mlp.equations import Equations
+from attacks.first_mlp.joint import Joint
+from attacks.first_mlp.places import Entrance
+from attacks.first_mlp.search import search
+from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, centred, class_token, entering
+from attacks.mjp.span.block import first_block, linear_of
+from attacks.mjp.span.equations import Span
+from attacks.testing import CHECKS, Trial
+from fedmjp.config import ModelConfig
+from fedmjp.data.selection import Selection
+from fedmjp.metrics import metric
+from fedmjp.models import names
+from fedmjp.models.build import blueprint, build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.private import PrivateBatch
+from fedmjp.records import Upload
+from fedmjp.settings import Picture
+from fedmjp.threat import ThreatModel
+from fedmjp.updates import gradient
+from tests.conftest import batch_of
+
+WITHHELD = {
+    "first_mlp": "patch_embedding+position_embedding",
+    "first_mlp_positions": "patch_embedding",
+    "first_mlp_patches": "position_embedding",
+}
+TINY = {"name": "deit_tiny", "image_size": 64, "patch_size": 16}  # 16 patches of 768 values, 192 dimensions
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What timm's own first block computed, and the slopes at its MLP's output, in float64."""
+
+    entering: Tensor
+    whitened: Tensor
+    slopes: Tensor
+    equations: Equations
+
+
+def upload_of(model: VitClassifier, batch: PrivateBatch) -> Upload:
+    return Upload(gradient(model, batch), "gradient", 1, 1, 0, "weights")
+
+
+@pytest.fixture(scope="module")
+def model() -> VitClassifier:
+    return build_vit(ModelConfig.parse(TINY))
+
+
+@pytest.fixture(scope="module")
+def batch(pictures: Selection) -> PrivateBatch:
+    return batch_of(pictures, Picture.CLEAN)
+
+
+@pytest.fixture(scope="module")
+def truth(batch: PrivateBatch) -> Truth:
+    network = build_vit(ModelConfig.parse(TINY)).double()
+    seen: dict[str, Tensor] = {}
+    block = network.backbone.blocks[0]
+    block.register_forward_pre_hook(lambda _, given: seen.update(entering=given[0][0]))
+    block.norm2.register_forward_pre_hook(lambda _, given: seen.update(behind=given[0][0]))
+    block.mlp.register_full_backward_hook(lambda _, __, slopes: seen.update(slopes=slopes[0][0]))
+    loss = torch.nn.functional.cross_entropy(network(batch.clean.double()), batch.labels)
+    loss.backward()
+    weights = [network.get_parameter(name).grad for name in (FC1_WEIGHT, FC2_WEIGHT)]
+    for hooks in (block._forward_pre_hooks, block.norm2._forward_pre_hooks, block.mlp._backward_hooks):
+        hooks.clear()
+    first, second = (weight for weight in weights if weight is not None)
+    equations = Equations(first_block(network), linear_of(network, "0.mlp.fc2"), first, second, 17)
+    whitened = equations.block.norm2.whiten(seen["behind"].detach())[0]
+    return Truth(seen["entering"].detach(), whitened, seen["slopes"], equations)
+
+
+def test_every_true_token_is_a_zero_that_states_its_own_slopes(truth: Truth) -> None:
+    point = truth.equations.at(truth.whitened)
+    assert (point.cost.sqrt() <= 1e-6 * point.activations.norm(dim=1)).all()
+    slopes, _ = truth.equations.slopes(truth.whitened)
+    assert ((slopes - truth.slopes).norm(dim=1) <= 1e-4 * truth.slopes.norm(dim=1)).all()
+
+
+def test_what_is_taken_out_is_no_zero_any_more(truth: Truth) -> None:
+    left = truth.equations.without(truth.whitened[:9])
+    cost = left.at(truth.whitened).cost.sqrt() / left.at(truth.whitened).activations.norm(dim=1)
+    assert cost[9:].max() < 1e-4 < 1e-2 < cost[:9].min()
+
+
+def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
+    truth: Truth, model: VitClassifier, batch: PrivateBatch, generator: torch.Generator
+) -> None:
+    upload = upload_of(model, batch)
+    gradients = {name: tensor.double() for name, tensor in upload.tensors.items()}
+    equations = Equations(
+        first_block(model), linear_of(model, "0.mlp.fc2"), gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 17
+    )
+    all_tokens = search(equations, 10, 96, generator)
+    assert all_tokens.met == 17
+    distances = torch.cdist(all_tokens.whitened, truth.whitened) / math.sqrt(192)
+    assert sorted(distances.argmin(1).tolist()) == list(range(17))
+    assert distances.amin(1).max() < 1e-3
+    tokens = entering(model, gradients, all_tokens.whitened)
+    errors = torch.cdist(tokens, centred(truth.entering)).amin(1) / centred(truth.entering).norm(dim=1).min()
+    assert errors.max() < 1e-2
+
+
+def test_the_joint_searchs_derivatives_are_those_of_its_cost(
+    truth: Truth, model: VitClassifier, batch: PrivateBatch
+) -> None:
+    entrance = Entrance.of(model)
+    normalised = (batch.clean.double() - model.mean.double()) / model.std.double()
+    patches = to_patches(normalised, 16)[0]
+    few = torch.linalg.svd(patches, full_matrices=False)[2][:2]  # two directions per patch keep the matrix small
+    prior = type(entrance.prior)(entrance.prior.mean @ few.mT, few @ entrance.prior.covariance @ few.mT)
+    fixed = torch.cat([centred(class_token(model))[None], entrance.shift + entrance.positions])
+    queries = Span.of(torch.randn(576, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 17)
+    joint = Joint(truth.equations, queries, entrance.weight @ few.mT, fixed, prior)
+    start = patches @ few.mT * 1.1
+
+    def residual_cost(values: Tensor) -> Tensor:
+        block = truth.equations.block
+        point = truth.equations.at(block.norm2.whiten(joint.attended(values))[0])
+        outside = queries.remainder(block.norm1(joint.tokens(values)))[1:]
+        moved = values - prior.mean
+        return (point.cost.sum() + outside.square().sum() + (moved @ joint.precision * moved).sum()) / 2
+
+    ones = torch.ones(17, dtype=torch.float64)
+    matrix, slope = joint.normal(start, ones, ones)
+    assert torch.allclose(slope, jacrev(residual_cost)(start).flatten(), rtol=1e-8, atol=1e-10)
+    assert torch.linalg.eigvalsh(matrix).min() > 0
+
+
+@pytest.mark.parametrize("name", list(WITHHELD))
+def test_pictures_come_without_the_embeddings_that_are_withheld(
+    name: str, model: VitClassifier, batch: PrivateBatch, generator: torch.Generator
+) -> None:
+    threat = ThreatModel(defences=(f"withhold:roles={WITHHELD[name]}",))
+    upload = upload_of(model, batch)
+    sent = {key: upload.tensors[key] for key in ATTACKS.get(name)().tensors(model)}
+    attack = ATTACKS.get(name)()
+    assert attack.adapted(threat.pipeline, model, threat)
+    made = attack.reconstruct([Upload(sent, "gradient", 1, 1, 0, "weights")], model, threat, generator=generator)[0]
+    assert made.diagnostics["tokens_certified"] == 1
+    # 192 dimensions show a quarter of a patch's 768 values; only the patch embedding's gradient shows all.
+    assert metric("psnr").function(made.images, batch.clean).item() > (60 if name == "first_mlp_patches" else 20)
+
+
+def test_an_upload_of_another_picture_is_not_certified(
+    model: VitClassifier, batch: PrivateBatch, pictures: Selection, generator: torch.Generator
+) -> None:
+    one, other = upload_of(model, batch), upload_of(model, batch_of(pictures, Picture.CLEAN, 1))
+    last = "backbone.blocks.11."
+    mixed = {name: (other if name.startswith(last) else one).tensors[name] for name in one.tensors}
+    made = FirstMlpPatches({"steps": 0}).reconstruct(
+        [Upload(mixed, "gradient", 1, 1, 0, "weights")], model, ThreatModel(), generator=generator
+    )[0]
+    assert made.diagnostics["tokens_certified"] == 0
+
+
+def test_what_does_not_come_apart_is_refused_with_the_numbers() -> None:
+    attack = FirstMlp()
+    many = blueprint(ModelConfig.parse({"name": "deit_tiny"}))
+    assert "197 tokens are not fewer than their 192 dimensions" in (attack.refusal(many, ThreatModel()) or "")
+    small = blueprint(ModelConfig.parse(TINY))
+    assert attack.refusal(small, ThreatModel()) is None
+    assert "single picture" in (attack.refusal(small, ThreatModel(batch_size=2)) or "")
+    withheld = ThreatModel(defences=("withhold:roles=head",))
+    assert names.HEAD_BIAS in (attack.refusal(small, withheld) or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(WITHHELD))
+def test_conformance(name: str) -> None:
+    trial = Trial(ATTACKS.get(name)({"rounds": 1, "starts": 16, "steps": 0}), "deit_mini", gain=None, tolerance=0.05)
+    for check in CHECKS:
+        check(trial)
