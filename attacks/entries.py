@@ -1,10 +1,10 @@
 """What the entries of a degraded tensor say of those that the client computed.
 
-Every kind of degradation is put in one form: an entry, with normal noise on it, lies between two bounds. Noise and rounding
-are exact bounds; what was pruned lies below the smallest that was kept; a quantised entry lies within a step of what is
-sent, the nearer the likelier; a sign says on which side of zero an entry lies. Where the bounds are apart, they are
-replaced by the normal observation that has the same effect on what is believed of the entry so far (expectation
-propagation).
+Every kind of degradation is put in one form: an entry, with normal noise on it, lies between two bounds. Of what is
+noisy or rounded alone the bounds are equal; what was pruned lies below the smallest that was kept; a quantised entry lies
+within a step of what is sent, the nearer the likelier; a sign says on which side of zero an entry lies. Where the
+bounds are apart, they are replaced by the normal observation that has the same effect on what is believed of the entry
+so far (expectation propagation).
 """
 
 from dataclasses import dataclass

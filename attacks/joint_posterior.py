@@ -50,7 +50,7 @@ class Equations:
     right: Sequence[Entries]
 
 
-class _Pictures:
+class PicturePrior:
     """The prior of X: its precision, and its own eigenvectors where patches are taken for independent."""
 
     def __init__(self, model: Entrance) -> None:
@@ -68,7 +68,7 @@ class _Pictures:
         return to_patches(self.prior.slope(image)[None], self.patch_size)[0]
 
 
-class _Solver:
+class Belief:
     """Equations of the same weights and what is believed of their D, scaled so that G has a mean square of 1."""
 
     def __init__(self, equations: Equations, power: float) -> None:
@@ -119,6 +119,18 @@ class _Solver:
             self.mean, self.prior = self.mean * factor, self.prior * factor**2
         self.rows_seen = _observed(self.rows, self.mean, own, self.rows_seen)
 
+    @property
+    def doubt(self) -> Tensor:
+        """What is not known of D^T, (patches, patches): covariances of its rows, by how much G weighs them."""
+        weights = self.weights.mean(dim=1)
+        if len(self.covariance) == 1:
+            return weights.sum() * self.covariance[0].double()
+        return torch.einsum("k,kpq->pq", weights.float(), self.covariance).double()
+
+    def gradient(self, patches: Tensor, doubt: Tensor) -> Tensor:
+        """Of the log likelihood of G at X, with D integrated out, after ``believe`` at the same X."""
+        return self.mean.T @ (self.weights * (self.target - self.mean @ patches)) - doubt @ patches
+
     def missed(self, patches: Tensor) -> Tensor:
         """Mean square by which entries that were held out are predicted outside of their bounds."""
         predicted, entries = (self.mean @ patches)[self.held_out], self.right[0]
@@ -167,54 +179,55 @@ def most_likely(systems: Sequence[Equations], model: Entrance, rounds: int) -> t
     Returns:
         Normalised patches (patches, values) float64, and diagnostics.
     """
-    pictures = _Pictures(model)
-    solvers = [_Solver(equations, pictures.power) for equations in systems]
+    pictures = PicturePrior(model)
+    beliefs = [Belief(equations, pictures.power) for equations in systems]
     patches, noise = pictures.mean.clone(), LOUDEST
-    faintest = max(FAINTEST, DROWNED * min(solver.noise for solver in solvers))
+    faintest = max(FAINTEST, DROWNED * min(belief.noise for belief in beliefs))
     best, least, taken = patches, torch.inf, 0
     for number in range(rounds):
         if number:
             noise = max(faintest, noise * FALL)
-            for solver in solvers:
-                solver.believe(patches, noise, learn=number <= LEARNING)
-        patches, variances = _step(solvers, pictures, patches, sure=number > 0)
-        bounded = [solver.missed(patches) for solver in solvers if solver.bounded]
+            for belief in beliefs:
+                belief.believe(patches, noise, learn=number <= LEARNING)
+        patches, variances = _step(beliefs, pictures, patches, sure=number > 0)
+        bounded = [belief.missed(patches) for belief in beliefs if belief.bounded]
         missed = float(torch.stack(bounded).mean()) if bounded else noise
         if missed < BETTER * least:
             best, least, taken = patches, missed, number
         if number - taken >= PATIENCE:
             break
-        for solver in solvers:
-            solver.observe(patches, variances)
+        for belief in beliefs:
+            belief.observe(patches, variances)
     return best, {"rounds": float(taken + 1)}
 
 
-def _step(solvers: Sequence[_Solver], pictures: _Pictures, patches: Tensor, *, sure: bool) -> tuple[Tensor, Tensor]:
+def _step(beliefs: Sequence[Belief], pictures: PicturePrior, patches: Tensor, *, sure: bool) -> tuple[Tensor, Tensor]:
     """One Gauss-Newton step on X, and the variances of its entries; D counts as known unless it is ``sure``."""
     now, directions = patches.float(), pictures.directions
-    means = [solver.mean.float() for solver in solvers]
-    weights = [solver.weights.float() for solver in solvers]
-    doubts = [_weighted(solver) if sure else torch.zeros_like(solver.prior) for solver in solvers]
+    means = [belief.mean.float() for belief in beliefs]
+    weights = [belief.weights.float() for belief in beliefs]
+    doubts = [belief.doubt if sure else torch.zeros_like(belief.prior) for belief in beliefs]
     doubt = torch.stack(doubts).sum(dim=0)
+    coarse = doubt.float()
 
     def curvature(change: Tensor) -> Tensor:
-        image = pictures.slope(change) + doubt.float() @ change
-        for solver, mean, weight in zip(solvers, means, weights, strict=True):
+        image = pictures.slope(change) + coarse @ change
+        for belief, mean, weight in zip(beliefs, means, weights, strict=True):
             seen = weight * (mean @ change)
             if sure:  # what another D explains says nothing of X
-                seen = seen - weight * (_times(solver.covariance, seen @ now.T) @ now)
+                seen = seen - weight * (_times(belief.covariance, seen @ now.T) @ now)
             image = image + mean.T @ seen
         return image
 
-    gradient = -pictures.slope(patches - pictures.mean).double() - doubt @ patches
+    gradient = -pictures.slope(patches - pictures.mean).double()
     gram = doubt.clone()
     left = torch.ones_like(pictures.variances)
-    for solver in solvers:
-        gradient = gradient + solver.mean.T @ (solver.weights * (solver.target - solver.mean @ patches))
-        gram = gram + solver.mean.T @ (solver.weights.mean(dim=1)[:, None] * solver.mean)
+    for belief, open_rows in zip(beliefs, doubts, strict=True):
+        gradient = gradient + belief.gradient(patches, open_rows)
+        gram = gram + belief.mean.T @ (belief.weights.mean(dim=1)[:, None] * belief.mean)
         if sure:
-            rotated, shared = patches @ directions, solver.covariance.double().mean(dim=0)
-            taken = solver.weights.mean() * (rotated * (shared @ rotated)).sum(dim=0)
+            rotated, shared = patches @ directions, belief.covariance.double().mean(dim=0)
+            taken = belief.weights.mean() * (rotated * (shared @ rotated)).sum(dim=0)
             left = torch.minimum(left, (1 - taken).clamp(min=1e-3))
     strengths, axes = torch.linalg.eigh(gram)
     variances = 1 / (strengths.clamp(min=0)[:, None] * left + 1 / pictures.variances)
@@ -227,13 +240,6 @@ def _step(solvers: Sequence[_Solver], pictures: _Pictures, patches: Tensor, *, s
     return patches + change.double(), axes.square() @ variances @ directions.square().T
 
 
-def _weighted(solver: _Solver) -> Tensor:
-    weights = solver.weights.mean(dim=1)
-    if len(solver.covariance) == 1:
-        return weights.sum() * solver.covariance[0].double()
-    return torch.einsum("k,kpq->pq", weights.float(), solver.covariance).double()
-
-
 def _times(covariance: Tensor, rows: Tensor) -> Tensor:
     if len(covariance) == 1:
         return rows @ covariance[0]
@@ -243,7 +249,7 @@ def _times(covariance: Tensor, rows: Tensor) -> Tensor:
 def _observed(
     entries: Sequence[Entries], mean: Tensor, variance: Tensor, last: Sequence[Observations]
 ) -> list[Observations]:
-    return [each.observed(mean, variance, before) for each, before in zip(entries, last, strict=True)]
+    return [part.observed(mean, variance, before) for part, before in zip(entries, last, strict=True)]
 
 
 def _rms(entries: Entries) -> float:
@@ -258,7 +264,7 @@ def agreement(first: Tensor, second: Tensor, model: Entrance) -> float:
 
     Every direction of a patch counts as much as natural pictures make it rare; the mean patch does not count.
     """
-    pictures = _Pictures(model)
+    pictures = PicturePrior(model)
     one, other = (
         (patches - patches.mean(dim=0)) @ pictures.directions / pictures.variances.sqrt() for patches in (first, second)
     )

@@ -35,17 +35,18 @@ class DegradedOptions(Config):
 class PatchEmbeddingDegraded(Attack[Entrance]):
     """Solve G_E = D^T X where each entry of G_E and of D is known as far as the defences leave it known.
 
-    Noise and rounding are noise on both sides; what was pruned lies below the smallest entry that was kept; a quantised
-    entry lies within a step of what was sent; signs bound by zero (``attacks.entries``). D and X are estimated together,
-    X under a prior of whole natural pictures (``attacks.joint_posterior``). A clipping factor is on both sides.
+    Noise and rounding are noise on both sides; what was pruned lies below the smallest entry that was kept; a
+    quantised entry lies within a step of what was sent; signs bound by zero (``attacks.entries``). D and X are
+    estimated together, X under a prior of whole natural pictures (``attacks.joint_posterior``). A clipping factor is on
+    both sides.
 
     Further uploads of the same picture add their equations: of the same weights as further observations of the same D,
-    of others with a D of their own. Which they are is told by whether the first look at each alone agrees. A picture and
-    a nearly equal one are taken for the same.
+    of others with a D of their own. Which they are is told by whether the first look at each alone agrees: pictures
+    that are nearly alike are taken for one, and uploads that show too little are left out.
 
-    It is blind to what an entry says of the network behind it: D is not held against the one that the model has for
-    such a picture. Under strong signs, pruning and few bits it gives blurred pictures: that is its limit. It does not
-    read masks, batches and sums. On uploads that nothing degraded it is ``patch_embedding``.
+    It knows nothing of the network behind the tokens: D is not held against what the model computes of such a picture.
+    Of signs, hard pruning and few bits it makes blurred pictures; that is its limit. It takes no masks, batches and
+    sums. An upload that nothing degraded is given to ``patch_embedding``.
     """
 
     name = "patch_embedding_degraded"
@@ -119,7 +120,7 @@ def _look(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
 
 
 def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) -> Equations:
-    """Of uploads of the same weights; those that are equal count once, as what is not drawn is no second observation."""
+    """Of uploads of the same weights; those that are equal are one observation."""
     different: list[Upload] = []
     for upload in uploads:
         if not any(torch.equal(_patch(upload), _patch(other)) for other in different):
