@@ -1,8 +1,8 @@
 """What the entries of a degraded tensor say of those that the client computed.
 
 Every kind of degradation is put in one form: an entry, with normal noise on it, lies between two bounds. Of what is
-noisy or rounded alone the bounds are equal; what was pruned lies below the smallest that was kept; a quantised entry lies
-within a step of what is sent, the nearer the likelier; a sign says on which side of zero an entry lies. Where the
+noisy or rounded alone the bounds are equal; what was pruned lies below the smallest that was kept; a quantised entry
+lies within a step of what is sent, the nearer the likelier; a sign says on which side of zero an entry lies. Where the
 bounds are apart, they are replaced by the normal observation that has the same effect on what is believed of the entry
 so far (expectation propagation).
 """
@@ -20,7 +20,7 @@ from fedmjp.threat import ThreatModel
 
 COARSE = frozenset({"pruned", "signs"})
 NODES = 24  # of the quadrature
-FAR = 6.0  # standard deviations beyond which a belief is taken for zero
+FAR = 8.0  # standard deviations beyond which a belief is taken for zero
 KEPT = 0.5  # of the last observation, where a belief is updated: undamped updates go to and fro
 CERTAIN = 0.05  # share of the precision that has to be left when an entry's own observation is taken away
 LEAST = 1e-6  # information, of what is believed already, that counts as some

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.base import Attack, picture
-from attacks.entries import COARSE, read_entries, unread
+from attacks.entries import COARSE, coarse, read_entries, unread
 from attacks.joint_posterior import Equations, agreement, most_likely
 from attacks.natural_patches import prior_refusal
 from attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
@@ -128,7 +128,8 @@ def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) 
     rows, right = [], []
     for upload in different:
         positions = upload.tensors[names.POSITION_EMBEDDING][0].to(model.mean.device)
-        shown_tokens(positions, model.prefix_tokens)  # refuses what shows no token at all
+        if not (unread(threat) is None and coarse(threat) and _patch(upload).any()):
+            shown_tokens(positions, model.prefix_tokens)  # refuses what shows no token at all
         rows.append(read_entries(positions, threat).part(model.prefix_tokens).transposed)
         right.append(read_entries(_patch(upload).to(model.mean.device), threat))
     return Equations(rows, right)
