@@ -166,7 +166,7 @@ def _moments(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor, *, peak
     nearest = torch.minimum(torch.maximum(mean, low), high)
     away = (nearest - mean).abs()
     # Beyond a bound the density falls off the faster the farther its mean is.
-    reach = FAR * deviation * deviation / (deviation + away)
+    reach = 2 * FAR * deviation.square() / (2 * deviation + away)
     start, end = torch.maximum(nearest - reach, low), torch.minimum(nearest + reach, high)
     total, first, second = (torch.zeros_like(mean) for _ in range(3))
     middle, half = (low + high) / 2, (high - low) / 2

@@ -51,7 +51,10 @@ class Equations:
 
 
 class PicturePrior:
-    """The prior of X: its precision, and its own eigenvectors where patches are taken for independent."""
+    """The prior of X: its precision, and its own eigenvectors where patches are taken for independent.
+
+    Raises AttackNotApplicableError if there is none for the model's image size.
+    """
 
     def __init__(self, model: Entrance) -> None:
         self.size, self.patch_size = model.image_size, model.patch_size
@@ -168,18 +171,17 @@ class Belief:
         self.covariance = torch.cholesky_inverse(factor).float()
 
 
-def most_likely(systems: Sequence[Equations], model: Entrance, rounds: int) -> tuple[Tensor, dict[str, float]]:
+def most_likely(systems: Sequence[Equations], pictures: PicturePrior, rounds: int) -> tuple[Tensor, dict[str, float]]:
     """The picture that several sets of equations say together, and what can be said of it.
 
     Args:
         systems: One per set of weights, on the model's device.
-        model: Its image size must be one that the prior knows.
+        pictures: The prior for the model's sizes.
         rounds: At most.
 
     Returns:
         Normalised patches (patches, values) float64, and diagnostics.
     """
-    pictures = PicturePrior(model)
     beliefs = [Belief(equations, pictures.power) for equations in systems]
     patches, noise = pictures.mean.clone(), LOUDEST
     faintest = max(FAINTEST, DROWNED * min(belief.noise for belief in beliefs))
@@ -259,12 +261,11 @@ def _rms(entries: Entries) -> float:
     return float(((entries.low + entries.high) / 2).square().mean().sqrt())
 
 
-def agreement(first: Tensor, second: Tensor, model: Entrance) -> float:
+def agreement(first: Tensor, second: Tensor, pictures: PicturePrior) -> float:
     """Correlation of two pictures, normalised patches (patches, values), beyond what all natural pictures share.
 
     Every direction of a patch counts as much as natural pictures make it rare; the mean patch does not count.
     """
-    pictures = PicturePrior(model)
     one, other = (
         (patches - patches.mean(dim=0)) @ pictures.directions / pictures.variances.sqrt() for patches in (first, second)
     )

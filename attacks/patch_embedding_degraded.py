@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacks.base import Attack, picture
 from attacks.entries import COARSE, coarse, read_entries, unread
-from attacks.joint_posterior import Equations, agreement, most_likely
+from attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from attacks.natural_patches import prior_refusal
 from attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
 from attacks.recover import count_refusal
@@ -91,12 +91,13 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
             few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
             exact = PatchEmbedding() if few else PatchEmbeddingWiener()
             return exact.reconstruct([replace(upload, others=())], model, threat, generator=generator)[0]
-        linked = [upload, *_linked(upload, model, threat)]
+        pictures = PicturePrior(model)
+        linked = [upload, *_linked(upload, pictures, model, threat)]
         by_weights: dict[str, list[Upload]] = {}
         for sent in linked:
             by_weights.setdefault(sent.weights, []).append(sent)
         systems = [_equations(sent, model, threat) for sent in by_weights.values()]
-        patches, diagnostics = most_likely(systems, model, self.options.rounds)
+        patches, diagnostics = most_likely(systems, pictures, self.options.rounds)
         counts = {"uploads_kept": 1.0 + len(upload.others), "uploads_linked": float(len(linked))}
         return Reconstruction(picture(patches, model), {**diagnostics, **counts})
 
@@ -107,16 +108,16 @@ def _is_clean(upload: Upload, threat: ThreatModel) -> bool:
     return whole and threat.marks <= {"scaled"}
 
 
-def _linked(upload: Upload, model: Entrance, threat: ThreatModel) -> list[Upload]:
+def _linked(upload: Upload, pictures: PicturePrior, model: Entrance, threat: ThreatModel) -> list[Upload]:
     """Further uploads of the same picture: those of which a first look at each alone agrees with that at this one."""
+
+    def look(at: Upload) -> Tensor:
+        return most_likely([_equations([at], model, threat)], pictures, 1)[0]
+
     if not upload.others:
         return []
-    first = _look(upload, model, threat)
-    return [other for other in upload.others if agreement(first, _look(other, model, threat), model) > ALIKE]
-
-
-def _look(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
-    return most_likely([_equations([upload], model, threat)], model, 1)[0]
+    first = look(upload)
+    return [other for other in upload.others if agreement(first, look(other), pictures) > ALIKE]
 
 
 def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) -> Equations:
