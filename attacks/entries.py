@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmjp.defences.base import Defence
+from fedmjp.defences.base import Defence, Mark
 from fedmjp.defences.quantise import Quantise
 from fedmjp.threat import ThreatModel
 
-COARSE = frozenset({"pruned", "signs"})
+COARSE: frozenset[Mark] = frozenset({"pruned", "signs"})
 NODES = 24  # of the quadrature
 FAR = 8.0  # standard deviations beyond which a belief is taken for zero
 KEPT = 0.5  # of the last observation, where a belief is updated: undamped updates go to and fro

@@ -89,7 +89,7 @@ class Belief:
         self.rows_seen = [entries.observed(nothing, nothing + variance) for entries in self.rows]
         self.right_seen = [entries.observed(torch.zeros_like(first), torch.ones_like(first)) for entries in self.right]
         self.weights, self.target = self._right(LOUDEST)
-        self._solve(None)
+        self.mean, self.covariance = self._solve(None)
         # Before anything is known of X, what is not known of D counts as noise of its own on every entry.
         doubt = self.covariance.diagonal(dim1=1, dim2=2).sum(dim=1, keepdim=True).double() * power
         self.weights = self.weights / (1 + self.weights * doubt)
@@ -102,7 +102,7 @@ class Belief:
     def believe(self, patches: Tensor, noise: float, *, learn: bool) -> None:
         """Update D from its own entries and, given X, those of G."""
         self.weights, self.target = self._right(noise)
-        self._solve(patches)
+        self.mean, self.covariance = self._solve(patches)
         if learn:
             outer = self.mean.T @ self.mean + self.covariance.double().mean(dim=0) * len(self.mean)
             self.prior = outer / len(self.mean)
@@ -132,21 +132,23 @@ class Belief:
 
     def gradient(self, patches: Tensor, doubt: Tensor) -> Tensor:
         """Of the log likelihood of G at X, with D integrated out, after ``believe`` at the same X."""
-        return self.mean.T @ (self.weights * (self.target - self.mean @ patches)) - doubt @ patches
+        gradient: Tensor = self.mean.T @ (self.weights * (self.target - self.mean @ patches)) - doubt @ patches
+        return gradient
 
     def missed(self, patches: Tensor) -> Tensor:
         """Mean square by which entries that were held out are predicted outside of their bounds."""
         predicted, entries = (self.mean @ patches)[self.held_out], self.right[0]
         low, high = entries.low[self.held_out], entries.high[self.held_out]
         nearest = (low + high) / 2 if entries.peaked else torch.minimum(torch.maximum(predicted, low), high)
-        return (predicted - nearest).square().mean()
+        missed: Tensor = (predicted - nearest).square().mean()
+        return missed
 
     def _right(self, noise: float) -> tuple[Tensor, Tensor]:
         seen = sum(self.right_seen[1:], self.right_seen[0])
         weights = (seen.precision / (1 + seen.precision * noise**2)).masked_fill(self.held_out, 0.0)
         return weights, seen.value
 
-    def _solve(self, patches: Tensor | None) -> None:
+    def _solve(self, patches: Tensor | None) -> tuple[Tensor, Tensor]:
         """Posterior mean (dim, patches) and covariance of D^T; per row of its own unless all have the same."""
         seen = sum(self.rows_seen[1:], self.rows_seen[0])
         count = self.prior.shape[0]
@@ -165,10 +167,10 @@ class Belief:
             stated = stated + (self.weights * self.target) @ patches.T
         factor = torch.linalg.cholesky(precision)
         if len(factor) == 1:
-            self.mean = torch.cholesky_solve(stated.T, factor[0]).T
+            mean = torch.cholesky_solve(stated.T, factor[0]).T
         else:
-            self.mean = torch.cholesky_solve(stated[..., None], factor)[..., 0]
-        self.covariance = torch.cholesky_inverse(factor).float()
+            mean = torch.cholesky_solve(stated[..., None], factor)[..., 0]
+        return mean, torch.cholesky_inverse(factor).float()
 
 
 def most_likely(systems: Sequence[Equations], pictures: PicturePrior, rounds: int) -> tuple[Tensor, dict[str, float]]:
@@ -236,7 +238,8 @@ def _step(beliefs: Sequence[Belief], pictures: PicturePrior, patches: Tensor, *,
     across, along, scale = axes.float(), directions.float(), variances.float()
 
     def precondition(residual: Tensor) -> Tensor:
-        return across @ (scale * (across.T @ residual @ along)) @ along.T
+        conditioned: Tensor = across @ (scale * (across.T @ residual @ along)) @ along.T
+        return conditioned
 
     change = conjugate_gradients(curvature, gradient.float(), precondition, steps=STEPS, precise=PRECISE)
     return patches + change.double(), axes.square() @ variances @ directions.square().T

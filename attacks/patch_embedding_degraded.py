@@ -76,8 +76,9 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """All that is done to entries, where what a defence leaves is not hidden by another."""
         del model
-        every: frozenset[Mark] = frozenset({"scaled", "rounded", "noisy"}) | COARSE
-        return every if unread(threat) is None else frozenset({"scaled"})
+        scaled: frozenset[Mark] = frozenset({"scaled"})
+        entries: frozenset[Mark] = frozenset({"rounded", "noisy"})
+        return scaled | entries | COARSE if unread(threat) is None else scaled
 
     def _reconstruct(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generators: Sequence[torch.Generator]
