@@ -44,6 +44,7 @@ ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
         "oracle_april": "attacks.april:OracleApril",
         "oracle_patch_embedding": "attacks.patch_embedding:OraclePatchEmbedding",
         "patch_embedding": "attacks.patch_embedding:PatchEmbedding",
+        "patch_embedding_degraded": "attacks.patch_embedding_degraded:PatchEmbeddingDegraded",
         "patch_embedding_wiener": "attacks.patch_embedding:PatchEmbeddingWiener",
         "token_imprint": "attacks.token_imprint:TokenImprint",
     },
