@@ -20,7 +20,7 @@ RESULTS = ROOT / "results"
 LARGEST = 25 * 2**20
 LOST = "commit_lost"  # key of a manifest that says why nobody can check out what its numbers were made with
 RENDERED = {".html", ".tex", ".svg"}
-SHOWN = {"uploads.svg", "uploads-per-picture-1.svg"}  # figures of a README
+SHOWN = {"uploads.svg", "uploads-per-picture-1.svg", "over_training.svg"}  # figures of a README
 
 
 def tracked() -> list[Path]:

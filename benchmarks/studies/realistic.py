@@ -259,17 +259,19 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 def figure(table: pd.DataFrame) -> Figure:
     """The same pictures over the rounds, in train mode: median PSNR by size of batch, and shares found by features."""
-    drawn = Figure(figsize=(9.6, 2.8))
+    drawn = Figure(figsize=(9.6, 3.2), layout="constrained")
     *panels, found = drawn.subplots(1, len(BATCHES) + 1)
     trained_on = table[table["step"] == "train"]
+    names = trained_on.dropna(subset="psnr")["attack"].unique()
+    colours = {name: f"C{place}" for place, name in enumerate(names)}
     for axes, size in zip(panels, BATCHES, strict=True):
         shown = trained_on[trained_on["batch"] == size].dropna(subset="psnr")
         for name, rows in shown.groupby("attack", sort=False):
             medians = rows.groupby("round")["psnr"].median().clip(upper=CEILING)
-            axes.plot(medians.index, medians, marker="o", markersize=3, linewidth=1.2, label=str(name))
+            axes.plot(medians.index, medians, colours[name], marker="o", markersize=3, linewidth=1.2, label=str(name))
         Scale("y", RECOGNISABLE, table["psnr"].dropna().tolist(), {}).draw(axes, "a")
         axes.set(title=f"batches of {size}", xlabel="round", ylabel="median PSNR in dB" if size == BATCHES[0] else "")
-    panels[0].legend(fontsize=6)
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=len(names), fontsize=7)
     _shares(found, trained_on.dropna(subset="rank1"))
     return drawn
 
