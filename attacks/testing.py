@@ -69,6 +69,7 @@ class Trial:
             An attack that reveals something else, and makes the claim, has to tell ``LABELS`` of the labels.
         tolerance: Largest difference of a pixel, or of an entry of a feature, between an upload attacked alone and in a
             stack.
+        patch_size: Pixels per side of a patch, of pictures of 64.
     """
 
     attack: Attack[VitClassifier, Disclosure]
@@ -76,6 +77,7 @@ class Trial:
     threat: ThreatModel = SINGLE_GRADIENT
     gain: float | None = 3.0
     tolerance: float = 1e-3
+    patch_size: int = 8
 
     def scenario(self, *defences: str, besides: Sequence[str] = ()) -> Scenario:
         """What clients do: the defences of the threat model, others before them, and others ``besides``, after."""
@@ -83,7 +85,7 @@ class Trial:
         clients = self.threat.clients * (SUMMED if any("secure_sum" in defence for defence in besides) else 1)
         values = {
             **self.threat.model_dump(include=shared),
-            "model": {"name": self.model, "image_size": 64, "patch_size": 8},
+            "model": {"name": self.model, "image_size": 64, "patch_size": self.patch_size},
             "defences": (*defences, *self.threat.defences, *besides),
             "clients": UPLOADS * clients,
             "pictures_per_client": self.threat.batch_size,
