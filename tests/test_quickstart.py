@@ -1,6 +1,6 @@
-"""`fedmjp quickstart`: full-size DeiT-S through Flower, on two of the eight pictures that a newcomer sees.
+"""`fedmjp quickstart`: full-size DeiT-S through Flower, on two of eight pictures, shown up to four times of eight.
 
-All eight take minutes: benchmarks.performance.quickstart runs them, results/quickstart-reference shows them.
+All of it takes minutes: benchmarks.performance.quickstart runs it, results/quickstart-reference shows it.
 """
 
 import itertools
@@ -25,10 +25,12 @@ PROGRAM = """
 from benchmarks.campaign import quickstart
 from fedmjp.cli import main
 quickstart.PICTURES_PER_CLIENT = 1
+del quickstart.TRIED["deit_small", 8]
 main()
 """
 COMMAND = [sys.executable, "-c", PROGRAM, "quickstart", "--device", "cpu"]
-TRIALS = 17 * PICTURES
+CELLS = 14
+TRIALS = CELLS * PICTURES
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def board(first: Run) -> pd.DataFrame:
 def test_it_ends_with_a_short_table_and_sentences_that_answer(first: Run, board: pd.DataFrame) -> None:
     lines = first.printed.splitlines()
     rows = [line for line in lines if re.search(rf" \d of {PICTURES} +\d+\.\d *$", line)]
-    assert len(rows) == 8
+    assert len(rows) == 7
     sentences = " ".join(first.printed.split())
     assert "before a server that sees a picture once" in sentences
     assert "Before a server that sees the picture again under other masks, mjp_intersection recovers" in sentences
@@ -85,7 +87,7 @@ def test_it_ends_with_a_short_table_and_sentences_that_answer(first: Run, board:
 
 def test_it_is_never_silent_for_long(first: Run) -> None:
     assert first.silence < 20, "ten seconds on an idle machine"
-    assert re.search(r"Federated rounds: \d+ of 11, about \d+ s to go in this phase", first.printed)
+    assert re.search(r"Federated rounds: \d+ of 7, about \d+ s to go in this phase", first.printed)
 
 
 def test_it_writes_what_it_promises(first: Run) -> None:
@@ -112,7 +114,7 @@ def test_it_writes_what_it_promises(first: Run) -> None:
 
 
 def test_every_cell_is_complete(board: pd.DataFrame) -> None:
-    assert len(board) == 17
+    assert len(board) == CELLS
     assert (board["n"] == PICTURES).all()
     assert (board["failures"] == 0).all()
     for name in ("mse", "psnr", "ssim", "fft2d"):
@@ -124,12 +126,11 @@ def test_the_same_federation_is_exact_without_a_defence_and_comes_apart_when_it_
 ) -> None:
     psnr, grey = board["psnr_median"], board["psnr_median"]["deit_small", "mjp", "grey", 1]
     assert psnr["deit_small", "none", "patch_embedding", 1] > 60
-    tried = (("mjp_prior", 1), *(("mjp_intersection", uploads) for uploads in (2, 4, 8)))
-    once, twice, four, eight = (psnr["deit_small", "mjp", attack, uploads] for attack, uploads in tried)
-    assert grey + 3 < once < twice < four < eight
+    tried = (("mjp_prior", 1), *(("mjp_intersection", uploads) for uploads in (2, 4)))
+    once, twice, four = (psnr["deit_small", "mjp", attack, uploads] for attack, uploads in tried)
+    assert grey + 3 < once < twice < four
     assert psnr["deit_small", "mjp", "patch_embedding", 1] < min(once, grey + 4), "it does not know MJP"
-    assert eight > 40
-    assert psnr["deit_small", "none", "mjp_intersection", 8] > 60
+    assert psnr["deit_small", "none", "mjp_intersection", 4] > 60
 
 
 def test_april_recovers_more_than_the_floor_only_without_mjp(board: pd.DataFrame) -> None:
