@@ -5,6 +5,7 @@ import random
 import resource
 import signal
 import time
+from contextlib import suppress
 from multiprocessing import connection, forkserver, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -79,7 +80,8 @@ class Run:
         """Send a signal; which of the run's processes are left after a while."""
         members = self.members()
         assert self.process.pid
-        os.kill(self.process.pid, number)
+        with suppress(ProcessLookupError):  # the run may have ended by itself
+            os.kill(self.process.pid, number)
         self.process.join(30)
         return psutil.wait_procs(members, timeout=20)[1]
 
