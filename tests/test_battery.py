@@ -95,6 +95,15 @@ def test_a_view_that_cannot_be_says_why_and_the_others_are_run(small: str) -> No
     assert len(campaign.tried) == 4  # one gradient: all, and searches, of both rows
 
 
+def test_the_guess_is_scored_where_all_that_attacks_read_is_withheld(small: str, tmp_path: Path) -> None:
+    size = ("--model", "deit_tiny", "--image-size", "32", "--patch-size", "8", "--pictures", "2")
+    assert benchmark("--battery", small, *size, "--defence", "withhold", "--output", tmp_path / "made") == 0
+    rows = pd.read_csv(tmp_path / "made" / "leaderboard.csv")
+    withheld = rows[(rows["defence"] == "withhold") & (rows["threat_server"] == "honest")].set_index("attack")
+    assert withheld.loc["patch_embedding", "verdict"] == "refused"
+    assert withheld.loc["grey", "n"] == 2
+
+
 def test_what_is_no_battery_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark("--battery", "standart") == BAD_INPUT
     assert "there is no battery 'standart', did you mean 'standard'?" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from fedmjp.errors import GAVE_UP, OUT_OF_MEMORY, AttackFailedError, FedmjpError
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
@@ -45,9 +46,10 @@ class UploadSource(ABC):
 
 
 def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
-    """Names of the tensors that some attack of the experiment reads: of uploads, or of their others."""
+    """Names of the tensors that some attack of the experiment reads, and that leave: of uploads, or of their others."""
     tried = [attack for attack in experiment.attacks if attack.made().reads_others or not of_others]
-    return frozenset(name for attack in tried for name in attack.tensors(model))
+    withheld = experiment.scenario.pipeline.withheld(roles_of(model))
+    return frozenset(name for attack in tried for name in attack.tensors(model)) - withheld
 
 
 def described(error: Exception) -> str:
