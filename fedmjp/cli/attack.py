@@ -10,7 +10,6 @@ from click.core import ParameterSource
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import (
     ATTACK,
-    MODEL,
     PICTURES,
     THEIR_MODEL,
     UPLOADS,
@@ -26,14 +25,15 @@ from fedmjp.cli.options import (
     LocalLearningRate,
     LocalMomentum,
     LocalSteps,
+    MaskRatio,
     MixUp,
     Model,
     PatchSize,
     Seed,
     ServerIfAny,
     UploadsPerPicture,
+    WeightsIfAny,
     known_attack,
-    share,
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
@@ -138,26 +138,9 @@ def attack(
     data: Data = "bundled",
     limit: Annotated[int, typer.Option(help="Number of pictures.", min=1, max=MAX_COUNT, rich_help_panel=PICTURES)] = 8,
     model: Model = "deit_small",
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Trained weights: a file, or zoo:NAME. Of ours, and beside the manifest of a run, model, sizes and "
-            "classes are known. Untrained by default.",
-            metavar="FILE",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    weights: WeightsIfAny = None,
     defences: Defences = [],
-    mask_ratio: Annotated[
-        float,
-        typer.Option(
-            callback=share,
-            min=0,
-            max=1,
-            help="Wanted share of shuffled patches, where a defence names none.",
-            rich_help_panel=MODEL,
-        ),
-    ] = 0.27,
+    mask_ratio: MaskRatio = 0.27,
     image_size: ImageSize = 224,
     patch_size: PatchSize = 16,
     classes: Classes = 1000,

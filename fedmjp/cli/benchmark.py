@@ -8,7 +8,6 @@ from click.core import ParameterSource
 
 from fedmjp.cli.options import (
     ATTACK,
-    MODEL,
     PICTURES,
     Classes,
     Data,
@@ -16,9 +15,10 @@ from fedmjp.cli.options import (
     Device,
     Fresh,
     ImageSize,
+    MaskRatio,
     Model,
     PatchSize,
-    share,
+    WeightsIfAny,
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.runs import choose, located, of_weights, published_command, require_apart
@@ -38,25 +38,9 @@ def benchmark(
         int, typer.Option(help="Number of pictures.", min=1, max=MAX_COUNT, rich_help_panel=PICTURES)
     ] = 8,
     model: Model = "deit_small",
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Trained weights: a file, or zoo:NAME, of which model, sizes and classes are known.",
-            metavar="FILE",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    weights: WeightsIfAny = None,
     defences: Defences = [],
-    mask_ratio: Annotated[
-        float,
-        typer.Option(
-            callback=share,
-            min=0,
-            max=1,
-            help="Share of shuffled patches, where a defence names none.",
-            rich_help_panel=MODEL,
-        ),
-    ] = 0.27,
+    mask_ratio: MaskRatio = 0.27,
     image_size: ImageSize = 224,
     patch_size: PatchSize = 16,
     classes: Classes = 1000,

@@ -117,6 +117,25 @@ Pictures = Annotated[
         rich_help_panel=PICTURES,
     ),
 ]
+WeightsIfAny = Annotated[
+    str | None,
+    typer.Option(
+        help="Trained weights: a file, or zoo:NAME. Of ours, and beside the manifest of a run, model, sizes and "
+        "classes are known. Untrained by default.",
+        metavar="FILE",
+        rich_help_panel=MODEL,
+    ),
+]
+MaskRatio = Annotated[
+    float,
+    typer.Option(
+        callback=share,
+        min=0,
+        max=1,
+        help="Wanted share of shuffled patches, where a defence names none.",
+        rich_help_panel=MODEL,
+    ),
+]
 ImageSize = Annotated[int, typer.Option(help="Pixels per side.", min=1, rich_help_panel=MODEL)]
 PatchSize = Annotated[int, typer.Option(help="Pixels per side of a patch.", min=1, rich_help_panel=MODEL)]
 Classes = Annotated[int, typer.Option(help="Classes of the model.", min=2, rich_help_panel=MODEL)]
