@@ -541,6 +541,13 @@ def test_soteria_sees_the_mask_of_a_defended_model(tiny: VitClassifier) -> None:
     assert not torch.equal(with_mask, telling_features(defended, images, None, share=0.8))
 
 
+def test_soteria_takes_many_pictures_in_parts(tiny: VitClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = normals(5, 3, 16, 16).sigmoid()
+    at_once = telling_features(tiny, pictures, None, share=0.5)
+    monkeypatch.setattr("fedmjp.defences.soteria.PICTURES", 2)
+    assert torch.equal(telling_features(tiny, pictures, None, share=0.5), at_once)
+
+
 def test_soteria_without_model_and_pictures_is_refused() -> None:
     with pytest.raises(DefenceError, match="a mod does not see"):
         protect("soteria", {"w": torch.ones(2, 2)})

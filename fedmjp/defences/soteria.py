@@ -1,5 +1,6 @@
 """Soteria: what the last layer's gradient tells of the features that say most about the picture is removed."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.randomness import Randomness
 
 TOGETHER = 128  # derivatives, of one feature of one picture each, that are computed at once
+PICTURES = 64  # of those at a time, so that memory does not grow with a client's pictures
 
 
 class SoteriaOptions(Config):
@@ -86,8 +88,17 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
     if not isinstance(model, Classifier):
         raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")
     device = next(model.parameters()).device
-    shown = images.detach().to(device)
-    masked = None if mask is None or not model.defended else mask.to(device)
+    masked = None if mask is None or not model.defended else mask.to(device).expand(len(images), -1)
+    masks = itertools.repeat(None) if masked is None else masked.split(PICTURES)
+    parts = zip(images.detach().split(PICTURES), masks, strict=False)
+    ratios = torch.stack([_ratios(model, some.to(device), of_them) for some, of_them in parts]).sum(dim=0)
+    # numpy.percentile's threshold, below which the official code prunes, without its interpolation.
+    threshold = ratios.sort().values[math.ceil(share * (len(ratios) - 1))]
+    return ratios < threshold
+
+
+def _ratios(model: Classifier, images: Tensor, masked: Tensor | None) -> Tensor:
+    """``||dr/dx|| / |r|`` of each feature (features,), summed over the images."""
 
     def slopes(feature: Tensor) -> Tensor:
         """(batch,) norms of the derivatives of one feature, (features,) one-hot; pictures do not meet."""
@@ -95,11 +106,9 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
         return norms
 
     with sdpa_kernel(SDPBackend.MATH):  # the others cannot be vectorised
-        features, pull_back = vjp(lambda pixels: model.features(pixels, masked), shown)[:2]
-        units = torch.eye(features.shape[1], dtype=features.dtype, device=device)
-        norms = torch.cat([vmap(slopes)(some) for some in torch.split(units, max(1, TOGETHER // len(shown)))])
+        features, pull_back = vjp(lambda pixels: model.features(pixels, masked), images)[:2]
+        units = torch.eye(features.shape[1], dtype=features.dtype, device=images.device)
+        norms = torch.cat([vmap(slopes)(some) for some in torch.split(units, max(1, TOGETHER // len(images)))])
     # A feature that is zero has an infinite ratio and stays.
     ratios: Tensor = torch.where(norms > 0, norms / features.detach().T.abs(), 0).sum(dim=1)
-    # numpy.percentile's threshold, below which the official code prunes, without its interpolation.
-    threshold = ratios.sort().values[math.ceil(share * (len(ratios) - 1))]
-    return ratios < threshold
+    return ratios
