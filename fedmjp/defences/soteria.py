@@ -89,8 +89,8 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
         raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")
     device = next(model.parameters()).device
     masked = None if mask is None or not model.defended else mask.to(device).expand(len(images), -1)
-    masks = itertools.repeat(None) if masked is None else masked.split(PICTURES)
-    parts = zip(images.detach().split(PICTURES), masks, strict=False)
+    masks = itertools.repeat(None) if masked is None else torch.split(masked, PICTURES)
+    parts = zip(torch.split(images.detach(), PICTURES), masks, strict=False)
     ratios = torch.stack([_ratios(model, some.to(device), of_them) for some, of_them in parts]).sum(dim=0)
     # numpy.percentile's threshold, below which the official code prunes, without its interpolation.
     threshold = ratios.sort().values[math.ceil(share * (len(ratios) - 1))]
