@@ -27,7 +27,7 @@ class View(Config):
     server: Server = Field(None, description="how the server changes the weights that it sends; by default not at all")
     sum_of: int = Field(1, ge=1, description="clients whose updates the server sees as one")
     attacks: Attacks = Field(min_length=1)
-    searches: Attacks = Field((), description="attacks that take long")
+    searches: Attacks = Field((), description="attacks that take long; not run where they do not know a defence")
 
     def pipeline(self, defences: Defences) -> Defences:
         """What clients do to updates here: the sum comes last, where they do not ask for one themselves."""
@@ -36,7 +36,7 @@ class View(Config):
         return (*defences, DefenceConfig.parse({"name": SUM, "clients": self.sum_of}))
 
     def grids(self, models: tuple[str, ...], defences: Defences, searched: int) -> list[dict[str, Any]]:
-        """Values of a campaign's grids that try this pipeline: all pictures, and the first of them for searches."""
+        """Values of a campaign's grids that try this pipeline: all pictures, and the first of them for each search."""
         pipeline = self.pipeline(defences)
         shared = {
             "models": models,
@@ -45,7 +45,7 @@ class View(Config):
             "threats": (self.threat,),
             "server": self.server,
         }
-        slow = [{**shared, "attacks": self.searches, "pictures": searched}] if self.searches else []
+        slow = [{**shared, "attacks": (search,), "pictures": searched} for search in self.searches]
         return [{**shared, "attacks": self.attacks}, *slow]
 
 

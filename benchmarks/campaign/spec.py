@@ -14,14 +14,15 @@ from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
-from fedmjp.errors import BadInputError, suggestion
+from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
-from fedmjp.models.build import architecture
+from fedmjp.models.build import architecture, blueprint
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
 from fedmjp.servers.config import Server
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
+from fedmjp.zoo import PREFIX, zoo_model
 
 
 class DataConfig(Config):
@@ -86,6 +87,8 @@ class Rows(Config):
 class Grid(Config):
     """Every combination of what it lists. Attacks that do not apply to a model make refused rows.
 
+    ``models`` are architectures, or ``zoo:NAME`` with weights and patch size of their own.
+
     ``threats`` are values of scenarios (``THREAT``), of which those that are lists make several. ``mask_ratios`` are
     those of defences that shuffle and do not state their own. ``pictures`` lets attacks that take long have the first
     pictures of the campaign only. A ``server`` that changes weights is for measuring one's own deployment.
@@ -104,7 +107,7 @@ class Grid(Config):
     def _can_be_run(self) -> Self:
         with as_value_error():
             for name in self.models:
-                architecture(name)
+                zoo_model(name) if name.startswith(PREFIX) else architecture(name)
         for threat in self.threats:
             for key in threat:
                 if key not in THREAT:
@@ -235,15 +238,31 @@ class Campaign(Config):
         grids, reasons = [], []
         for rows in self.rows:
             for defences, view in itertools.product(rows.defences, self._battery.views):
+                where, blind = f"{view.name}, {pipeline_of(defences).label}", []
                 try:
                     values = view.grids(rows.models, defences, self._battery.searched)
-                    made = [Grid.parse({**grid, "mask_ratios": rows.mask_ratios}) for grid in values]
-                    for grid in made:
-                        self._asked(grid, rows.models[0], grid.defences[0], grid.views[0])
-                    grids += made
+                    first, *searches = [Grid.parse({**grid, "mask_ratios": rows.mask_ratios}) for grid in values]
+                    self._asked(first, rows.models[0], first.defences[0], first.views[0])
+                    grids.append(first)
+                    for grid in searches:
+                        if self._is_blind(grid):
+                            blind.append(grid.attacks[0].label)
+                        else:
+                            grids.append(grid)
                 except BadInputError as error:
-                    reasons.append(f"{view.name}, {pipeline_of(defences).label}: {error}")
+                    reasons.append(f"{where}: {error}")
+                if blind:
+                    reasons.append(f"{where}: {', '.join(blind)}: take long, and do not know what is done here")
         return tuple(grids), tuple(reasons)
+
+    def _is_blind(self, grid: Grid) -> bool:
+        """Whether a grid of one attack and one pipeline can be run, but its attack knows the defences on no model."""
+        (attack,), (defences,), (setting,) = grid.attacks, grid.defences, grid.settings
+        asked = [self._asked(grid, model, defences, grid.views[0]) for model in grid.models]
+        pipeline, drawn = pipeline_of(defences), [(scenario.threat, blueprint(scenario.network)) for scenario in asked]
+        possible = [(threat, model) for threat, model in drawn if attack.refusal(model, threat) is None]
+        known = any(attack.adapted(pipeline, model, threat, setting) for threat, model in possible)
+        return bool(pipeline.made) and bool(possible) and not known
 
     def experiments(self, *, device: Literal["cpu", "cuda"]) -> list[Experiment]:
         """What the grids ask for, each with the twins that it is held against; nothing twice.
@@ -271,10 +290,21 @@ class Campaign(Config):
 
     def _asked(self, grid: Grid, model: str, defences: Defences, view: Mapping[str, Any]) -> Scenario:
         pictures = min(grid.pictures or self.data.count, self.data.count)
-        sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
-        values = {"model": {"name": model, **sizes}, "defences": defences, "data": self.data.source, **view}
+        values = {"model": self._network(model), "defences": defences, "data": self.data.source, **view}
         values["server"] = grid.server
         return of_single_batches(values, pictures)
+
+    def _network(self, model: str) -> dict[str, Any]:
+        """Sizes and, of the zoo, weights; ConfigError if the zoo's model takes other pictures than the campaign has."""
+        sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
+        if not model.startswith(PREFIX):
+            return {"name": model, **sizes}
+        zoo = zoo_model(model)
+        known = {name: value for name, value in zoo.model.items() if name != "localisation"}
+        for name in ("image_size", "classes"):
+            if known[name] != sizes[name]:
+                raise ConfigError(f"{name} is {sizes[name]}, but {model} has {known[name]}: set {name} to that")
+        return {**known, "unknown_embedding": zoo.defence == "mjp", "weights": _checkpoint_of(model)}
 
     def _with_weights(self, experiment: Experiment) -> Experiment:
         scenario = experiment.scenario

@@ -5,8 +5,8 @@ What is finished is not run again, and what was stopped goes on.
 
 A row per run: Top-1 of the validation split after the last round, bytes of an upload, seconds that the defence took of
 each upload, seconds of a round, and epsilon at the end. Of a secure sum the model is the same as without, and it has no
-run; nor has Soteria, which takes the derivative of every feature of each of a client's pictures. MJP regresses positions
-besides, as its paper says.
+run; nor has Soteria, which takes the derivative of every feature of each of a client's pictures. MJP regresses
+positions besides, as its paper says.
 """
 
 import itertools
