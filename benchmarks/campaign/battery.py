@@ -12,6 +12,7 @@ from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of
 from fedmjp.errors import ConfigError, suggestion
 from fedmjp.servers.config import Server
 from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
 from fedmjp.yaml_files import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "batteries"
@@ -36,7 +37,7 @@ class View(Config):
         return (*defences, DefenceConfig.parse({"name": SUM, "clients": self.sum_of}))
 
     def grids(self, models: tuple[str, ...], defences: Defences, searched: int) -> list[dict[str, Any]]:
-        """Values of a campaign's grids that try this pipeline: all pictures, and the first of them for each search."""
+        """Values of a campaign's grids that try this pipeline: all pictures, and the first uploads for each search."""
         pipeline = self.pipeline(defences)
         shared = {
             "models": models,
@@ -45,12 +46,13 @@ class View(Config):
             "threats": (self.threat,),
             "server": self.server,
         }
-        slow = [{**shared, "attacks": (search,), "pictures": searched} for search in self.searches]
+        together = ThreatModel.parse(self.threat).batch_size * pipeline_of(pipeline).clients
+        slow = [{**shared, "attacks": (search,), "pictures": searched * together} for search in self.searches]
         return [{**shared, "attacks": self.attacks}, *slow]
 
 
 class Battery(Config):
-    """A named set of views; ``searched`` pictures are searched for."""
+    """A named set of views; searches have the first ``searched`` uploads."""
 
     name: str
     version: int = Field(ge=1)

@@ -12,7 +12,7 @@ from benchmarks.folder.output import write_text
 from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.running.progress import RunProgress
 from fedmjp.config import ModelConfig
-from fedmjp.errors import GAVE_UP, OUT_OF_MEMORY, AttackFailedError, FedmjpError, out_of_memory
+from fedmjp.errors import GAVE_UP, OUT_OF_MEMORY, AttackFailedError, AttackNotApplicableError, FedmjpError, out_of_memory
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -56,7 +56,8 @@ def described(error: Exception) -> str:
     """What a failed trial's row says of an error; its kind too, unless it was raised on purpose."""
     if out_of_memory(error):
         return OUT_OF_MEMORY
-    if isinstance(error, AttackFailedError):
+    # What applies by the plan, but not to this upload, will not apply tomorrow either.
+    if isinstance(error, AttackFailedError | AttackNotApplicableError):
         return f"{GAVE_UP}{error}"
     return str(error) if isinstance(error, FedmjpError) else f"{type(error).__name__}: {error}"
 
