@@ -12,7 +12,14 @@ from benchmarks.folder.output import write_text
 from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.running.progress import RunProgress
 from fedmjp.config import ModelConfig
-from fedmjp.errors import GAVE_UP, OUT_OF_MEMORY, AttackFailedError, AttackNotApplicableError, FedmjpError, out_of_memory
+from fedmjp.errors import (
+    GAVE_UP,
+    OUT_OF_MEMORY,
+    AttackFailedError,
+    AttackNotApplicableError,
+    FedmjpError,
+    out_of_memory,
+)
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
