@@ -8,10 +8,13 @@ import pytest
 
 from attacks import ATTACKS
 from benchmarks.campaign import battery as batteries
+from benchmarks.campaign.file import read_campaign
 from benchmarks.campaign.spec import Campaign
 from benchmarks.leaderboard.measures import MEASURES
 from fedmjp.cli import main
+from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError
+from fedmjp.zoo import zoo_model
 
 SMALL = """\
 name: small
@@ -93,6 +96,46 @@ def test_a_view_that_cannot_be_says_why_and_the_others_are_run(small: str) -> No
     ]
     assert "3 pictures make no whole uploads, which are of 2 each" in campaign.not_run[0]
     assert len(campaign.tried) == 4  # one gradient: all, and searches, of both rows
+
+
+def test_a_search_that_does_not_know_a_defence_is_not_run_and_the_board_says_so(small: str) -> None:
+    rows = [{"models": ["deit_tiny"], "defences": ["clip", "jigsaw"]}]
+    campaign = Campaign.parse(
+        {"name": "rows", "battery": small, "data": {"pictures": 4}, "rows": rows, "metrics": ["psnr"]}
+    )
+    searched = [grid.defences[0][0].name for grid in campaign.tried if grid.attacks[0].name == "patch_embedding_wiener"]
+    assert searched == ["clip"]
+    assert list(campaign.not_run) == [
+        "one gradient, jigsaw: patch_embedding_wiener: take long, and do not know what is done here"
+    ]
+
+
+def test_searches_have_uploads_not_pictures() -> None:
+    servers = {view.server.name: view for view in batteries.read_battery("standard").views if view.server}
+    view = servers["suppression"]
+    assert {grid["pictures"] for grid in view.grids(("deit_tiny",), (), 8)[1:]} == {64}  # eight sums over eight clients
+
+
+def test_the_campaign_of_defences_tries_every_defence_on_models_of_the_zoo() -> None:
+    path = Path(__file__).parents[1] / "benchmarks" / "campaigns" / "defences.yaml"
+    campaign = read_campaign(path, ["data.source=bundled"])
+    tried = {config.name for rows in campaign.rows for defences in rows.defences for config in defences}
+    assert tried == set(DEFENCES) - {"laplace", "pixels"}  # as gaussian and jigsaw, less known
+    experiments = campaign.experiments(device="cpu")
+    trained = {experiment.arm.weights.sha256 for experiment in experiments if experiment.arm.weights}
+    zoo = ("coarse-none-0", "coarse-mjp-0", "wide-none-0", "wide-mjp-0")
+    assert trained == {zoo_model(name).sha256 for name in zoo}
+    assert {experiment.arm.patch_size for experiment in experiments if experiment.arm.name == "deit_mini"} == {4}
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("zoo:coarse-none-0", "set image_size to that"), ("zoo:coarse-non-0", "Did you mean zoo:coarse-none-0")],
+)
+def test_a_model_of_the_zoo_that_does_not_fit_is_told(model: str, said: str) -> None:
+    grids = [{"models": [model], "attacks": ["grey"]}]
+    with pytest.raises(ConfigError, match=said):
+        Campaign.parse({"name": "zoo", "grids": grids, "metrics": ["psnr"]}).experiments(device="cpu")
 
 
 def test_the_guess_is_scored_where_all_that_attacks_read_is_withheld(small: str, tmp_path: Path) -> None:
