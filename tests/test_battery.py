@@ -106,7 +106,7 @@ def test_a_search_that_does_not_know_a_defence_is_not_run_and_the_board_says_so(
     searched = [grid.defences[0][0].name for grid in campaign.tried if grid.attacks[0].name == "patch_embedding_wiener"]
     assert searched == ["clip"]
     assert list(campaign.not_run) == [
-        "one gradient, jigsaw: patch_embedding_wiener: take long, and do not know what is done here"
+        "one gradient, jigsaw: patch_embedding_wiener: take long, and do not apply or do not know the defence"
     ]
 
 

@@ -252,17 +252,17 @@ class Campaign(Config):
                 except BadInputError as error:
                     reasons.append(f"{where}: {error}")
                 if blind:
-                    reasons.append(f"{where}: {', '.join(blind)}: take long, and do not know what is done here")
+                    reasons.append(f"{where}: {', '.join(blind)}: take long, and do not apply or do not know the defence")
         return tuple(grids), tuple(reasons)
 
     def _is_blind(self, grid: Grid) -> bool:
-        """Whether a grid of one attack and one pipeline can be run, but its attack knows the defences on no model."""
+        """Whether the attack of a grid of one pipeline applies on no model, or knows the defences on none."""
         (attack,), (defences,), (setting,) = grid.attacks, grid.defences, grid.settings
+        pipeline = pipeline_of(defences)
         asked = [self._asked(grid, model, defences, grid.views[0]) for model in grid.models]
-        pipeline, drawn = pipeline_of(defences), [(scenario.threat, blueprint(scenario.network)) for scenario in asked]
-        possible = [(threat, model) for threat, model in drawn if attack.refusal(model, threat) is None]
-        known = any(attack.adapted(pipeline, model, threat, setting) for threat, model in possible)
-        return bool(pipeline.made) and bool(possible) and not known
+        drawn = [(scenario.threat, blueprint(scenario.network)) for scenario in asked]
+        known = any(attack.adapted(pipeline, model, threat, setting) for threat, model in drawn)
+        return bool(pipeline.made) and not known
 
     def experiments(self, *, device: Literal["cpu", "cuda"]) -> list[Experiment]:
         """What the grids ask for, each with the twins that it is held against; nothing twice.
