@@ -252,7 +252,8 @@ class Campaign(Config):
                 except BadInputError as error:
                     reasons.append(f"{where}: {error}")
                 if blind:
-                    reasons.append(f"{where}: {', '.join(blind)}: take long, and do not apply or do not know the defence")
+                    blindly = "take long, and do not apply or do not know the defence"
+                    reasons.append(f"{where}: {', '.join(blind)}: {blindly}")
         return tuple(grids), tuple(reasons)
 
     def _is_blind(self, grid: Grid) -> bool:
