@@ -10,7 +10,9 @@ from attacks import ATTACKS
 from benchmarks.campaign import battery as batteries
 from benchmarks.campaign.file import read_campaign
 from benchmarks.campaign.spec import Campaign
+from benchmarks.leaderboard.entries import Board
 from benchmarks.leaderboard.measures import MEASURES
+from benchmarks.studies import by_view
 from fedmjp.cli import main
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError
@@ -76,6 +78,9 @@ def test_one_call_gives_a_defence_its_row_before_every_server(small: str, tmp_pa
     board = json.loads((tmp_path / "made" / "leaderboard.json").read_text())
     assert all(entry["reason"].endswith("battery small 7") for entry in board["entries"] if entry["n"])
     assert board["about"]["battery"] == "small 7"
+    shown = by_view.tables(Board.parse(board))["deit_tiny, untrained, pictures"].set_index("defence")
+    assert str(shown.loc["clip", "one gradient"]).startswith("100 %, ")
+    assert shown.loc["clip", "sums only"] == by_view.NOTHING  # nothing there reveals pictures
 
 
 def test_a_view_that_cannot_be_says_why_and_the_others_are_run(small: str) -> None:
