@@ -3,8 +3,9 @@
 ``python -m benchmarks.studies.by_view RESULTS``, of a campaign with a battery, as a run left it or as it was published.
 
 A cell has the share of pictures recovered exactly and their median PSNR; of features, the share of pictures found first
-and that of labels right. A star stands where no attack that was measured knows the defence: its failure says little.
-Sums are a view here, so that a pipeline that ends in one has no row of its own.
+and that of labels right. "withstood" means that an attack that knows the defence recovered no more than a guess, a
+question mark that nothing follows: no such attack was run, too few pictures, or no leak without the defence either. A
+dash says that no attack of ours applies. Sums are a view, so that a pipeline that ends in one has no row of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +19,12 @@ from attacks.base import Reveals
 from benchmarks.campaign.battery import View, read_battery
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.study import open_results
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
 from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.listing import grouped
+from benchmarks.leaderboard.verdicts import LEAKING
 from benchmarks.report import numbers
+from benchmarks.report.findings import strongest
 from benchmarks.report.render import board_in
 from fedmjp.defences.pipeline import NONE, pipeline_of
 from fedmjp.errors import BadInputError
@@ -31,7 +34,7 @@ from fedmjp.zoo import ZOO
 
 SUM = "secure_sum"
 NOTHING = "—"
-Row = tuple[str, str]  # a model and its weights, a defence
+Judged = tuple[Standing, Entry]  # a defended model before one server, and the strongest attack on it
 
 
 def main(results: Annotated[Path, typer.Argument(help="Folder of the campaign.", metavar="RESULTS")]) -> None:
@@ -49,14 +52,15 @@ def tables(board: Board) -> dict[str, pd.DataFrame]:
     if not label:
         raise BadInputError(f"{board.name} was run without a battery, whose views are the columns")
     views = read_battery(label.split(" ", maxsplit=1)[0]).views
-    made = {}
+    made, order = {}, dict.fromkeys(map(defence_of, board.entries))
     for reveals, said in TOLD.items():
-        attacks = [one for one in board.revealing(reveals).entries if one.role == "attack"]
-        for model, entries in grouped(attacks, model_of).items():
-            rows = grouped(entries, defence_of)
+        shown = board.revealing(reveals)
+        judged = [(standing, strongest(shown, standing)) for standing in shown.standings]
+        for model, members in grouped(judged, lambda pair: model_of(pair[1])).items():
+            rows = grouped(members, lambda pair: defence_of(pair[1]))
             if set(rows) == {NONE}:  # twins of another model's rows
                 continue
-            cells = [{"defence": name, **by_view(rows[name], views, said)} for name in rows]
+            cells = [{"defence": name, **by_view(rows[name], views, said)} for name in order if name in rows]
             made[f"{model}, {reveals}"] = pd.DataFrame(cells)
     return made
 
@@ -77,10 +81,21 @@ def defence_of(entry: Entry) -> str:
     return pipeline_of(tuple(config for config in entry.defences if config.name != SUM)).label
 
 
-def by_view(entries: Iterable[Entry], views: Sequence[View], said: Callable[[list[Entry]], str]) -> Mapping[str, str]:
-    """What the strongest attack of each view recovers."""
-    seen = grouped(entries, lambda entry: next((view.name for view in views if is_of(entry, view)), ""))
-    return {view.name: said(seen.get(view.name, [])) for view in views}
+def by_view(judged: Iterable[Judged], views: Sequence[View], said: Callable[[Entry], str]) -> Mapping[str, str]:
+    """What the strongest attack of each view recovers, and what follows of it."""
+    seen = grouped(judged, lambda pair: next((view.name for view in views if is_of(pair[1], view)), ""))
+    return {view.name: cell(seen.get(view.name, []), said) for view in views}
+
+
+def cell(judged: Iterable[Judged], said: Callable[[Entry], str]) -> str:
+    """Of several settings, that which leaks most."""
+    measured = [pair for pair in judged if pair[1].exact]
+    if not measured:
+        return NOTHING
+    standing, entry = max(measured, key=lambda pair: headline(pair[1]))
+    if standing.verdict == "withstood":
+        return standing.verdict
+    return said(entry) if standing.verdict in LEAKING else f"{said(entry)} ?"
 
 
 def is_of(entry: Entry, view: View) -> bool:
@@ -89,28 +104,19 @@ def is_of(entry: Entry, view: View) -> bool:
     return entry.server == asked and (entry.pipeline.clients > 1) is (view.sum_of > 1)
 
 
-def pictures_said(entries: list[Entry]) -> str:
-    """``100 %, 137 dB`` of the strongest attack."""
-    measured = [entry for entry in entries if entry.exact]
-    if not measured:
-        return NOTHING
-    share, middle = headline(max(measured, key=headline))
-    blind = bool(measured[0].defences) and not any(entry.adapted for entry in measured)
-    return f"{numbers.percent(share)}, {numbers.score(middle, LEAKAGE)} dB{' *' if blind else ''}"
+def pictures_said(entry: Entry) -> str:
+    """``100 %, 137 dB``."""
+    share, middle = headline(entry)
+    return f"{numbers.percent(share)}, {numbers.score(middle, LEAKAGE)} dB"
 
 
-def features_said(entries: list[Entry]) -> str:
-    """``100 % found, 98 % labels`` of the strongest attack."""
-    measured = [entry for entry in entries if entry.exact]
-    if not measured:
-        return NOTHING
-    best = max(measured, key=headline)
-    found, right = (best.metrics[name].mean for name in ("rank1", "label_accuracy"))
-    blind = bool(best.defences) and not any(entry.adapted for entry in measured)
-    return f"{numbers.percent(found)} found, {numbers.percent(right)} labels{' *' if blind else ''}"
+def features_said(entry: Entry) -> str:
+    """``100 % found, 98 % labels``."""
+    found, right = (entry.metrics[name].mean for name in ("rank1", "label_accuracy"))
+    return f"{numbers.percent(found)} found, {numbers.percent(right)} labels"
 
 
-TOLD: Mapping[Reveals, Callable[[list[Entry]], str]] = {"pictures": pictures_said, "features": features_said}
+TOLD: Mapping[Reveals, Callable[[Entry], str]] = {"pictures": pictures_said, "features": features_said}
 
 if __name__ == "__main__":
     run_function(main)

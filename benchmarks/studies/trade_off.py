@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.studies.trade_off RESULTS COST --figure FILE``, with a battery's results and the rows of
 ``training_cost``. Leakage is of the trained model of the same architecture, before servers that send honest weights: of
-all that they may see, what leaks most. Its interval resamples photographs. That of Top-1 is Wilson's over validation
+all that they may see, what leaks most. It is the median gain over the grey guess of the same pictures, with PSNR capped
+where a picture is exact to the eye; its interval resamples photographs. That of Top-1 is Wilson's over validation
 pictures, from the lowest of the seeds to the highest. A defence is on the front where no other leaks less and is right
 more often.
 """
@@ -20,10 +21,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.study import TRIALS, open_results
-from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Board, Entry
-from benchmarks.leaderboard.headline import headline
+from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.leaderboard.statistics import RESAMPLES, share
-from benchmarks.report.drawing import COLOURS, MARKERS, STYLE, UNDEFENDED_COLOUR, Scale, capped, floors
+from benchmarks.report.drawing import COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR, capped
 from benchmarks.report.render import board_in
 from benchmarks.studies.by_view import defence_of, markdown, model_of
 from fedmjp.defences.pipeline import NONE
@@ -34,12 +34,15 @@ from fedmjp.seeds import numpy_generator
 MODELS = ("coarse-none-0", "coarse-mjp-0")  # the architecture that training_cost trains
 
 
+Spread = tuple[float, float, float]  # a middle, and the ends of its interval
+
+
 class Point(NamedTuple):
     """A defence: its leakage in dB and Top-1 in percent, each with the ends of its interval."""
 
     defence: str
-    leakage: tuple[float, float, float]
-    top1: tuple[float, float, float]
+    leakage: Spread
+    top1: Spread
 
 
 def main(
@@ -50,7 +53,7 @@ def main(
     """Draw the figure, and print its points."""
     ledger, store = open_results(OutputFolder(results))
     board, trained = board_in(ledger, store, results), pd.read_parquet(cost / TRIALS)
-    leakage = {name: spread(entry) for name, entry in strongest(board).items()}
+    leakage = leakages(board)
     if missing := sorted(set(trained["defence"]) - set(leakage)):
         raise BadInputError(f"no attack was run on {', '.join(missing)}: take the campaign defences.yaml")
     points = {
@@ -59,15 +62,14 @@ def main(
         ]
         for partition, rows in trained.groupby("partition", sort=False)
     }
-    guess = floors(entry for entry in board.entries if model_of(entry) in MODELS)
     with mpl.rc_context(STYLE):
-        drawn(points, guess["a"]).savefig(figure, dpi=160)
+        drawn(points).savefig(figure, dpi=160)
     typer.echo(markdown(table(points, trained)))
 
 
-def strongest(board: Board) -> dict[str, Entry]:
-    """By defence, the attack that recovers most from what a server that sends honest weights sees of single clients."""
-    best: dict[str, Entry] = {}
+def leakages(board: Board) -> dict[str, Spread]:
+    """By defence, the largest gain over a guess that a server which sends honest weights has of single clients."""
+    best: dict[str, Spread] = {}
     for entry in board.revealing("pictures").entries:
         honest = entry.threat.server is None and entry.pipeline.clients == 1
         if entry.role != "attack" or not entry.exact or not honest or model_of(entry) not in MODELS:
@@ -75,20 +77,20 @@ def strongest(board: Board) -> dict[str, Entry]:
         name = defence_of(entry)
         if name == NONE and model_of(entry) != MODELS[0]:
             continue
-        if name not in best or headline(entry) > headline(best[name]):
-            best[name] = entry
+        best[name] = max(best.get(name, (-np.inf,) * 3), gain(entry, board.by_id[str(entry.floor)]))
     return best
 
 
-def spread(entry: Entry) -> tuple[float, float, float]:
-    """The median and its 95 % interval over photographs, as they are drawn."""
-    values = np.array([capped(value) for value in entry.scores[LEAKAGE].values()])
+def gain(entry: Entry, guess: Entry) -> Spread:
+    """The median gain over the guess in dB, and its 95 % interval over photographs."""
+    guessed = guess.scores[LEAKAGE]
+    values = np.array([capped(value) - guessed[name] for name, value in entry.scores[LEAKAGE].items()])
     resampled = numpy_generator(0, "medians", len(values)).choice(values, (RESAMPLES, len(values)))
     low, high = np.quantile(np.median(resampled, axis=1), (0.025, 0.975))
     return float(np.median(values)), float(low), float(high)
 
 
-def accuracy(runs: pd.DataFrame) -> tuple[float, float, float]:
+def accuracy(runs: pd.DataFrame) -> Spread:
     """The mean over seeds in percent; the lowest and the highest end of their intervals."""
     shares = [
         share(round(run["top1"] * run["validation_pictures"]), int(run["validation_pictures"]))
@@ -105,7 +107,7 @@ def on_front(point: Point, others: Sequence[Point]) -> bool:
     return not any(other[0] >= mine[0] and other[1] >= mine[1] and other != mine for other in theirs)
 
 
-def drawn(points: dict[str, list[Point]], guess: float) -> Figure:
+def drawn(points: dict[str, list[Point]]) -> Figure:
     """A panel per partition, with the front."""
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, len(points), sharey=True, squeeze=False)[0])
@@ -125,9 +127,9 @@ def drawn(points: dict[str, list[Point]], guess: float) -> Figure:
             )
         front = sorted((point.top1[0], point.leakage[0]) for point in members if on_front(point, members))
         axes.step(*zip(*front, strict=True), where="pre", color="black", linewidth=0.8, label="front")
-        Scale("y", RECOGNISABLE, [end for point in members for end in point.leakage], {"a": guess}).draw(axes, "a")
+        axes.axhline(0, **DOTTED)
         axes.set(title=partition, xlabel="Top-1 in %")
-    panels[0].set_ylabel("median leakage, PSNR in dB")
+    panels[0].set_ylabel("leakage: median gain over the grey guess, dB")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure
 
@@ -143,7 +145,7 @@ def table(points: dict[str, list[Point]], trained: pd.DataFrame) -> pd.DataFrame
         lines.append(
             {
                 "defence": name,
-                "leakage, dB (95 % interval)": _ranged(first[name].leakage),
+                "over the guess, dB": _ranged(first[name].leakage),
                 **{f"Top-1 %, {partition}": _ranged(by_name[partition][name].top1) for partition in by_name},
                 "epsilon": "none" if pd.isna(epsilon) else f"{epsilon:.3g}",
                 "bytes per upload": f"{runs['upload_bytes'].mean():,.0f}",
@@ -156,7 +158,7 @@ def table(points: dict[str, list[Point]], trained: pd.DataFrame) -> pd.DataFrame
     return pd.DataFrame(lines)
 
 
-def _ranged(values: tuple[float, float, float]) -> str:
+def _ranged(values: Spread) -> str:
     middle, low, high = values
     return f"{middle:.1f} ({low:.1f} to {high:.1f})"
 
