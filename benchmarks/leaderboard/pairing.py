@@ -1,6 +1,7 @@
 """Which cells a cell is held against: the guess, and the same attack where clients do less to defend themselves."""
 
 from collections.abc import Sequence
+from operator import eq
 from typing import Any
 
 from benchmarks.leaderboard.listing import grouped
@@ -21,6 +22,7 @@ class Pairs:
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._floors = [cell for cell in cells if cell.role == "floor"]
+        self._on_upload = grouped(self._floors, _upload)  # a board of thousands of cells is too long to search
         self._alike = grouped(cells, lambda cell: _key(cell, cell.defences))
 
     def floor(self, cell: Cell) -> Cell | None:
@@ -32,8 +34,9 @@ class Pairs:
         """
         if cell.role == "floor":
             return None
-        floors = [other for other in self._floors if _same_target(cell, other)]
-        return max(floors, key=lambda other: sum(getattr(cell, f) == getattr(other, f) for f in _UPLOAD), default=None)
+        alike = [other for other in self._on_upload.get(_upload(cell), []) if _same_target(cell, other)]
+        floors = alike or [other for other in self._floors if _same_target(cell, other)]
+        return max(floors, key=lambda other: sum(map(eq, _upload(cell), _upload(other))), default=None)
 
     def twin(self, cell: Cell) -> Cell | None:
         """The same attack on the same uploads where clients do nothing to defend themselves, in setting a."""
@@ -54,6 +57,10 @@ class Pairs:
         same = [other for other in twins if other.weights == cell.weights]
         candidates = same or twins
         return candidates[0] if len(candidates) == 1 else None
+
+
+def _upload(cell: Cell) -> tuple[Any, ...]:
+    return tuple(getattr(cell, name) for name in _UPLOAD)
 
 
 def _key(cell: Cell, defences: Defences) -> tuple[Any, ...]:
