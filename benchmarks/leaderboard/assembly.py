@@ -31,7 +31,7 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
     scores = _scores(rows, [*about["metrics"], COLOUR])
     colour = scores.pop(COLOUR)
-    cell_rows = {cell: rows[rows["cell"] == place] for cell, place in places.items()}
+    cell_rows = _by_place(rows, rows["cell"], places)
     leakage = {cell: MEASURES[cell.reveals].leakage for cell in places}
     for cell, subset in cell_rows.items():
         _require_scores(subset, scores.loc[subset.index], leakage[cell])
@@ -51,8 +51,8 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
             for cell, provenance in provenances.items()
         },
         pictures={  # only those with leakage that count
-            cell: pictures[pictures.index.get_level_values(0) == place].droplevel(0).dropna(subset=[leakage[cell]])
-            for cell, place in places.items()
+            cell: subset.droplevel(0).dropna(subset=[leakage[cell]])
+            for cell, subset in _by_place(pictures, pictures.index.get_level_values(0), places).items()
         },
         worst={cell: worst[place] for cell, place in places.items()},
         recognisable_at=about["recognisable_at"],
@@ -67,6 +67,12 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
         )
         for cell in places
     )
+
+
+def _by_place(table: pd.DataFrame, numbers: Any, places: Mapping[Cell, int]) -> dict[Cell, pd.DataFrame]:
+    """The rows of each cell, by the number of its place; one pass, however many cells there are."""
+    parts = dict(iter(table.groupby(numbers, sort=False)))
+    return {cell: parts.get(place, table.iloc[:0]) for cell, place in places.items()}
 
 
 def _flat(rows: pd.DataFrame, colour: "pd.Series[float]", leakage: "pd.Series[float]") -> dict[str, float] | None:

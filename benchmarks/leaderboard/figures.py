@@ -47,7 +47,8 @@ class Figures:
 
     def _samples(self, cell: Cell) -> Iterable[tuple[str, Floats]]:
         for name, column in self.pictures[cell].items():
-            yield str(name), np.asarray(column.dropna(), dtype=np.float64)
+            values = column.to_numpy(dtype=np.float64)
+            yield str(name), values[~np.isnan(values)]
         others = {"over_floor": self.pairs.floor(cell), "over_twin": self.pairs.twin(cell)}
         others |= {marginal_name(label): twin for label, twin in self.pairs.without_each(cell).items()}
         for name, other in others.items():
