@@ -99,6 +99,14 @@ def test_undefended_uploads_of_one_picture_are_averaged(undefended: VitClassifie
     assert psnr(made, batches[0]) > 60
 
 
+def test_uploads_of_which_pruning_left_nothing_are_a_guess(undefended: VitClassifier, pictures: Selection) -> None:
+    batch = replace(puzzles(pictures, 1)[0], gradient_of=Picture.CLEAN)
+    upload = upload_of(undefended, batch)
+    nothing = replace(upload, tensors={name: torch.zeros_like(tensor) for name, tensor in upload.tensors.items()})
+    made = attack([nothing, nothing], undefended, ThreatModel(defences="prune:kept=0.01"))
+    assert psnr(made, batch) < 20
+
+
 def test_uploads_that_are_the_same_but_for_noise_are_averaged(undefended: VitClassifier, pictures: Selection) -> None:
     threat = ThreatModel(defences="gaussian:noise=1e-2")
     batch = replace(puzzles(pictures, 1)[0], gradient_of=Picture.CLEAN)

@@ -158,7 +158,7 @@ def _as_one(uploads: Sequence[Upload]) -> Upload:
     for weights in dict.fromkeys(upload.weights for upload in uploads):
         same = [upload.tensors for upload in uploads if upload.weights == weights]
         mean = {name: torch.stack([tensors[name].double() for tensors in same]).mean(dim=0) for name in same[0]}
-        scale = mean[names.PATCH_WEIGHT].square().mean().sqrt()
+        scale = mean[names.PATCH_WEIGHT].square().mean().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
         means.append({name: tensor / scale for name, tensor in mean.items()})
     dimension = {names.PATCH_WEIGHT: 0}  # the last of the others
     joined = {name: torch.cat([mean[name] for mean in means], dim=dimension.get(name, -1)) for name in means[0]}

@@ -110,7 +110,7 @@ def compare(one: Statement, other: Statement) -> Comparison:
     directions = spans.shape[1] - len(spans)
     seen = ~(one.unseen & other.unseen)
     covariance = (one.covariance + other.covariance)[seen][:, seen]
-    if directions <= errs or not covariance.numel() or not covariance.isfinite().all():
+    if directions <= errs or not covariance.any() or not covariance.isfinite().all():
         return Comparison(0.0, 0.0, 0)
     joint = torch.linalg.qr(spans.mT).Q
     noise = [rest - (rest @ joint) @ joint.mT for rest in (one.unexplained, other.unexplained)]
