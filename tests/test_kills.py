@@ -117,7 +117,7 @@ def test_kill_9_at_random_moments_changes_nothing(
         now = rows(plan, setup)
         assert former.items() <= now.items(), "finished trials stay as they were"
         former = dict(now)
-    assert in_work > kills / 2, "kills hit runs that had work"
+    assert in_work >= kills / 2, "kills hit runs that had work"
     assert run_local(plan, setup, workers=1, progress=Told()) == 0
     assert rows(plan, setup) == rows(*uninterrupted)
     assert files(setup) == files(uninterrupted[1])
