@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.studies.by_view RESULTS``, of a campaign with a battery, as a run left it or as it was published.
 
-A cell has the share of pictures recovered exactly and their median PSNR; of features, the share of pictures found first
+A cell has the number of pictures recovered exactly and the median PSNR; of features, the share of pictures found first
 and that of labels right. "withstood" means that an attack that knows the defence recovered no more than a guess, a
 question mark that nothing follows: no such attack was run, too few pictures, or no leak without the defence either. A
 dash says that no attack of ours applies. Sums are a view, so that a pipeline that ends in one has no row of its own.
@@ -20,7 +20,7 @@ from benchmarks.campaign.battery import View, read_battery
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.study import open_results
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
-from benchmarks.leaderboard.headline import headline
+from benchmarks.leaderboard.headline import exactly, headline
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.verdicts import LEAKING
 from benchmarks.report import numbers
@@ -105,15 +105,14 @@ def is_of(entry: Entry, view: View) -> bool:
 
 
 def pictures_said(entry: Entry) -> str:
-    """``100 %, 137 dB``."""
-    share, middle = headline(entry)
-    return f"{numbers.percent(share)}, {numbers.score(middle, LEAKAGE)} dB"
+    """``8 of 8, 137 dB``."""
+    return f"{exactly(entry)}, {numbers.score(headline(entry)[1], LEAKAGE)} dB"
 
 
 def features_said(entry: Entry) -> str:
-    """``100 % found, 98 % labels``."""
+    """``100 % found, 98 % labels of 64``."""
     found, right = (entry.metrics[name].mean for name in ("rank1", "label_accuracy"))
-    return f"{numbers.percent(found)} found, {numbers.percent(right)} labels"
+    return f"{numbers.percent(found)} found, {numbers.percent(right)} labels of {entry.n}"
 
 
 TOLD: Mapping[Reveals, Callable[[Entry], str]] = {"pictures": pictures_said, "features": features_said}
