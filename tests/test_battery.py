@@ -79,7 +79,7 @@ def test_one_call_gives_a_defence_its_row_before_every_server(small: str, tmp_pa
     assert all(entry["reason"].endswith("battery small 7") for entry in board["entries"] if entry["n"])
     assert board["about"]["battery"] == "small 7"
     shown = by_view.tables(Board.parse(board))["deit_tiny, untrained, pictures"].set_index("defence")
-    assert str(shown.loc["clip", "one gradient"]).startswith("2 of 2, ")  # the search, whose budget is two uploads
+    assert str(shown.loc["clip", "one gradient"]).startswith("4 of 4, ")
     assert shown.loc["clip", "sums only"] == by_view.NOTHING  # nothing there reveals pictures
 
 

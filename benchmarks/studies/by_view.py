@@ -34,6 +34,7 @@ from fedmjp.zoo import ZOO
 
 SUM = "secure_sum"
 NOTHING = "—"
+CELL = ("model", "weights", "defences", "setting", "threat")
 Judged = tuple[Standing, Entry]  # a defended model before one server, and the strongest attack on it
 
 
@@ -55,7 +56,7 @@ def tables(board: Board) -> dict[str, pd.DataFrame]:
     made, order = {}, dict.fromkeys(map(defence_of, board.entries))
     for reveals, said in TOLD.items():
         shown = board.revealing(reveals)
-        judged = [(standing, strongest(shown, standing)) for standing in shown.standings]
+        judged = [(standing, most_telling(shown, standing)) for standing in shown.standings]
         for model, members in grouped(judged, lambda pair: model_of(pair[1])).items():
             rows = grouped(members, lambda pair: defence_of(pair[1]))
             if set(rows) == {NONE}:  # twins of another model's rows
@@ -81,6 +82,18 @@ def defence_of(entry: Entry) -> str:
     return pipeline_of(tuple(config for config in entry.defences if config.name != SUM)).label
 
 
+def most_telling(board: Board, standing: Standing) -> Entry:
+    """The strongest attack; of several that recover all pictures exactly, that which was run on most of them."""
+    first = strongest(board, standing)
+    alike = [
+        entry
+        for entry in board.entries
+        if entry.role == "attack" and all(getattr(entry, name) == getattr(first, name) for name in CELL)
+    ]
+    exact = [entry for entry in alike if entry.exact and entry.exact.share == 1]
+    return max(exact, key=lambda entry: (entry.n, headline(entry)), default=first)
+
+
 def by_view(judged: Iterable[Judged], views: Sequence[View], said: Callable[[Entry], str]) -> Mapping[str, str]:
     """What the strongest attack of each view recovers, and what follows of it."""
     seen = grouped(judged, lambda pair: next((view.name for view in views if is_of(pair[1], view)), ""))
@@ -89,7 +102,7 @@ def by_view(judged: Iterable[Judged], views: Sequence[View], said: Callable[[Ent
 
 def cell(judged: Iterable[Judged], said: Callable[[Entry], str]) -> str:
     """Of several settings, that which leaks most."""
-    measured = [pair for pair in judged if pair[1].exact]
+    measured = [(standing, entry) for standing, entry in judged if entry.exact]
     if not measured:
         return NOTHING
     standing, entry = max(measured, key=lambda pair: headline(pair[1]))
