@@ -25,7 +25,7 @@ from tests.experiments import Told, files, moved, rows, small_campaign
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.test_kills"])
-KILLS, KILLS_OF_TWO = 20, 2  # processes of a run that is not ours to preload take seconds to start
+KILLS, KILLS_OF_TWO = 20, 3  # processes of a run that is not ours to preload take seconds to start
 LONGEST = 0.6  # seconds of work before a kill
 FIRST = "the first trials are in the store"
 BYTES = 60_000  # that a file may have on the full disk
@@ -117,7 +117,7 @@ def test_kill_9_at_random_moments_changes_nothing(
         now = rows(plan, setup)
         assert former.items() <= now.items(), "finished trials stay as they were"
         former = dict(now)
-    assert in_work >= kills / 2, "kills hit runs that had work"
+    assert in_work > kills / 2, "kills hit runs that had work"
     assert run_local(plan, setup, workers=1, progress=Told()) == 0
     assert rows(plan, setup) == rows(*uninterrupted)
     assert files(setup) == files(uninterrupted[1])

@@ -206,12 +206,17 @@ def test_without_time_the_answer_is_that_of_mjp_prior(usual: Case, threat: Threa
 
 
 def test_a_search_that_is_far_from_its_end_holds_its_limit(pictures: Selection, threat: ThreatModel) -> None:
+    """The limit doubles until a patch is found; the last step may end late, on a busy processor by a second."""
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN, mask_ratio=0.9)
-    attack = MjpSpan({"seconds": 0.8})
-    began = time.thread_time()
-    made = attack.reconstruct([upload_of(model, batch)], model, threat, generator=torch.Generator().manual_seed(0))[0]
-    assert made.diagnostics["found_patches"] < made.diagnostics["masked_patches"]
-    assert made.diagnostics["seconds"] <= time.thread_time() - began < 2
+    upload = upload_of(model, batch)
+    for limit in (0.8, 1.6, 3.2, 6.4):
+        began = time.thread_time()
+        attack = MjpSpan({"seconds": limit})
+        made = attack.reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
+        assert made.diagnostics["seconds"] <= time.thread_time() - began < limit + 1.2
+        if made.diagnostics["found_patches"]:
+            break
+    assert 0 < made.diagnostics["found_patches"] < made.diagnostics["masked_patches"]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
