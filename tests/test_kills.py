@@ -109,10 +109,11 @@ def test_kill_9_at_random_moments_changes_nothing(
     in_work = 0
     for _ in range(kills):
         run = Run(plan, setup, workers=workers)
-        if workers > 1:
-            assert run.line.recv() == FIRST
-        time.sleep(chance.uniform(0, LONGEST))
-        in_work += run.process.is_alive()
+        told = run.line.recv() if workers > 1 else FIRST
+        assert told in (FIRST, "done"), "a fast machine may have left no work to the last run"
+        if told == FIRST:
+            time.sleep(chance.uniform(0, LONGEST))
+            in_work += run.process.is_alive()
         assert not run.end(signal.SIGKILL), "no process survives"
         now = rows(plan, setup)
         assert former.items() <= now.items(), "finished trials stay as they were"
