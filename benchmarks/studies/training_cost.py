@@ -62,7 +62,7 @@ def rows(data: str, runs: Path, seeds: int) -> Iterator[dict[str, Any]]:
     """A row per run, seed by seed."""
     for seed, scheme, defence in itertools.product(range(seeds), PARTITIONS, DEFENCES):
         asked = scenario_of(data, scheme, defence, seed)
-        name = f"{scheme}-{pipeline_of(asked.defences).label.replace(':', '-').replace('=', '-')}-{seed}"
+        name = name_of(asked, scheme)
         folder = TrainingFolder(runs / name)
         trained(asked, folder)
         last = History(folder.history, folder.tensorboard).rows().iloc[-1]
@@ -76,6 +76,12 @@ def rows(data: str, runs: Path, seeds: int) -> Iterator[dict[str, Any]]:
             "weights_sha256": Checkpoint.of(folder.weights).sha256,
         }
         typer.echo(f"{name}: Top-1 {last['top1']:.1%}, {last['seconds']:.0f} s in its last round")
+
+
+def name_of(asked: Scenario, scheme: str) -> str:
+    """The folder of a run."""
+    label = pipeline_of(asked.defences).label.replace(":", "-").replace("=", "-")
+    return f"{scheme}-{label}-{asked.seed}"
 
 
 def scenario_of(data: str, scheme: str, defence: str, seed: int) -> Scenario:

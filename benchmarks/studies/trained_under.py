@@ -1,0 +1,104 @@
+"""What uploads give away on the weights that training under the same defence has made.
+
+``python -m benchmarks.studies.trained_under RUNS --data FOLDER --output FOLDER``, where RUNS is what ``training_cost``
+left: so leakage and Top-1 are of the same weights. The server sees one gradient of one picture, and tries what the
+battery ``standard`` has for that view. Searches have the first pictures, and are run where they know the defence.
+Epsilon is of the one upload that is seen.
+
+A row per picture, or per refusal, with its reason.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import torch
+import typer
+
+from benchmarks.campaign.battery import read_battery
+from benchmarks.plan.experiment import AttackConfig
+from benchmarks.scripts import Pictures, keep_table, unseen
+from benchmarks.studies.training_cost import DEFENCES, PARTITIONS, name_of, scenario_of
+from fedmjp import facade
+from fedmjp.config import Checkpoint
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError
+from fedmjp.exchange import Exchange
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.running import run_function
+from fedmjp.scenario import Scenario
+from fedmjp.settings import Setting
+from fedmjp.training.run_folder import TrainingFolder
+
+BATTERY = "standard"
+SEED = 0  # of the choice of pictures
+
+
+def main(
+    runs: Annotated[Path, typer.Argument(help="Folder of the runs.", metavar="RUNS")],
+    data: Pictures,
+    output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
+    pictures: Annotated[int, typer.Option(help="Pictures at each run's weights.", min=1)] = 32,
+    seeds: Annotated[int, typer.Option(help="Seeds of each, from 0.", min=1)] = 3,
+) -> None:
+    """Attack the same pictures at the weights of every run."""
+    torch.set_num_threads(1)
+    battery = read_battery(BATTERY)
+    (view,) = (view for view in battery.views if not view.threat and not view.server and view.sum_of == 1)
+    rows: list[dict[str, Any]] = []
+    for seed, scheme, defence in itertools.product(range(seeds), PARTITIONS, DEFENCES):
+        asked = scenario_of(data, scheme, defence, seed)
+        file = TrainingFolder(runs / name_of(asked, scheme)).weights
+        model = asked.model.model_copy(update={"weights": Checkpoint.of(file), "localisation": "none"})
+        scenario = Scenario.parse({"model": model, "defences": asked.defences, "seed": seed})
+        chosen = unseen(data, pictures, scenario.model, SEED)
+        about = {"defence": scenario.pipeline.label, "partition": scheme, "seed": seed}
+        tried = rows_of(scenario, chosen, view.attacks, view.searches, battery.searched)
+        rows += ({**about, **row} for row in tried)
+        typer.echo(f"{name_of(asked, scheme)}: {len(rows)} rows")
+    keep_table(output, pd.DataFrame(rows), {"battery": battery.label, "view": view.name, "pictures": pictures})
+
+
+def rows_of(
+    scenario: Scenario,
+    pictures: Sequence[LabelledPicture],
+    attacks: Sequence[AttackConfig],
+    searches: Sequence[AttackConfig],
+    searched: int,
+) -> Iterator[dict[str, Any]]:
+    """What every attack makes of the upload of each picture; searches of the first, if they know the defence."""
+    network = build_vit(scenario.network)
+    setting = Setting.C if scenario.pipeline.shuffles else Setting.A
+    applied: dict[str, AttackConfig] = {}
+    for attack in (*attacks, *searches):
+        method = attack.made()
+        adapted = method.adapted(scenario.pipeline, network, scenario.threat)
+        if reason := method.refusal(network, scenario.threat):
+            yield {"attack": attack.label, "refusal": reason}
+        elif method.reveals == "pictures" and (attack in attacks or adapted):
+            applied[attack.label] = attack
+    for place, picture in enumerate(pictures):
+        exchange = scenario.exchange([picture], model=network, number=place)
+        for label, attack in applied.items():
+            if place < searched or attack in attacks:
+                yield {"attack": label, **scored(scenario, attack, exchange, network, setting)}
+
+
+def scored(
+    scenario: Scenario, attack: AttackConfig, exchange: Exchange, network: VitClassifier, setting: Setting
+) -> dict[str, Any]:
+    """The score of one picture, or why the attack on it broke off."""
+    about = {"picture": exchange.private.pictures[0], "picture_sha256": exchange.private.sha256(0)}
+    try:
+        disclosed = facade.attack(attack.name, exchange.upload, scenario, options=attack.options, model=network)
+    except (AttackFailedError, AttackNotApplicableError) as error:
+        return {**about, "error": str(error)}
+    values = facade.score(disclosed, exchange.private, setting=setting, metrics=("psnr",), model=network)
+    return {**about, "psnr": float(values["psnr"][0])}
+
+
+if __name__ == "__main__":
+    run_function(main)
