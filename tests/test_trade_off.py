@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from benchmarks.report.drawing import STYLE
-from benchmarks.studies.trade_off import Point, accuracy, drawn, on_front, table
+from benchmarks.studies.trade_off import Point, accuracy, drawn, on_front, point, spread, table
 from benchmarks.studies.training_cost import DEFENCES, PARTITIONS, scenario_of
 from fedmjp.defences.pipeline import pipeline_of
+from fedmjp.errors import BadInputError
 
 
 def wilson(hits: int, n: int, z: float) -> float:
@@ -18,16 +19,16 @@ def wilson(hits: int, n: int, z: float) -> float:
     return float((share + z * z / (2 * n) + z * root) / (1 + z * z / n))
 
 
-def point(name: str, leakage: float, top1: float) -> Point:
-    return Point(name, (leakage, leakage - 1, leakage + 1), (top1, top1 - 2, top1 + 2))
+def made(name: str, leakage: float, top1: float) -> Point:
+    return Point(name, (leakage, leakage - 1, leakage + 1), (top1, top1 - 2, top1 + 2), "mjp_prior")
 
 
 POINTS = [
-    point("none", 48, 13),
-    point("free", 20, 13),
-    point("worse", 30, 12),
-    point("dear", 0, 3),
-    point("as dear", 0, 3),
+    made("none", 48, 13),
+    made("free", 20, 13),
+    made("worse", 30, 12),
+    made("dear", 0, 3),
+    made("as dear", 0, 3),
 ]
 
 
@@ -43,6 +44,34 @@ def test_the_interval_of_top1_is_wilsons_from_the_lowest_seed_to_the_highest() -
     )
 
 
+def scores(*rows: tuple[int, str, str, float]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["seed", "picture", "attack", "psnr"])
+
+
+def test_leakage_is_of_the_attack_with_the_largest_median_gain_over_the_guess_of_the_same_picture() -> None:
+    runs = pd.DataFrame({"top1": [0.1], "validation_pictures": [1600], "seed": [0]})
+    rows = scores(
+        *((0, f"p{place}", "grey", 10.0 + place) for place in range(3)),
+        *((0, f"p{place}", "near", 13.0 + 2 * place) for place in range(3)),
+        (0, "p0", "search", 300.0),
+        (0, "p1", "search", 11.0),
+    )
+    assert point("none", runs, rows).attack == "search"
+    assert point("none", runs, rows[rows["attack"] != "search"]).leakage[0] == pytest.approx(4)
+
+
+def test_weights_that_nobody_attacked_are_told() -> None:
+    runs = pd.DataFrame({"top1": [0.1, 0.2], "validation_pictures": [1600, 1600], "seed": [0, 1]})
+    with pytest.raises(BadInputError, match=r"sign, seeds \[1\]"):
+        point("sign", runs, scores((0, "p", "grey", 10.0), (0, "p", "near", 11.0)))
+
+
+def test_the_interval_of_leakage_holds_seeds_that_differ() -> None:
+    """Of two seeds that differ by 10 dB, a quarter of the resamples each has one seed alone."""
+    places = pd.MultiIndex.from_product([[0, 1], list("abcdef")], names=["seed", "picture"])
+    assert spread(pd.Series([1.0] * 6 + [11.0] * 6, index=places)) == pytest.approx((6, 1, 11))
+
+
 def test_a_figure_and_a_line_per_defence() -> None:
     runs = pd.DataFrame(
         [{"defence": one.defence, "epsilon": np.nan, "upload_bytes": 10.0, "upload_seconds": 0.001} for one in POINTS]
@@ -55,8 +84,8 @@ def test_a_figure_and_a_line_per_defence() -> None:
 
 
 def test_federations_differ_in_their_defence_alone() -> None:
-    made = {name: scenario_of("bundled", "iid", name, 0) for name in DEFENCES}
-    assert len({pipeline_of(one.defences).label for one in made.values()}) == len(DEFENCES)
-    others = {one.model_copy(update={"defences": (), "model": made["none"].model}).digest() for one in made.values()}
+    asked = {name: scenario_of("bundled", "iid", name, 0) for name in DEFENCES}
+    assert len({pipeline_of(one.defences).label for one in asked.values()}) == len(DEFENCES)
+    others = {one.model_copy(update={"defences": (), "model": asked["none"].model}).digest() for one in asked.values()}
     assert len(others) == 1
-    assert scenario_of("bundled", PARTITIONS[1], "none", 0).digest() != made["none"].digest()
+    assert scenario_of("bundled", PARTITIONS[1], "none", 0).digest() != asked["none"].digest()

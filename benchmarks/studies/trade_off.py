@@ -1,11 +1,10 @@
 """Leakage against accuracy: what the strongest attack recovers under each defence, and what training under it costs.
 
-``python -m benchmarks.studies.trade_off RESULTS COST --figure FILE``, with a battery's results and the rows of
-``training_cost``. Leakage is of the trained model of the same architecture, before servers that send honest weights: of
-all that they may see, what leaks most. It is the median gain over the grey guess of the same pictures, with PSNR capped
-where a picture is exact to the eye; its interval resamples photographs. That of Top-1 is Wilson's over validation
-pictures, from the lowest of the seeds to the highest. A defence is on the front where no other leaks less and is right
-more often.
+``python -m benchmarks.studies.trade_off COST LEAKAGE --figure FILE``, with the rows of ``training_cost`` and of
+``trained_under``, which are of the same weights. Leakage is that of the strongest attack: the median gain over the grey
+guess of the same pictures, with PSNR capped where a picture is exact to the eye. Its interval resamples seeds and
+photographs. That of Top-1 is Wilson's over validation pictures, from the lowest of the seeds to the highest. A defence
+is on the front where no other leaks less and is right more often.
 """
 
 from collections.abc import Sequence
@@ -19,21 +18,16 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.study import TRIALS, open_results
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from benchmarks.folder.study import TRIALS
 from benchmarks.leaderboard.statistics import RESAMPLES, share
-from benchmarks.report.drawing import COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR, capped
-from benchmarks.report.render import board_in
-from benchmarks.studies.by_view import defence_of, markdown, model_of
+from benchmarks.report.drawing import CEILING, COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR
+from benchmarks.studies.by_view import markdown
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator
 
-MODELS = ("coarse-none-0", "coarse-mjp-0")  # the architecture that training_cost trains
-
-
+GUESS = "grey"
 Spread = tuple[float, float, float]  # a middle, and the ends of its interval
 
 
@@ -43,22 +37,20 @@ class Point(NamedTuple):
     defence: str
     leakage: Spread
     top1: Spread
+    attack: str  # the strongest
 
 
 def main(
-    results: Annotated[Path, typer.Argument(help="Folder of the campaign.", metavar="RESULTS")],
     cost: Annotated[Path, typer.Argument(help="Folder of training_cost.", metavar="COST")],
+    leakage: Annotated[Path, typer.Argument(help="Folder of trained_under.", metavar="LEAKAGE")],
     figure: Annotated[Path, typer.Option(help="Where the figure goes.", metavar="FILE")],
 ) -> None:
     """Draw the figure, and print its points."""
-    ledger, store = open_results(OutputFolder(results))
-    board, trained = board_in(ledger, store, results), pd.read_parquet(cost / TRIALS)
-    leakage = leakages(board)
-    if missing := sorted(set(trained["defence"]) - set(leakage)):
-        raise BadInputError(f"no attack was run on {', '.join(missing)}: take the campaign defences.yaml")
+    trained, attacked = pd.read_parquet(cost / TRIALS), pd.read_parquet(leakage / TRIALS)
     points = {
         str(partition): [
-            Point(str(name), leakage[str(name)], accuracy(runs)) for name, runs in rows.groupby("defence", sort=False)
+            point(str(name), runs, attacked[(attacked["partition"] == partition) & (attacked["defence"] == name)])
+            for name, runs in rows.groupby("defence", sort=False)
         ]
         for partition, rows in trained.groupby("partition", sort=False)
     }
@@ -67,27 +59,26 @@ def main(
     typer.echo(markdown(table(points, trained)))
 
 
-def leakages(board: Board) -> dict[str, Spread]:
-    """By defence, the largest gain over a guess that a server which sends honest weights has of single clients."""
-    best: dict[str, Spread] = {}
-    for entry in board.revealing("pictures").entries:
-        honest = entry.threat.server is None and entry.pipeline.clients == 1
-        if entry.role != "attack" or not entry.exact or not honest or model_of(entry) not in MODELS:
-            continue
-        name = defence_of(entry)
-        if name == NONE and model_of(entry) != MODELS[0]:
-            continue
-        best[name] = max(best.get(name, (-np.inf,) * 3), gain(entry, board.by_id[str(entry.floor)]))
-    return best
+def point(defence: str, runs: pd.DataFrame, attacked: pd.DataFrame) -> Point:
+    """Of one defence and partition; BadInputError if no attack was run at some run's weights."""
+    if missing := sorted(set(runs["seed"]) - set(attacked["seed"])):
+        raise BadInputError(f"no attack was run on {defence}, seeds {missing}: run trained_under on all of the runs")
+    scores = attacked.pivot_table(index=["seed", "picture"], columns="attack", values="psnr").clip(upper=CEILING)
+    gains = {str(name): spread(scores[name] - scores[GUESS]) for name in scores if name != GUESS}
+    strongest = max(gains, key=lambda name: gains[name][0])
+    return Point(defence, gains[strongest], accuracy(runs), strongest)
 
 
-def gain(entry: Entry, guess: Entry) -> Spread:
-    """The median gain over the guess in dB, and its 95 % interval over photographs."""
-    guessed = guess.scores[LEAKAGE]
-    values = np.array([capped(value) - guessed[name] for name, value in entry.scores[LEAKAGE].items()])
-    resampled = numpy_generator(0, "medians", len(values)).choice(values, (RESAMPLES, len(values)))
-    low, high = np.quantile(np.median(resampled, axis=1), (0.025, 0.975))
-    return float(np.median(values)), float(low), float(high)
+def spread(gains: "pd.Series[float]") -> Spread:
+    """The median in dB of values by seed and picture, and its 95 % interval over both."""
+    values = gains.dropna().unstack("picture").to_numpy()
+    seeds, pictures = values.shape
+    generator = numpy_generator(0, "medians", seeds, pictures)
+    drawn_seeds = generator.integers(seeds, size=(RESAMPLES, seeds, 1))
+    drawn_pictures = generator.integers(pictures, size=(RESAMPLES, 1, pictures))
+    medians = np.nanmedian(values[drawn_seeds, drawn_pictures], axis=(1, 2))
+    low, high = np.quantile(medians, (0.025, 0.975))
+    return float(np.nanmedian(values)), float(low), float(high)
 
 
 def accuracy(runs: pd.DataFrame) -> Spread:
@@ -145,7 +136,11 @@ def table(points: dict[str, list[Point]], trained: pd.DataFrame) -> pd.DataFrame
         lines.append(
             {
                 "defence": name,
-                "over the guess, dB": _ranged(first[name].leakage),
+                **{
+                    f"over the guess, dB, {partition}": _ranged(by_name[partition][name].leakage)
+                    for partition in by_name
+                },
+                "attack": " / ".join(dict.fromkeys(by_name[partition][name].attack for partition in by_name)),
                 **{f"Top-1 %, {partition}": _ranged(by_name[partition][name].top1) for partition in by_name},
                 "epsilon": "none" if pd.isna(epsilon) else f"{epsilon:.3g}",
                 "bytes per upload": f"{runs['upload_bytes'].mean():,.0f}",

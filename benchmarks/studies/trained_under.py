@@ -41,7 +41,7 @@ def main(
     runs: Annotated[Path, typer.Argument(help="Folder of the runs.", metavar="RUNS")],
     data: Pictures,
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
-    pictures: Annotated[int, typer.Option(help="Pictures at each run's weights.", min=1)] = 32,
+    pictures: Annotated[int, typer.Option(help="Pictures at each run's weights.", min=1)] = 64,
     seeds: Annotated[int, typer.Option(help="Seeds of each, from 0.", min=1)] = 3,
 ) -> None:
     """Attack the same pictures at the weights of every run."""
