@@ -1,6 +1,7 @@
 """A battery's results as tables: a row per defence, a column per view, what the strongest attack recovers there.
 
-``python -m benchmarks.studies.by_view RESULTS``, of a campaign with a battery, as a run left it or as it was published.
+``python -m benchmarks.studies.by_view RESULTS``, of a campaign as a run left it or as it was published. Columns are the
+views of its battery, or of ``standard`` if it had none.
 
 A cell has the number of pictures recovered exactly and the median PSNR; of features, the share of pictures found first
 and that of labels right. "withstood" means that an attack that knows the defence recovered no more than a guess, a
@@ -27,12 +28,12 @@ from benchmarks.report import numbers
 from benchmarks.report.findings import strongest
 from benchmarks.report.render import board_in
 from fedmjp.defences.pipeline import NONE, pipeline_of
-from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
 from fedmjp.threat import ThreatModel
 from fedmjp.zoo import ZOO
 
 SUM = "secure_sum"
+STANDARD = "standard"
 NOTHING = "—"
 CELL = ("model", "weights", "defences", "setting", "threat")
 Judged = tuple[Standing, Entry]  # a defended model before one server, and the strongest attack on it
@@ -48,10 +49,8 @@ def main(results: Annotated[Path, typer.Argument(help="Folder of the campaign.",
 
 
 def tables(board: Board) -> dict[str, pd.DataFrame]:
-    """Of pictures and of features, by model; BadInputError if the campaign had no battery."""
-    label = str(board.about.get("battery", ""))
-    if not label:
-        raise BadInputError(f"{board.name} was run without a battery, whose views are the columns")
+    """Of pictures and of features, by model."""
+    label = str(board.about.get("battery", "")) or STANDARD
     views = read_battery(label.split(" ", maxsplit=1)[0]).views
     made, order = {}, dict.fromkeys(map(defence_of, board.entries))
     for reveals, said in TOLD.items():
