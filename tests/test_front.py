@@ -42,7 +42,9 @@ KNOWING = entry_of(ONCE, [13.0, 41.0, 12.0], attack="mjp_prior")
 AGAIN = entry_of(FOUR, [50.0, 60.0])
 NOISED = entry_of(BATCH, [9.0, 8.0], defences="gaussian", setting=Setting.A, adapted=False, attack="april")
 SHUFFLED = entry_of(ONCE, [99.0, 99.0], setting=Setting.B)  # compared with the shuffled picture: proves nothing
-
+SIGNED = entry_of(ONCE, [9.0, 8.0], defences="sign", setting=Setting.A, verdict="withstood")
+CLIPPED = entry_of(ONCE, [39.0, 25.0], defences="clip", setting=Setting.A)
+ROUNDED = entry_of(FOUR, [41.0, 25.0], defences="round", setting=Setting.A, adapted=False)
 
 WITH_MJP = "With mjp (mask ratio 0.27) on deit_tiny, a server recovers"
 NO_SUCH_ATTACK = "No attack that knows mjp was run."
@@ -111,6 +113,13 @@ def test_an_interval_ends_at_all_only_where_all_came_back(recovered: int, of: in
             f"{WITH_MJP} no picture exactly from 1 upload; without a defence, every picture. {NO_SUCH_ATTACK}",
         ),
         ((PLAIN,), "With no defence on deit_tiny, a server recovers every picture exactly from 1 upload."),
+        (
+            (PLAIN, NAIVE, AGAIN, SIGNED, CLIPPED, ROUNDED),
+            (
+                "Of 4 defences, 2 let some server recover a picture exactly, 1 less than that, and of 1 no attack "
+                "recovered more than a guess: sign."
+            ),
+        ),
         ((entry_of(ONCE, [], verdict="refused"),), NOTHING),
         ((), NOTHING),
     ],
@@ -129,6 +138,8 @@ def test_key_figures_are_those_behind_the_answer() -> None:
     rows = key_figures(many, matrix(many))
     assert [row.entry for row in rows[:2]] == [PLAIN, ratios[2]], "what the answer is about, at 0.3"
     assert len(rows) == KEY_FIGURES
+    several = board_of(PLAIN, NAIVE, AGAIN, SIGNED, CLIPPED, ROUNDED)
+    assert [row.entry for row in key_figures(several, matrix(several))] == [SIGNED, CLIPPED, ROUNDED, AGAIN]
 
 
 def test_a_board_without_a_question_asks_one() -> None:

@@ -1,10 +1,12 @@
 """What stands first on the page: the question, the answer in one sentence, and the figures behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.leaderboard.headline import headline
+from benchmarks.leaderboard.listing import grouped, listed
+from benchmarks.leaderboard.verdicts import LEAKING
 from benchmarks.report import disclosed, numbers
 from benchmarks.report.legend import MEDIAN_HEADING
 from benchmarks.report.matrix import Matrix, MatrixCell, server_name
@@ -13,6 +15,7 @@ from benchmarks.report.numbers import Value
 QUESTION = "How much of a private picture does a server recover from what clients upload?"
 NOTHING = "No attack has a result yet."
 KEY_FIGURES = 8  # rows
+MANY = 4  # defences from which on the answer counts them, instead of speaking of one
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,15 @@ def sentence(board: Board, shown: Matrix) -> str:
 
 
 def answer(shown: Matrix) -> str:
-    """The board in one sentence: how the defence that it is about does, before the servers that see least and most."""
-    row = shown.subject
+    """The board in one sentence: how the defence that it is about does, before the servers that see least and most.
+
+    A board of many defences is about none of them: it counts those that lose pictures.
+    """
+    row, defences = shown.subject, _by_defence(shown)
     if row is None:
         return NOTHING
+    if len(defences) >= MANY:
+        return _counted(defences)
     first = row.measured[0]
     entry = first.entry
     said = f"{_amount(first, ' of pictures')} exactly from {server_name(entry.server)}"
@@ -52,8 +60,32 @@ def answer(shown: Matrix) -> str:
     return f"With {name}, a server recovers {said}.{naive}"
 
 
+def _by_defence(shown: Matrix) -> dict[str, list[MatrixCell]]:
+    """What was measured of each defence, whatever the model and the server."""
+    defended = [cell for row in shown.rows for cell in row.measured if cell.entry.defences]
+    return grouped(defended, lambda cell: cell.entry.defence)
+
+
+def _counted(defences: Mapping[str, Sequence[MatrixCell]]) -> str:
+    """How many defences lose pictures exactly to some server, how many lose less, and which were not seen to leak."""
+    exact = {name for name, cells in defences.items() if any(map(_share, cells))}
+    leaking = {
+        name for name, cells in defences.items() for cell in cells for tried in cell.attacks if tried.verdict in LEAKING
+    }
+    silent = [name for name in defences if name not in exact | leaking]
+    named = f": {listed(silent)}" if silent else ""
+    return (
+        f"Of {len(defences)} defences, {len(exact)} let some server recover a picture exactly, "
+        f"{len(leaking - exact)} less than that, and of {len(silent)} no attack recovered more than a guess{named}."
+    )
+
+
 def _share(cell: MatrixCell) -> float:
     return headline(cell.entry)[0]
+
+
+def _lost(cell: MatrixCell) -> tuple[float, float]:
+    return headline(cell.entry)
 
 
 def _amount(cell: MatrixCell, of: str = "") -> str:
@@ -61,12 +93,17 @@ def _amount(cell: MatrixCell, of: str = "") -> str:
 
 
 def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
-    """What decided the cells behind the answer: a row of several, or else the first of each row of its model."""
-    row = shown.subject
+    """What decided the cells behind the answer: a row of several, or else the first of each row of its model.
+
+    Of many defences, before the server that each loses most to, those that lose least.
+    """
+    row, defences = shown.subject, _by_defence(shown)
     if row is None:
         return []
     cells = row.measured
-    if len(cells) == 1:
+    if len(defences) >= MANY:
+        cells = sorted((max(alike, key=_lost) for alike in defences.values()), key=_lost)
+    elif len(cells) == 1:
         firsts = [shown_row.measured[0] for shown_row in shown.rows if shown_row.measured]
         cells = [cell for cell in firsts if cell.entry.model == cells[0].entry.model]
         cells.sort(key=lambda cell: (bool(cell.entry.defences), cell is not row.measured[0]))
