@@ -20,7 +20,7 @@ from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.tables import print_table
 from benchmarks.running.retention import extremes
 
-FIGURE = "reconstructions.png"
+FIGURE = "reconstructions.jpg"
 
 
 def render(
