@@ -92,11 +92,10 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
         table = parquet.read_table(path)
         metadata = table.schema.metadata or {}
         about, environments = _unpacked(metadata[PLAN]), _unpacked(metadata[ENVIRONMENTS])
-        rows = table.to_pandas()
         cells = CELLS.validate_python(about.pop("cells"))
         store = Store.in_memory()
-        store.put(_trial(row, about["metrics"], environments) for row in rows.to_dict("records"))
-        return Ledger({**about, SHA256: _sha256(path)}, cells, rows[list(COLUMNS)]), store
+        store.put(_trial(row, about["metrics"], environments) for row in table.to_pylist())
+        return Ledger({**about, SHA256: _sha256(path)}, cells, table.select(COLUMNS).to_pandas()), store
     except FileNotFoundError:
         raise OutputError(f"{folder} holds neither trials.sqlite nor {TRIALS}") from None
     except (*DAMAGE, pa.ArrowException) as error:
@@ -170,7 +169,7 @@ def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str
         scores=_scores(row, metrics) if row["status"] == "ok" else {},
         diagnostics=json.loads(row["diagnostics"]),
         environment=environments[row["environment_sha256"]],
-        recorded_at=row["recorded_at"].to_pydatetime(),
+        recorded_at=row["recorded_at"].replace(tzinfo=None),
         **values,
     )
 
