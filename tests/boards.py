@@ -97,7 +97,7 @@ def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[Ledger, pd.DataFrame]:
                 "picture_sha256": hashlib.sha256(picture.encode()).hexdigest(),
                 "seed": seed,
             }
-            planned.append(identity | {"cell": index, "clean": "", "shuffled": "", "reconstruction": ""})
+            planned.append(identity | {"cell": index, "stem": ""})
             if leakage is not None:
                 found.append(identity | _trial(row, leakage, place // row.seeds))
     cells = tuple(PlannedCell(row.cell, row.refusal, row.left_out, row.adapted, None, 1000) for row in rows)

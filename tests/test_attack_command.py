@@ -48,7 +48,7 @@ def test_one_cell_and_its_floor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert found.loc[("patch_embedding", "a"), "psnr_mean"] > 60
     assert found.loc[("grey", "a"), "role"] == "floor"
     assert {path.name for path in tmp_path.iterdir()} >= {
-        "leaderboard.html", "leaderboard.md", "reconstructions.png", "manifest.json", "trials.sqlite", "pictures",
+        "leaderboard.html", "leaderboard.md", "reconstructions.jpg", "manifest.json", "trials.sqlite", "pictures",
     }  # fmt: skip
     assert json.loads((tmp_path / "manifest.json").read_text())["uploads"] == "computed in process (direct mode)"
 

@@ -305,7 +305,7 @@ def test_a_campaign_of_labels_alone_ends_with_a_table_and_without_pictures(
     assert (
         ours[["psnr_mean", "median", "recognisable_share", "feature_error_median", "rank1_mean"]].isna().all(axis=None)
     )
-    assert not (output.root / "reconstructions.png").exists()
+    assert not (output.root / "reconstructions.jpg").exists()
     assert "What else leaks: features and labels" in text
     assert "dB" not in text.split("What else leaks")[1]
 
@@ -363,4 +363,4 @@ def test_the_command_ends_well_with_a_table(
     assert attack(monkeypatch, tmp_path, "labels", "--batch-size", "4") == 0
     shown = capsys.readouterr().out
     assert "labels tells 8 of 8 labels: leaks." in shown
-    assert "reconstructions.png" not in shown
+    assert "reconstructions.jpg" not in shown

@@ -208,7 +208,8 @@ def test_a_ledger_comes_back_as_it_was_saved(batches: Batches, tmp_path: Path) -
     assert found.about == ledger.about
     assert found.trials.equals(ledger.trials)
     paths = {path for trial in made.trials for path in files_of(trial).values()}
-    assert paths == set(found.trials[["clean", "shuffled", "reconstruction"]].to_numpy().ravel())
+    rows = found.trials.to_dict("records")
+    assert paths == {path for row in rows for path in found.files_of(row).values()}
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "other"])

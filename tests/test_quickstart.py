@@ -102,14 +102,14 @@ def test_it_writes_what_it_promises(first: Run) -> None:
         "plan.csv",
         "plan.json",
         "plots",
-        "reconstructions.png",
+        "reconstructions.jpg",
         "manifest.json",
         "pictures",
         ".fedmjp",
     }
     assert names == promised
     assert {path.name for path in first.folder.parent.iterdir()} == {"results"}, "nothing outside the output folder"
-    with Image.open(first.folder / "reconstructions.png") as figure:
+    with Image.open(first.folder / "reconstructions.jpg") as figure:
         assert min(figure.size) > 300
 
 

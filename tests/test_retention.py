@@ -17,8 +17,6 @@ from benchmarks.running.runner import run_local
 from benchmarks.running.workers import Setup
 from tests.experiments import Told, files, moved, rows, small_campaign
 
-COLUMNS = ["clean", "shuffled", "reconstruction"]
-
 
 def cell_of(values: list[float | None]) -> pd.DataFrame:
     return pd.DataFrame(
@@ -63,19 +61,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
 
 def expected(plan: Plan, setup: Setup) -> set[str]:
     """By the ledger alone, cell by cell."""
-    trials = Ledger.of(plan, {}).trials.merge(setup.store().frame(), on="key")
+    ledger = Ledger.of(plan, {})
+    trials = ledger.trials.merge(setup.store().frame()[["key", "scores"]], on="key")
     shown: set[str] = set()
     for _, own in trials.groupby("cell"):
         ranked = own.assign(psnr=[scores["psnr"] for scores in own["scores"]]).sort_values(["psnr", "key"])
         three = ranked.iloc[[0, (len(ranked) - 1) // 2, len(ranked) - 1]]
-        shown |= {name for column in COLUMNS for name in three[column]}
+        shown |= {name for row in three.to_dict("records") for name in ledger.files_of(row).values()}
     return shown
 
 
 def test_all_keeps_every_file_that_the_ledger_names(finished: tuple[Plan, Setup]) -> None:
     plan, setup = finished
-    trials = Ledger.of(plan, {}).trials
-    assert files(setup).keys() == {name for column in COLUMNS for name in trials[column]}
+    ledger = Ledger.of(plan, {})
+    rows_of_plan = ledger.trials.to_dict("records")
+    assert files(setup).keys() == {name for row in rows_of_plan for name in ledger.files_of(row).values()}
 
 
 def test_extremes_keep_three_trials_per_cell_and_what_they_share(finished: tuple[Plan, Setup], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A campaign as it is published: one file of trials, from which all else can be made and checked."""
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from benchmarks.folder.study import TRIALS, keep_rows
+from benchmarks.folder.study import ENVIRONMENTS, PLAN, TRIALS, keep_rows
 from fedmjp.cli import main
 
 FILE = """\
@@ -26,6 +27,7 @@ grids:
     attacks: [patch_embedding, grey]
 """
 BAD_INPUT = 2
+SMALL = 4000  # bytes: less than a plan, more than it takes packed
 
 
 def run(*arguments: str | Path) -> int:
@@ -122,6 +124,31 @@ def test_a_changed_byte_is_noticed(copied: Path, capsys: pytest.CaptureFixture[s
     assert run("campaign", "verify", copied) in (1, BAD_INPUT), "the trials are others, or cannot be read"
     printed = capsys.readouterr()
     assert "Traceback" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize("kept", [0, 7, -4])
+def test_a_plan_that_is_cut_is_damage(copied: Path, kept: int, capsys: pytest.CaptureFixture[str]) -> None:
+    table = parquet.read_table(copied / TRIALS)
+    plan = base64.b64decode(table.schema.metadata[PLAN])
+    cut = {**table.schema.metadata, PLAN: base64.b64encode(plan[:kept])}
+    parquet.write_table(table.replace_schema_metadata(cut), copied / TRIALS)
+    assert run("campaign", "verify", copied) == BAD_INPUT
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_plan_that_unpacks_to_more_than_is_read_is_refused(
+    published: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(parquet.read_schema(published / TRIALS).metadata[PLAN]) < SMALL
+    monkeypatch.setattr("benchmarks.folder.study.LARGEST", SMALL)
+    assert run("campaign", "verify", published) == BAD_INPUT
+    assert f"more than {SMALL:,} bytes" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_study_holds_its_plan_once(published: Path) -> None:
+    content = (published / TRIALS).read_bytes()
+    assert content.count(parquet.read_schema(published / TRIALS).metadata[PLAN]) == 1
+    assert parquet.read_metadata(published / TRIALS).metadata.keys() == {b"pandas", PLAN, ENVIRONMENTS}
 
 
 def test_status_reads_a_study(published: Path, capsys: pytest.CaptureFixture[str]) -> None:

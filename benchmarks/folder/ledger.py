@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from benchmarks.folder.output import write_json, write_text
-from benchmarks.folder.pictures import files_of
+from benchmarks.folder.pictures import files_in, folder_of
 from benchmarks.folder.store import START_OVER
 from benchmarks.plan.experiment import Plan, PlannedCell
 from fedmjp.errors import OutputError
@@ -20,7 +21,7 @@ from fedmjp.files import read_file
 from fedmjp.texts import guard, unguard
 
 ABOUT, TRIALS = "plan.json", "plan.csv"
-COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "clean", "shuffled", "reconstruction")
+COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "stem")
 ABOUT_KEYS = (
     "name", "title", "question", "config", "config_sha256", "data", "metrics", "uploads", "recognisable_at", "utility",
     "keep", "reported", "skipped", "notes", "command",
@@ -36,7 +37,7 @@ class Ledger:
     """The plan of a folder of results.
 
     ``about`` is the manifest's part that is known before anything is run (``ABOUT_KEYS``). ``trials`` has one row per
-    planned trial (``COLUMNS``): ``cell`` is an index into ``cells``, the last three are files in the picture folder.
+    planned trial (``COLUMNS``): ``cell`` is an index into ``cells``, ``stem`` names the picture's files.
     """
 
     about: Mapping[str, Any]
@@ -54,11 +55,19 @@ class Ledger:
                 "picture": trial.picture.name,
                 "picture_sha256": trial.picture.sha256,
                 "seed": trial.seed,
-                **files_of(trial),
+                "stem": trial.stem,
             }
             for trial in plan.trials
         ]
         return cls(about, plan.cells, pd.DataFrame(rows, columns=list(COLUMNS)))
+
+    def files_of(self, trial: Mapping[str, Any]) -> dict[str, str]:
+        """The files of a row of ``trials`` in the picture folder, as ``files_in`` names them."""
+        return files_in(self._folders[trial["cell"]], trial["stem"])
+
+    @cached_property
+    def _folders(self) -> list[str]:
+        return [folder_of(planned.cell) for planned in self.cells]
 
     def save(self, folder: Path) -> None:
         """Write into a folder of results."""

@@ -38,8 +38,8 @@ def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         return np.asarray(image.convert("RGB"))
 
 
-def _folder_of(cell: Cell) -> str:
-    """Of a cell's reconstructions; settings b and c share uploads, so they share it."""
+def folder_of(cell: Cell) -> str:
+    """Where the reconstructions of a cell lie; settings b and c share uploads, so they share it."""
     # Options of attacks and defences hold anything, hence the digest.
     configured = [cell.attack, *(config.text for config in cell.defences)]
     digest = hashlib.sha256(json.dumps(configured).encode()).hexdigest()[:8]
@@ -47,7 +47,12 @@ def _folder_of(cell: Cell) -> str:
     return f"{cell.model}-{names}-{cell.attack.split()[0]}-{digest}-{cell.setting.gradient_of}"
 
 
-def files_of(trial: PlannedTrial) -> dict[str, str]:
+def files_in(folder: str, stem: str) -> dict[str, str]:
     """Where the ``clean`` and ``shuffled`` picture of a trial and its ``reconstruction`` lie in the picture folder."""
-    private = {str(version): f"{trial.stem}-{version}.png" for version in Picture}
-    return {**private, "reconstruction": f"{_folder_of(trial.cell)}/{trial.stem}.png"}
+    private = {str(version): f"{stem}-{version}.png" for version in Picture}
+    return {**private, "reconstruction": f"{folder}/{stem}.png"}
+
+
+def files_of(trial: PlannedTrial) -> dict[str, str]:
+    """The files of a planned trial."""
+    return files_in(folder_of(trial.cell), trial.stem)

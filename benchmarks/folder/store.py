@@ -198,7 +198,9 @@ class Store:
         ordered = sorted(trials, key=lambda trial: trial.key)
         if not ordered:
             return
-        rows = [{**vars(trial), "environment_sha256": _digest(trial.environment)} for trial in ordered]
+        shared = {id(trial.environment): trial.environment for trial in ordered}  # thousands of trials name one
+        digests = {place: _digest(environment) for place, environment in shared.items()}
+        rows = [{**vars(trial), "environment_sha256": digests[id(trial.environment)]} for trial in ordered]
         environments = {row["environment_sha256"]: row.pop("environment") for row in rows}
         insert = INSERT[self._engine.dialect.name]
         statement = insert(_TRIALS)

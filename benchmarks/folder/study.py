@@ -1,12 +1,14 @@
 """A study as it is published: one file of trials, of which tables, page and plots can be made again.
 
 ``trials.parquet`` has a row per trial, with a column per metric and one for ``COLOUR``; its metadata hold the plan and
-the environments.
+the environments, compressed.
 """
 
+import base64
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from fedmjp.files import read_file, replacing, require_regular
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
 SHA256 = "trials_sha256"
-LARGEST = 2**30  # bytes of a manifest
+LARGEST = 2**30  # bytes of a manifest, or of a plan
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error)
+LEVEL = 19  # of zstd: a study is written once, and kept
 # Of the store, what the plan does not say.
 ROWS = (
     "status", "error", "model", "defence", "mask_ratio", "attack", "setting", "protocol", "realised_ratio",
@@ -42,18 +46,31 @@ def write_study(path: Path, ledger: Ledger, store: Store) -> None:
     rows["diagnostics"] = [json.dumps(diagnostics) for diagnostics in rows["diagnostics"]]
     about = {**ledger.about, "keep": "none"}  # pictures do not travel
     said = {
-        PLAN: json.dumps({**about, "cells": CELLS.dump_python(ledger.cells, mode="json")}),
-        ENVIRONMENTS: json.dumps(store.environments()),
+        PLAN: _packed({**about, "cells": CELLS.dump_python(ledger.cells, mode="json")}),
+        ENVIRONMENTS: _packed(store.environments()),
     }
     write_rows(path, rows.drop(columns="scores"), said)
 
 
-def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, str] | None = None) -> str:
+def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] | None = None) -> str:
     """Write a table, whole or not at all; the SHA-256 of the file."""
     table = pa.Table.from_pandas(rows, preserve_index=False)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
-    with replacing(path) as partial:
-        parquet.write_table(table, partial, compression="zstd")
+    schema = table.schema
+    apart = [field.name for field in schema if pa.types.is_floating(field.type) or pa.types.is_timestamp(field.type)]
+    with (
+        replacing(path) as partial,
+        parquet.ParquetWriter(
+            partial,
+            schema,
+            compression="zstd",
+            compression_level=LEVEL,
+            use_dictionary=False,  # zstd has its own, over whole pages
+            column_encoding=dict.fromkeys(apart, "BYTE_STREAM_SPLIT"),
+            store_schema=False,  # a second copy of the metadata
+        ) as file,
+    ):
+        file.write_table(table)
+        file.add_key_value_metadata({**(schema.metadata or {}), **(metadata or {})})
     return _sha256(path)
 
 
@@ -74,16 +91,14 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
         require_regular(path)
         table = parquet.read_table(path)
         metadata = table.schema.metadata or {}
-        about = json.loads(metadata[PLAN])
-        environments = json.loads(metadata[ENVIRONMENTS])
-        rows = table.to_pandas()
+        about, environments = _unpacked(metadata[PLAN]), _unpacked(metadata[ENVIRONMENTS])
         cells = CELLS.validate_python(about.pop("cells"))
         store = Store.in_memory()
-        store.put(_trial(row, about["metrics"], environments) for row in rows.to_dict("records"))
-        return Ledger({**about, SHA256: _sha256(path)}, cells, rows[list(COLUMNS)]), store
+        store.put(_trial(row, about["metrics"], environments) for row in table.to_pylist())
+        return Ledger({**about, SHA256: _sha256(path)}, cells, table.select(COLUMNS).to_pandas()), store
     except FileNotFoundError:
         raise OutputError(f"{folder} holds neither trials.sqlite nor {TRIALS}") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+    except (*DAMAGE, pa.ArrowException) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise OutputError(
             f"{path} is damaged, or no study of this version of fedmjp ({said}); put a whole copy in its place"
@@ -132,6 +147,18 @@ def holds_plan(folder: Path) -> bool:
         ) from None
 
 
+def _packed(said: Mapping[str, Any]) -> bytes:
+    return base64.b64encode(zlib.compress(json.dumps(said).encode(), level=9))
+
+
+def _unpacked(packed: bytes) -> Any:
+    stream = zlib.decompressobj()
+    text = stream.decompress(base64.b64decode(packed, validate=True), LARGEST)
+    if not stream.eof:
+        raise ValueError(f"the plan is cut, or of more than {LARGEST:,} bytes")
+    return json.loads(text)
+
+
 def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str, Any]) -> Trial:
     values = {name: _plain(row[name]) for name in ROWS if name not in ("environment_sha256", "recorded_at")}
     return Trial(
@@ -142,7 +169,7 @@ def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str
         scores=_scores(row, metrics) if row["status"] == "ok" else {},
         diagnostics=json.loads(row["diagnostics"]),
         environment=environments[row["environment_sha256"]],
-        recorded_at=row["recorded_at"].to_pydatetime(),
+        recorded_at=row["recorded_at"].replace(tzinfo=None),
         **values,
     )
 

@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
@@ -32,15 +33,16 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     scores = _scores(rows, [*about["metrics"], COLOUR])
     colour = scores.pop(COLOUR)
     cell_rows = _by_place(rows, rows["cell"], places)
-    leakage = {cell: MEASURES[cell.reveals].leakage for cell in places}
-    for cell, subset in cell_rows.items():
-        _require_scores(subset, scores.loc[subset.index], leakage[cell])
-        if not MEASURES[cell.reveals].colour_tells:
-            colour[subset.index] = -np.inf
-    flat = {cell: _flat(subset, colour[subset.index], scores[leakage[cell]]) for cell, subset in cell_rows.items()}
+    leakage = [MEASURES[cell.reveals].leakage for cell in places]
+    rows["leakage"] = _leakage(scores, rows["cell"], leakage)
+    _require_scores(rows, scores)
+    colourless = {place for cell, place in places.items() if not MEASURES[cell.reveals].colour_tells}
+    colour[rows["cell"].isin(colourless)] = -np.inf
+    flat = _flat(rows, colour)
     scores = scores.mask(colour >= FLAT, axis=0)
     # Each picture with the mean over its seeds.
-    pictures = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean()
+    means = scores.groupby([rows["cell"], rows["picture"]], sort=True).mean()
+    means = means[_leakage(means, means.index.get_level_values(0), leakage).notna()]  # only those that count
     most_revealing = {name: "max" if metric(name).higher_leaks else "min" for name in about["metrics"]}
     extremes = scores.groupby(rows["cell"]).agg(most_revealing).reindex(range(len(places)))
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
@@ -50,10 +52,7 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
             cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
             for cell, provenance in provenances.items()
         },
-        pictures={  # only those with leakage that count
-            cell: subset.droplevel(0).dropna(subset=[leakage[cell]])
-            for cell, subset in _by_place(pictures, pictures.index.get_level_values(0), places).items()
-        },
+        pictures=_by_place(means.droplevel(0), means.index.get_level_values(0), places),
         worst={cell: worst[place] for cell, place in places.items()},
         recognisable_at=about["recognisable_at"],
     )
@@ -61,7 +60,7 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
         _entry(
             planned[cell],
             cell_rows[cell],
-            figures.of(cell) | {"flat": flat[cell]},
+            figures.of(cell) | {"flat": flat.get(places[cell], {})},
             _utility(cell, about["utility"]),
             provenances[cell],
         )
@@ -75,13 +74,22 @@ def _by_place(table: pd.DataFrame, numbers: Any, places: Mapping[Cell, int]) -> 
     return {cell: parts.get(place, table.iloc[:0]) for cell, place in places.items()}
 
 
-def _flat(rows: pd.DataFrame, colour: "pd.Series[float]", leakage: "pd.Series[float]") -> dict[str, float] | None:
-    """Leakage of the pictures of a cell that one colour tells already; none if rows lack what says so."""
-    if (rows["status"].eq("ok") & colour.isna()).any():
-        return None
-    flat_rows = rows[colour >= FLAT]
-    means = leakage[flat_rows.index].groupby(flat_rows["picture"]).mean()
-    return {str(name): float(value) for name, value in means.items()}
+def _leakage(scores: pd.DataFrame, numbers: Any, metrics: Sequence[str]) -> "pd.Series[float]":
+    """What each row's cell is judged by: the metric at its number."""
+    leakage, judged_by = pd.Series(np.nan, index=scores.index), np.array(metrics, dtype=object)[numbers]
+    for name in dict.fromkeys(metrics):
+        leakage = leakage.mask(judged_by == name, scores[name])
+    return leakage
+
+
+def _flat(rows: pd.DataFrame, colour: "pd.Series[float]") -> dict[int, dict[str, float] | None]:
+    """Of cells, by number: leakage of the pictures that one colour tells already; none if rows lack what says so."""
+    known: dict[int, dict[str, float] | None] = {}
+    for place, flat_rows in rows[colour >= FLAT].groupby("cell"):
+        means = flat_rows["leakage"].groupby(flat_rows["picture"]).mean()
+        known[cast(int, place)] = {str(name): float(value) for name, value in means.items()}
+    unknown = rows.loc[rows["status"].eq("ok") & colour.isna(), "cell"]
+    return known | dict.fromkeys(unknown.tolist())
 
 
 def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
@@ -93,9 +101,9 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     )
 
 
-def _require_scores(rows: pd.DataFrame, scores: pd.DataFrame, leakage: str) -> None:
+def _require_scores(rows: pd.DataFrame, scores: pd.DataFrame) -> None:
     """RecordError if a finished trial has no leakage, or an infinite score."""
-    bad = (rows["status"].eq("ok") & scores[leakage].isna()) | np.isinf(scores.to_numpy()).any(axis=1)
+    bad = (rows["status"].eq("ok") & rows["leakage"].isna()) | np.isinf(scores.to_numpy()).any(axis=1)
     if bad.any():
         key = rows.loc[bad, "key"].iloc[0]
         raise RecordError(f"Trial {key} has finished, but a score is no finite number; {START_OVER}")
@@ -108,8 +116,9 @@ def _entry(
     utility: Utility | None,
     provenance: Provenance,
 ) -> Entry:
-    finished, failed = (rows[rows["status"] == status] for status in ("ok", "failed"))
-    errors = failed["error"].fillna("no message").value_counts()
+    status = rows["status"].to_numpy(dtype=object)
+    finished, failed = status == "ok", status == "failed"
+    errors = rows.loc[failed, "error"].fillna("no message").value_counts() if failed.any() else pd.Series(dtype=int)
     return Entry(
         **vars(planned.cell),
         **figures,
@@ -117,14 +126,14 @@ def _entry(
         adapted=planned.adapted,
         verdict="refused" if planned.refusal is not None else "incomplete",
         reason=planned.refusal if planned.refusal is not None else "not judged yet",
-        trials=len(finished),
-        failures=len(failed),
-        missing=int(rows["status"].isna().sum()),
+        trials=int(finished.sum()),
+        failures=int(failed.sum()),
+        missing=int((~finished & ~failed).sum()),
         left_out=planned.left_out,
         errors=tuple(map(str, errors.index[:COMMONEST])),
-        realised_ratio=_mean(finished["realised_ratio"]),
+        realised_ratio=_mean(rows["realised_ratio"], finished),
         utility=utility,
-        cost=Cost(attack_seconds=_mean(finished["attack_seconds"]), upload_bytes=planned.upload_bytes),
+        cost=Cost(attack_seconds=_mean(rows["attack_seconds"], finished), upload_bytes=planned.upload_bytes),
         caveat=planned.caveat,
         provenance=provenance,
     )
@@ -157,6 +166,7 @@ def span(recorded: "pd.Series[Any]") -> dict[str, str | None]:
     return {name: None if times.empty else time.isoformat(timespec="seconds") for name, time in ends.items()}
 
 
-def _mean(values: "pd.Series[Any]") -> float | None:
-    known = values.dropna().astype(float)
+def _mean(values: "pd.Series[Any]", of: npt.NDArray[np.bool_]) -> float | None:
+    known = values.to_numpy(dtype=np.float64)[of]
+    known = known[~np.isnan(known)]
     return float(known.mean()) if len(known) else None

@@ -1,5 +1,6 @@
 """What follows from scores per picture: the same for our own cells and for those that third parties submit."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +10,14 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.leaderboard.entries import LEAKAGE, Difference, Entry, Marginal, Share
-from benchmarks.leaderboard.measures import MEASURES, Threshold
+from benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
 from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.statistics import Floats, Interval, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
 from benchmarks.plan.experiment import Cell
 from fedmjp.metrics import metric
+
+_Values = dict[str, float]  # by picture
 
 
 def marginal_name(label: str) -> str:
@@ -43,22 +46,44 @@ class Figures:
     @cached_property
     def samples(self) -> dict[Cell, dict[str, Floats]]:
         """Everything that has a mean with an interval, by name: metrics, and differences of leakage."""
-        return {cell: {name: values for name, values in self._samples(cell) if len(values)} for cell in self.pictures}
+        return {
+            cell: {
+                name: np.fromiter(values.values(), np.float64)
+                for name, values in (scores | self._over(cell)).items()
+                if values
+            }
+            for cell, scores in self._scores.items()
+        }
 
-    def _samples(self, cell: Cell) -> Iterable[tuple[str, Floats]]:
-        for name, column in self.pictures[cell].items():
-            values = column.to_numpy(dtype=np.float64)
-            yield str(name), values[~np.isnan(values)]
-        others = {"over_floor": self.pairs.floor(cell), "over_twin": self.pairs.twin(cell)}
-        others |= {marginal_name(label): twin for label, twin in self.pairs.without_each(cell).items()}
-        for name, other in others.items():
-            yield name, np.asarray(self._over(cell, other), dtype=np.float64)
+    @cached_property
+    def _scores(self) -> dict[Cell, dict[str, _Values]]:
+        """By metric, of the pictures that have a value."""
+        return {cell: _by_metric(pictures) for cell, pictures in self.pictures.items()}
 
-    def _over(self, cell: Cell, other: Cell | None) -> "pd.Series[float]":
-        """Leakage less that of another cell, over the pictures that both have."""
-        name = MEASURES[cell.reveals].leakage
-        leakage = self.pictures[cell][name]
-        return leakage.iloc[:0] if other is None else (leakage - self.pictures[other][name]).dropna()
+    @cached_property
+    def _others(self) -> dict[Cell, dict[str, Cell]]:
+        """By the name of the difference, the cells that a cell is held against."""
+        others: dict[Cell, dict[str, Cell | None]] = {
+            cell: {
+                "over_floor": self.pairs.floor(cell),
+                "over_twin": self.pairs.twin(cell),
+                **{marginal_name(label): other for label, other in self.pairs.without_each(cell).items()},
+            }
+            for cell in self.pictures
+        }
+        return {
+            cell: {name: other for name, other in named.items() if other is not None} for cell, named in others.items()
+        }
+
+    def _over(self, cell: Cell) -> dict[str, _Values]:
+        """Leakage less that of each other cell, over the pictures that both have."""
+        measure = MEASURES[cell.reveals].leakage
+        leakage = self._scores[cell][measure]
+        theirs = {name: self._scores[other][measure] for name, other in self._others[cell].items()}
+        return {
+            name: {picture: value - values[picture] for picture, value in leakage.items() if picture in values}
+            for name, values in theirs.items()
+        }
 
     @cached_property
     def _intervals(self) -> dict[tuple[Cell, str], Interval]:
@@ -69,14 +94,12 @@ class Figures:
     def of(self, cell: Cell) -> dict[str, Any]:
         """The fields of the cell's entry that follow; a figure without pictures is none."""
         measure = MEASURES[cell.reveals]
-        leakage = self.pictures[cell][measure.leakage]
-        floor, twin = self.pairs.floor(cell), self.pairs.twin(cell)
-        over_floor = self._over(cell, floor)
-        better = self.pictures[cell].loc[over_floor.index[over_floor >= measure.exposed]]
+        scores = {name: values for name, values in self._scores[cell].items() if values}
+        floor, twin = (self._others[cell].get(name) for name in ("over_floor", "over_twin"))
         seen = Threshold(LEAKAGE, self.recognisable_at) if cell.reveals == "pictures" else None
         return {
             "id": self.ids[cell],
-            "n": len(leakage),
+            "n": len(self.pictures[cell]),
             "metrics": {
                 name: statistics(
                     self.samples[cell][name],
@@ -84,17 +107,12 @@ class Figures:
                     worst=self.worst[cell][name],
                     higher_leaks=metric(name).higher_leaks,
                 )
-                for name in map(str, self.pictures[cell])
-                if name in self.samples[cell]
+                for name in scores
             },
-            "scores": {
-                str(name): {str(picture): float(value) for picture, value in column.dropna().items()}
-                for name, column in self.pictures[cell].items()
-                if name in self.samples[cell]
-            },
+            "scores": scores,
             "exact": self._share(cell, measure.exact),
             "recognisable": seen and self._share(cell, seen),
-            "exposed": int(measure.exposing.passed(better).sum()) if measure.exposing else 0,
+            "exposed": self._exposed(cell, measure),
             "over_floor": self._difference(cell, "over_floor"),
             "over_twin": self._difference(cell, "over_twin"),
             "floor": self.ids[floor] if floor else None,
@@ -107,12 +125,28 @@ class Figures:
 
     def _share(self, cell: Cell, threshold: Threshold) -> Share | None:
         """Share of pictures that pass."""
-        pictures = self.pictures[cell]
-        return share(int(threshold.passed(pictures).sum()), len(pictures)) if len(pictures) else None
+        n = len(self.pictures[cell])
+        return share(threshold.passed(self._scores[cell][threshold.metric].values()), n) if n else None
+
+    def _exposed(self, cell: Cell, measure: Measure) -> int:
+        """How many pictures are exposed, and leak so much more than the guess."""
+        if measure.exposing is None:
+            return 0
+        values, over_floor = self._scores[cell][measure.exposing.metric], self._over(cell).get("over_floor", {})
+        better = [picture for picture, gain in over_floor.items() if gain >= measure.exposed]
+        return measure.exposing.passed(values[picture] for picture in better if picture in values)
 
     def _difference(self, cell: Cell, name: str) -> Difference | None:
         values = self.samples[cell].get(name)
         return None if values is None else difference(values, self._intervals[cell, name])
+
+
+def _by_metric(pictures: pd.DataFrame) -> dict[str, _Values]:
+    names, columns = pictures.index.astype(str).tolist(), pictures.to_numpy(dtype=np.float64).T.tolist()
+    return {
+        str(metric_name): {name: value for name, value in zip(names, values, strict=True) if not math.isnan(value)}
+        for metric_name, values in zip(pictures.columns, columns, strict=True)
+    }
 
 
 def judged(entries: Iterable[Entry]) -> list[Entry]:

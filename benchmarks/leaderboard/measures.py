@@ -1,10 +1,8 @@
 """What cells are judged by: a measure for each thing that attacks reveal, in units of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-import pandas as pd
 
 from attacks.base import Reveals
 from benchmarks.leaderboard.entries import EXACT, LEAKAGE, RECOGNISABLE
@@ -21,10 +19,10 @@ class Threshold(NamedTuple):
     metric: str
     limit: float
 
-    def passed(self, pictures: pd.DataFrame) -> "pd.Series[bool]":
-        """Of each picture, a row with a column per metric."""
-        values = pictures[self.metric]
-        return values >= self.limit if metric(self.metric).higher_leaks else values <= self.limit
+    def passed(self, values: Iterable[float]) -> int:
+        """How many values of the metric pass."""
+        higher = metric(self.metric).higher_leaks
+        return sum(value >= self.limit if higher else value <= self.limit for value in values)
 
 
 @dataclass(frozen=True)

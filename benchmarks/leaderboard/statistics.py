@@ -1,6 +1,7 @@
 """Figures over pictures: means with bootstrap intervals, paired differences, shares."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -105,6 +106,7 @@ def share_below(leakage: Mapping[str, float], guess: Mapping[str, float], margin
     return float(stats.binomtest(hits, len(leakage), margin, alternative="less").pvalue)
 
 
+@cache
 def share(hits: int, n: int) -> Share:
     """Share of pictures with its Wilson interval."""
     interval = stats.binomtest(hits, n).proportion_ci(confidence_level=CONFIDENCE, method="wilson")

@@ -94,9 +94,7 @@ def synthetic_ledger(pictures: int) -> Ledger:
         ],
         columns=["key", "cell", "picture"],
     )
-    return Ledger(
-        _about(), cells, rows.assign(picture_sha256=rows["picture"], seed=0, clean="", shuffled="", reconstruction="")
-    )
+    return Ledger(_about(), cells, rows.assign(picture_sha256=rows["picture"], seed=0, stem=""))
 
 
 def _about() -> dict[str, Any]:

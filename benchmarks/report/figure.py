@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.folder.pictures import files_of, load_png
 from benchmarks.folder.store import Trial
 from benchmarks.plan.experiment import Cell, PlannedTrial
-from fedmjp.files import replacing
+from fedmjp.drawings import save_photographs
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45
@@ -48,8 +48,7 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
         row_axes[0].text(-0.08, 0.5, row.label, transform=row_axes[0].transAxes, ha="right", va="center", fontsize=7.5)
     left = LABEL_INCHES / figure.get_figwidth()
     figure.subplots_adjust(left=left, right=0.995, top=0.995, bottom=0.02, wspace=0.04, hspace=0.16)
-    with replacing(path) as partial:
-        figure.savefig(partial, format="png", dpi=DOTS_PER_INCH)
+    save_photographs(figure, path, dots_per_inch=DOTS_PER_INCH)
 
 
 def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: Path) -> list[_Row]:

@@ -20,7 +20,7 @@ from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.tables import print_table
 from benchmarks.running.retention import extremes
 
-FIGURE = "reconstructions.png"
+FIGURE = "reconstructions.jpg"
 
 
 def render(
@@ -73,16 +73,18 @@ def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder)
     by_cell = dict(iter(trials.groupby("cell")))
     entries = [entry for entry in board.entries if entry.origin == "reproduced"]
     return {
-        entry.id: _shown(by_cell[index], output.pictures) for index, entry in enumerate(entries) if index in by_cell
+        entry.id: _shown(ledger, by_cell[index], output.pictures)
+        for index, entry in enumerate(entries)
+        if index in by_cell
     }
 
 
-def _shown(cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
+def _shown(ledger: Ledger, cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
     rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
     shown = []
     for label, key in extremes(cell).items():
         row = rows[key]
-        original, shuffled, made = (pictures / row[name] for name in ("clean", "shuffled", "reconstruction"))
+        original, shuffled, made = (pictures / name for name in ledger.files_of(row).values())
         if original.exists() and made.exists():
             shown.append(Shown(label, row["picture"], row["scores"]["psnr"], original, shuffled, made))
     return tuple(shown)

@@ -73,26 +73,27 @@ def _check_rows(joined: pd.DataFrame, verification: Verification) -> None:
 def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, verification: Verification) -> None:
     """Score again what lies in the folder of pictures."""
     rescored, owed = 0, _owed(ledger, finished)
-    for row in finished.to_dict("records"):
-        path = folder.pictures / row["reconstruction"]
+    for row in finished[["key", "cell", "stem", "scores"]].to_dict("records"):
+        files = ledger.files_of(row)
+        path = folder.pictures / files["reconstruction"]
         if not path.exists():
             if row["key"] in owed:
                 verification.problems.append(
-                    f"{row['reconstruction']} is missing, which keep: {ledger.about['keep']} promises"
+                    f"{files['reconstruction']} is missing, which keep: {ledger.about['keep']} promises"
                 )
             continue
         cell = ledger.cells[row["cell"]].cell
         try:
-            pair = _picture(path), _picture(folder.pictures / row[str(cell.setting.compared_with)])
+            pair = _picture(path), _picture(folder.pictures / files[str(cell.setting.compared_with)])
         except OSError as error:
-            verification.problems.append(f"{row['reconstruction']}: {error}")
+            verification.problems.append(f"{files['reconstruction']}: {error}")
             continue
         if pair[0].shape != pair[1].shape:
-            verification.problems.append(f"{row['reconstruction']} is not of the size of the original")
+            verification.problems.append(f"{files['reconstruction']} is not of the size of the original")
             continue
         problem = _disagreement(pair, row["scores"], rounded=cell.protocol == "8bit")
         if problem:
-            verification.problems.append(f"{row['reconstruction']} in setting {cell.setting}: {problem}")
+            verification.problems.append(f"{files['reconstruction']} in setting {cell.setting}: {problem}")
         rescored += 1
     verification.checked.append(f"{rescored} kept reconstructions scored again")
 

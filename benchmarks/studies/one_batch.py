@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.running.evaluator import match
 from fedmjp.data.bundled import CROPS, Crop
 from fedmjp.data.pictures import LabelledPicture, to_image
+from fedmjp.drawings import save_photographs
 from fedmjp.exchange import with_weights
 from fedmjp.facade import attack
 from fedmjp.metrics.pictures import psnr
@@ -41,7 +42,7 @@ PASS = 32  # pictures
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="PNG file.")] = Path("results/servers/batch.png"),
+    output: Annotated[Path, typer.Option(help="JPEG file.")] = Path("results/servers/batch.jpg"),
     seed: Annotated[int, typer.Option(help="Of crops and weights.")] = 0,
 ) -> None:
     """Draw the figure, and print what it shows."""
@@ -68,7 +69,7 @@ def main(
     decibels = float(psnr(taken[None], wanted.image[None])[0])
     output.parent.mkdir(parents=True, exist_ok=True)
     captions = [f"label {label}, rank {rank}" for label, rank in zip(labels, ranks.tolist(), strict=True)]
-    _figure(batch, captions, taken, decibels).savefig(output, dpi=DOTS_PER_INCH, metadata={"Software": None})
+    save_photographs(_figure(batch, captions, taken, decibels), output, dots_per_inch=DOTS_PER_INCH)
     right = sum(label == picture.label for label, picture in zip(labels, batch, strict=True))
     typer.echo(
         f"honest server: {right} of {BATCH} labels right, {int((ranks == 1).sum())} of {BATCH} pictures first among "

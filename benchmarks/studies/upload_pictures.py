@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
+from fedmjp.drawings import save_photographs
 from fedmjp.facade import attack
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
@@ -37,7 +38,7 @@ Shown = tuple[Tensor, str, str]  # an image (3, height, width), and what stands 
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="PNG file.")] = Path("results/mjp_adaptive/uploads.png"),
+    output: Annotated[Path, typer.Option(help="JPEG file.")] = Path("results/mjp_adaptive/uploads.jpg"),
     seed: Annotated[int, typer.Option(help="Of weights and masks.")] = 0,
 ) -> None:
     """Draw the figure."""
@@ -47,7 +48,7 @@ def main(
     source, model = open_source("bundled", size=224, classes=1000), build_vit(scenario.network)
     rows = [_row(source.load(name), scenario, model) for name in PICTURES]
     output.parent.mkdir(parents=True, exist_ok=True)
-    _figure(rows).savefig(output, dpi=DOTS_PER_INCH, metadata={"Software": None})
+    save_photographs(_figure(rows), output, dots_per_inch=DOTS_PER_INCH)
     for name, row in zip(PICTURES, rows, strict=True):
         typer.echo(f"{name}: " + ", ".join(f"{above} {below}".replace("\n", " ") for _, above, below in row[2:]))
 

@@ -144,6 +144,7 @@ def _report(
     console: "Console",
 ) -> None:
     from benchmarks.folder.output import write_text
+    from fedmjp.drawings import save_plot
     from fedmjp.evaluation.figures import summarise
     from fedmjp.evaluation.sweep import sweep
     from fedmjp.evaluation.tables import frame, markdown, notes, print_sheets, sheets
@@ -158,7 +159,7 @@ def _report(
     figure.unlink(missing_ok=True)
     written = ["evaluation.csv", "table.md", "manifest.json"]
     if len(measured[0]) > 1:
-        sweep(lines, data).savefig(figure, dpi=150)
+        save_plot(sweep(lines, data), figure, dots_per_inch=150)
         written.append(figure.name)
     print_sheets(tables, console)
     console.print("\n".join(remarks), highlight=False, markup=False)

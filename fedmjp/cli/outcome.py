@@ -32,7 +32,7 @@ def tell_outcome(
         unusable: Uploads that could not be attacked.
         figure: Whether there is a figure of all reconstructions.
     """
-    tell(console, f"\nWritten to {output}: {'reconstructions.png, ' if figure else ''}{FILES}.")
+    tell(console, f"\nWritten to {output}: {'reconstructions.jpg, ' if figure else ''}{FILES}.")
     for error, count in Counter(failed["error"]).most_common():
         tell(console, f"{count} {'trial' if count == 1 else 'trials'} failed: {error}", style="bold red")
     if len(failed):

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedmjp.data.partitions import Partition
+from fedmjp.drawings import save_plot
 
 WIDTH, PIXELS_PER_INCH = 10.0, 150
 TALLEST = 12.0
@@ -26,7 +27,7 @@ def draw_partition(partition: Partition, labels: np.ndarray, path: Path) -> None
     """
     counts = counts_by_client(partition, labels)
     height = float(np.clip(1.6 + 0.28 * len(counts), 3.0, TALLEST))
-    figure = Figure(figsize=(WIDTH, height), dpi=PIXELS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid, totals = figure.subplots(1, 2, sharey=True, width_ratios=(6, 1))
     shown, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(counts.max(), 2))
     picture = grid.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
@@ -43,4 +44,4 @@ def draw_partition(partition: Partition, labels: np.ndarray, path: Path) -> None
     totals.spines[["top", "right"]].set_visible(False)
     if len(partition.dropped):
         figure.suptitle(f"{len(partition.dropped):,} of {len(labels):,} pictures are with no client", fontsize=9)
-    figure.savefig(path, format="png")
+    save_plot(figure, path, dots_per_inch=PIXELS_PER_INCH)

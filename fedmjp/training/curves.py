@@ -6,6 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
+from fedmjp.drawings import save_plot
+
 
 def draw(history: Path, figure: Path, *, title: str) -> None:
     """Loss and validation accuracy over epochs or rounds, as a PNG file."""
@@ -26,5 +28,5 @@ def draw(history: Path, figure: Path, *, title: str) -> None:
         axes.grid(visible=True, alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     plot.suptitle(title)
-    plot.savefig(figure, dpi=150)
+    save_plot(plot, figure, dots_per_inch=150)
     plt.close(plot)
