@@ -116,8 +116,8 @@ def test_an_interval_ends_at_all_only_where_all_came_back(recovered: int, of: in
         (
             (PLAIN, NAIVE, AGAIN, SIGNED, CLIPPED, ROUNDED),
             (
-                "Of 4 defences, 2 let some server recover a picture exactly, 1 less than that, and of 1 no attack "
-                "recovered more than a guess: sign."
+                "Of 4 defences, 2 let some server recover a picture exactly and 1 less than that; 1 withstood attacks "
+                "that know them, and of 0 nothing follows."
             ),
         ),
         ((entry_of(ONCE, [], verdict="refused"),), NOTHING),

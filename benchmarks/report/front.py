@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.leaderboard.headline import headline
-from benchmarks.leaderboard.listing import grouped, listed
+from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.verdicts import LEAKING
 from benchmarks.report import disclosed, numbers
 from benchmarks.report.legend import MEDIAN_HEADING
@@ -67,21 +67,16 @@ def _by_defence(shown: Matrix) -> dict[str, list[MatrixCell]]:
 
 
 def _counted(defences: Mapping[str, Sequence[MatrixCell]]) -> str:
-    """How many defences lose pictures exactly to some server, how many lose less, and which were not seen to leak."""
+    """How many defences lose pictures exactly to some server, how many lose less, and how many withstood attacks."""
     exact = {name for name, cells in defences.items() if any(map(_share, cells))}
-    leaking = {
-        name for name, cells in defences.items() for cell in cells for tried in cell.attacks if tried.verdict in LEAKING
-    }
-    silent = [name for name in defences if name not in exact | leaking]
-    named = f": {listed(silent)}" if silent else ""
+    verdicts = {name: {tried.verdict for cell in cells for tried in cell.attacks} for name, cells in defences.items()}
+    leaking = {name for name in defences if verdicts[name] & LEAKING} - exact
+    withstood = {name for name in defences if "withstood" in verdicts[name]} - exact - leaking
+    silent = len(defences) - len(exact) - len(leaking) - len(withstood)
     return (
-        f"Of {len(defences)} defences, {len(exact)} let some server recover a picture exactly, "
-        f"{len(leaking - exact)} less than that, and of {len(silent)} no attack recovered more than a guess{named}."
+        f"Of {len(defences)} defences, {len(exact)} let some server recover a picture exactly and {len(leaking)} less "
+        f"than that; {len(withstood)} withstood attacks that know them, and of {silent} nothing follows."
     )
-
-
-def _share(cell: MatrixCell) -> float:
-    return headline(cell.entry)[0]
 
 
 def _lost(cell: MatrixCell) -> tuple[float, float]:
