@@ -83,6 +83,10 @@ def _lost(cell: MatrixCell) -> tuple[float, float]:
     return headline(cell.entry)
 
 
+def _share(cell: MatrixCell) -> float:
+    return _lost(cell)[0]
+
+
 def _amount(cell: MatrixCell, of: str = "") -> str:
     return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), numbers.percent(_share(cell)) + of)
 
@@ -97,7 +101,8 @@ def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
         return []
     cells = row.measured
     if len(defences) >= MANY:
-        cells = sorted((max(alike, key=_lost) for alike in defences.values()), key=_lost)
+        most = [max(alike, key=_lost) for alike in defences.values()]
+        cells = sorted(most, key=_lost)
     elif len(cells) == 1:
         firsts = [shown_row.measured[0] for shown_row in shown.rows if shown_row.measured]
         cells = [cell for cell in firsts if cell.entry.model == cells[0].entry.model]
