@@ -61,7 +61,7 @@ class Ledger:
         ]
         return cls(about, plan.cells, pd.DataFrame(rows, columns=list(COLUMNS)))
 
-    def files_of(self, trial: Mapping[str, Any]) -> dict[str, str]:
+    def files_of(self, trial: Mapping[Any, Any]) -> dict[str, str]:
         """The files of a row of ``trials`` in the picture folder, as ``files_in`` names them."""
         return files_in(self._folders[trial["cell"]], trial["stem"])
 
