@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.folder.store import Store
-from fedmjp.errors import OutputError, StoreError
+from fedmjp.errors import GAVE_UP, OutputError, StoreError
 from tests import databases
 from tests.databases import (
     PER_PUT,
@@ -68,6 +68,11 @@ def test_a_failed_trial_is_a_row_and_is_replaced_by_a_later_attempt(store: Store
     assert store.counts() == {"ok": 1}
 
 
+def test_a_trial_whose_attack_gave_up_is_finished(store: Store) -> None:
+    store.put([trial("a", status="failed", error=f"{GAVE_UP}all zero"), trial("b", status="failed", error="no memory")])
+    assert store.finished(["a", "b"]) == {"a"}
+
+
 def test_a_batch_that_names_a_trial_twice_follows_the_same_rules(store: Store) -> None:
     store.put([trial("a", status="failed"), trial("a", seed=1), trial("a", seed=2)])
     assert [(found.status, found.seed) for found in store.trials(["a"])] == [("ok", 1)]
@@ -82,7 +87,7 @@ def test_only_the_trials_asked_for_come_back_in_the_order_of_bytes(store: Store)
     store.put([trial("a-2"), trial("B"), trial("a1", status="failed"), trial("left out")])
     asked = ["a1", "a-2", "B", "unknown"]
     assert store.finished(asked) == {"a-2", "B"}
-    assert store.statuses(asked) == {"a-2": "ok", "B": "ok", "a1": "failed"}
+    assert {row.key: row.status for row in store.trials(asked)} == {"a-2": "ok", "B": "ok", "a1": "failed"}
     assert [found.key for found in store.trials(asked)] == ["B", "a-2", "a1"]
     assert list(store.frame(asked)["key"]) == ["B", "a-2", "a1"]
     assert list(store.frame()["key"]) == ["B", "a-2", "a1", "left out"]

@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
-from fedmjp.errors import MissingExtraError, OutputError, StoreError
+from fedmjp.errors import GAVE_UP, MissingExtraError, OutputError, StoreError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,14 +217,11 @@ class Store:
                 rows,
             )
 
-    def statuses(self, keys: Collection[str]) -> dict[str, str]:
-        """Status of those of ``keys`` that have been tried."""
-        with self._transaction() as connection:
-            return {row.key: row.status for row in _rows(connection, ("key", "status"), keys)}
-
     def finished(self, keys: Collection[str]) -> set[str]:
-        """Those of ``keys`` whose trial is done."""
-        return {key for key, status in self.statuses(keys).items() if status == "ok"}
+        """Those of ``keys`` whose trial is done: it ended well, or the attack gave up, as it would again."""
+        with self._transaction() as connection:
+            rows = _rows(connection, ("key", "status", "error"), keys)
+            return {row.key for row in rows if row.status == "ok" or (row.error or "").startswith(GAVE_UP)}
 
     def counts(self) -> dict[str, int]:
         """Number of trials in the whole database, by status."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedmjp.cli.console import tell
+from fedmjp.errors import GAVE_UP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +24,8 @@ def tell_outcome(
 ) -> None:
     """Say where results are and what failed, most frequent error first.
 
-    Ends with code 2 if there were unusable uploads (they are named), with code 1 if anything else failed.
+    Ends with code 2 if there were unusable uploads (they are named), with code 1 if anything else failed. That an
+    attack gave up is a result.
 
     Args:
         failed: Failed trials, as rows of ``Store.frame``.
@@ -33,12 +35,15 @@ def tell_outcome(
         figure: Whether there is a figure of all reconstructions.
     """
     tell(console, f"\nWritten to {output}: {'reconstructions.jpg, ' if figure else ''}{FILES}.")
-    for error, count in Counter(failed["error"]).most_common():
-        tell(console, f"{count} {'trial' if count == 1 else 'trials'} failed: {error}", style="bold red")
-    if len(failed):
-        tell(console, "The same command tries them again, and nothing else.")
+    errors = Counter(failed["error"])
+    again = any(not error.startswith(GAVE_UP) for error in errors)
+    for error, count in errors.most_common():
+        style = None if error.startswith(GAVE_UP) else "bold red"
+        tell(console, f"{count} {'trial' if count == 1 else 'trials'} failed: {error}", style=style)
+    if again:
+        tell(console, "The same command tries again what did not give up, and nothing else.")
     tell(console, *(f"Unusable upload {problem}" for problem in unusable), style="bold red")
     if unusable:
         raise typer.Exit(BAD_INPUT)
-    if len(failed):
+    if again:
         raise typer.Exit(FAILED)
