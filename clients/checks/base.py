@@ -10,7 +10,6 @@ from torch import Tensor, nn
 History = Mapping[str, Sequence[float]]  # by the name of what was measured, a number per round, the last one last
 REMEMBERED = 50  # rounds
 ENOUGH = 3  # rounds from which on limits are set by what was measured before
-NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,12 @@ class Finding:
     suspicious: bool
     about: str
     ran: bool = True
-    measured: Mapping[str, float] = NOTHING  # numbers that later rounds are held against
+    measured: Mapping[str, float] = field(default_factory=dict)  # numbers that later rounds are held against
 
 
-def judged(check: str, value: float, limit: float, about: str, measured: Mapping[str, float] = NOTHING) -> Finding:
+def judged(
+    check: str, value: float, limit: float, about: str, measured: Mapping[str, float] = MappingProxyType({})
+) -> Finding:
     """The finding of a check that ran: what is beyond the limit is suspicious, and so is what is no number."""
     return Finding(check, value, limit, not value <= limit, about, measured=measured)
 
