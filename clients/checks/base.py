@@ -57,12 +57,12 @@ def judged(
 
 
 def not_run(check: str, reason: str, *, failed: bool = False) -> Finding:
-    """The finding of a check that could not be run; ``failed`` where that is no fault of model or round."""
+    """The finding of a check that could not be run: suspicious where it ``failed``, not where nothing is to be run."""
     return Finding(check, math.nan, math.nan, failed, f"not run: {reason}", ran=False)
 
 
 def remember(history: History, findings: Sequence[Finding]) -> dict[str, list[float]]:
-    """The history after a round: with what was measured, unless anything was suspicious. Plain numbers, fit for JSON."""
+    """The history after a round: with what was measured, unless anything was suspicious; plain numbers, as for JSON."""
     kept = {name: list(values) for name, values in history.items()}
     if any(finding.suspicious for finding in findings):
         return kept
@@ -74,7 +74,7 @@ def remember(history: History, findings: Sequence[Finding]) -> dict[str, list[fl
 
 
 def limit_from(earlier: Sequence[float], *, first: float, factor: float, most: float = math.inf) -> float:
-    """A limit that a client's own history sets: ``factor`` times the largest value before, within ``first`` and ``most``.
+    """A limit that a client's own history sets: ``factor`` times the largest value before.
 
     Args:
         earlier: What the same number was in earlier rounds.

@@ -23,7 +23,8 @@ def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
     References:
         Fowl et al., "Robbing the fed", ICLR 2022; Boenisch et al., "When the curious abandon honesty", EuroS&P 2023.
     """
-    layers = [layer for layer in trace.body if isinstance(layer.module, nn.Linear) and layer.gradients.shape[2] >= FEWEST]
+    linear = [layer for layer in trace.body if isinstance(layer.module, nn.Linear)]
+    layers = [layer for layer in linear if layer.gradients.shape[2] >= FEWEST]
     if not layers or len(trace.losses) < 2:
         return [not_run(ALONE, "there is no linear layer before the head, or one picture alone")]
     value = max(_share_alone(layer) for layer in layers)
@@ -56,7 +57,7 @@ def _alone(weights: Tensor) -> float:
 
 
 def _neighbours(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Units with parallel rows whose thresholds follow each other, as two lists of the same length; None if none are."""
+    """Units with parallel rows whose thresholds follow each other, as two lists of one length; None if none are."""
     lengths = weight.norm(dim=1)
     directions = weight / lengths.clamp(min=torch.finfo(weight.dtype).tiny)[:, None]
     parallel = (directions @ directions.mT).abs() > PARALLEL

@@ -21,7 +21,7 @@ def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
     which is why the client's own history sets the limits.
 
     References:
-        Garov et al., "Hiding in plain sight: disguising data stealing attacks in federated learning", ICLR 2024 (D-SNR).
+        Garov et al., "Hiding in plain sight: disguising data stealing attacks in federated learning", ICLR 2024.
     """
     if len(trace.losses) < 2:
         return [not_run(name, "one picture has no others to stand out from") for name in (SNR, FEWER)]

@@ -27,9 +27,10 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
         return [*findings, *(not_run(name, "no linear layer gives the logits") for name in (BIAS, ROWS))]
     rows = _odd_rows(trace.head.weight.detach().double())
     findings.append(judged(ROWS, rows, 0.0, "rows of the last layer that are zero or equal to others"))
-    if trace.head.bias is None:
+    bias: Tensor | None = trace.head.bias
+    if bias is None:
         return [*findings, not_run(BIAS, "the last layer has no bias")]
-    outlier = _outlier(trace.head.bias.detach().double())
+    outlier = _outlier(bias.detach().double())
     limit = limit_from(incoming.history.get(BIAS, ()), first=FIRST, factor=FACTOR, most=MOST)
     return [*findings, judged(BIAS, outlier, limit, "how far out a bias of the last layer is", {BIAS: outlier})]
 

@@ -1,4 +1,4 @@
-"""Whether what arrived is the model that was agreed on: names, shapes, types, finite numbers, the same for all sites."""
+"""Whether what arrived is the model that was agreed on: names, shapes, types, finite, and the same for all sites."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def _wrong(incoming: Incoming) -> list[str]:
     agreed = dict(incoming.model.state_dict())
     before = incoming.previous or {}
     expected = incoming.names if incoming.names is not None else frozenset(before or agreed)
-    problems = {name: "missing" for name in sorted(expected - incoming.weights.keys())}
+    problems = dict.fromkeys(sorted(expected - incoming.weights.keys()), "missing")
     for name, tensor in incoming.weights.items():
         own = before.get(name, agreed.get(name))
         if own is None or name not in expected:

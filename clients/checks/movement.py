@@ -2,9 +2,6 @@
 
 import math
 
-import torch
-from torch import Tensor
-
 from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run
 
 STEP = "step"
@@ -37,10 +34,8 @@ def check_movement(incoming: Incoming) -> list[Finding]:
     lengths = math.sqrt(moved_square * own_square)
     direction = 1 - dot / lengths if lengths else 1.0
     limit = limit_from(incoming.history.get(DIRECTION, ()), first=DIRECTION_FIRST, factor=DIRECTION_FACTOR)
-    return [
-        _step(incoming, ratios),
-        judged(DIRECTION, direction, limit, "whether the model moved against the client's update", {DIRECTION: direction}),
-    ]
+    about = "whether the model moved against the client's update"
+    return [_step(incoming, ratios), judged(DIRECTION, direction, limit, about, {DIRECTION: direction})]
 
 
 STEP_FIRST, STEP_LIMIT = 30.0, 4.0

@@ -15,9 +15,8 @@ def check_settings(incoming: Incoming) -> list[Finding]:
     if not incoming.bounds:
         return [not_run(SETTINGS, "the policy bounds no setting")]
     bounds = {_plain(name): limits for name, limits in incoming.bounds.items()}
-    beyond = sorted(
-        name for name, value in incoming.config.items() if _plain(name) in bounds and not _within(value, bounds[_plain(name)])
-    )
+    bounded = {name: value for name, value in incoming.config.items() if _plain(name) in bounds}
+    beyond = sorted(name for name, value in bounded.items() if not _within(value, bounds[_plain(name)]))
     about = f"settings beyond the policy's bounds: {', '.join(beyond)}" if beyond else "settings are within bounds"
     return [judged(SETTINGS, float(len(beyond)), 0.0, about)]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -33,8 +33,8 @@ class Layer:
         shown, gradient = self.inputs[picture], self.gradients[picture]
         if isinstance(self.module, nn.Conv2d):
             conv = self.module
-            padding = conv.padding if not isinstance(conv.padding, str) else _same(conv)
-            shown = F.unfold(shown[None], conv.kernel_size, conv.dilation, padding, conv.stride)[0].mT  # type: ignore[arg-type]
+            places = F.unfold(shown[None], conv.kernel_size, conv.dilation, _padding(conv), conv.stride)
+            shown = places[0].mT
         return shown, gradient
 
     @cached_property
@@ -51,7 +51,8 @@ class Layer:
     @property
     def by_picture(self) -> Tensor:
         """(pictures,) float64 norms n_i of their gradients."""
-        return self.measured[0].double().norm(dim=1)
+        norms: Tensor = self.measured[0].double().norm(dim=1)
+        return norms
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Trace:
     body: tuple[Layer, ...]
     head: nn.Linear | None  # that gave the logits
     silent: tuple[str, ...]  # layers that give the same for all pictures, though these differ where they enter
-    exact: int = field(default=0)  # pictures with a class of probability exactly zero or one, in float64
+    exact: int  # pictures with a class of probability exactly zero or one, in float64
 
 
 @dataclass
@@ -157,7 +158,7 @@ def _is_silent(use: _Use) -> bool:
 
 
 def _layers(pairs: list[tuple[_Use, Tensor | None]], pictures: int) -> Iterator[Layer]:
-    """Layers with every use of each; those that do not go picture by picture, or that no gradient can reach, are out."""
+    """Layers with every use of each; without those that do not go picture by picture, or that no gradient reaches."""
     by_name: dict[str, list[tuple[Tensor, Tensor]]] = {}
     modules: dict[str, nn.Linear | nn.Conv2d] = {}
     for use, slope in pairs:
@@ -185,9 +186,10 @@ def _by_picture(tensor: Tensor, pictures: int) -> Tensor | None:
     return tensor.reshape(pictures, -1, tensor.shape[-1])
 
 
-def _same(conv: nn.Conv2d) -> tuple[int, int]:
-    """Padding of a Conv2d that states it in a word."""
+def _padding(conv: nn.Conv2d) -> tuple[int, ...]:
+    """Padding of a Conv2d in numbers, also of one that states it in a word."""
+    if not isinstance(conv.padding, str):
+        return conv.padding
     if conv.padding == "valid":
         return (0, 0)
-    height, width = (step * (size - 1) // 2 for step, size in zip(conv.dilation, conv.kernel_size, strict=True))
-    return (height, width)
+    return tuple(step * (size - 1) // 2 for step, size in zip(conv.dilation, conv.kernel_size, strict=True))
