@@ -8,7 +8,7 @@ and client. ``case`` is the server, or ``honest``; limits come of ``clients.chec
 
 - ``first`` rows are of a first round: nothing earlier to compare with;
 - ``quiet`` is class fishing without zero rows: all rows but one are scaled by 1e-3, and the bias is -30;
-- ``slow`` is the same in steps, from honest weights over ``SLOW`` rounds; a row per round of a client that trains on it;
+- ``slow`` is the same in steps from honest weights, over ``SLOW`` rounds, of a client alone that trains on it;
 - ``breaching_*`` are made by breaching's code: on the transformer its class and feature attacks, on a network of linear
   layers and ReLU its trap weights and its imprint block.
 """
@@ -53,8 +53,8 @@ from server.aggregation import Aggregator
 CONFIG = Path(__file__).parents[1] / "training" / "coarse_federated.yaml"
 STRATEGIES = (("fedavg", "iid"), ("fedavgm", "iid"), ("fedadam", "iid"), ("fedavg", "dirichlet"))
 DEFENCES = ("none", "mjp:mask_ratio=0.27")
-ROUNDS, CLIENTS = 50, 8
-SHARE = 160  # pictures of a client, at most
+ROUNDS, CLIENTS = 50, 4
+SHARE = 96  # pictures of a client, at most
 EXAMINED = 16  # of them, that it examines models with; a server fishes in another batch of so many
 CHANGED = (1, 10, 30, 50)  # rounds in which servers change the weights
 SERVERS = ("class_fishing", "feature_fishing", "suppression", "token_imprint")
@@ -293,7 +293,7 @@ def _quiet(weights: Mapping[str, Tensor], wanted: int) -> dict[str, Tensor]:
 
 
 def _by_breaching(model: VitClassifier, attack: str, batch: Sequence[LabelledPicture]) -> dict[str, Tensor]:
-    from breaching.cases.malicious_modifications import classattack_utils as breaching
+    from breaching.cases.malicious_modifications import classattack_utils as breaching  # noqa: PLC0415 (seconds)
 
     changed = with_weights(model, {names.HEAD_BIAS: model.get_parameter(names.HEAD_BIAS).detach().clone()})
     wanted = {"cls_to_obtain": batch[0].label}
@@ -379,7 +379,7 @@ def _dense(dataset: LabelledDataset, seed: int, rounds: int) -> Iterator[dict[st
 
 def _trap(weights: Mapping[str, Tensor], site: Site) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     """The first layers of breaching's blocks in the place of the network's own."""
-    from breaching.cases.malicious_modifications import imprint
+    from breaching.cases.malicious_modifications import imprint  # noqa: PLC0415 (seconds, for what needs it)
 
     shape = tuple(site.images.shape[1:])
     with scoped_randomness(0):

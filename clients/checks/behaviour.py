@@ -35,7 +35,7 @@ def check_behaviour(incoming: Incoming, trace: Trace) -> list[Finding]:
     ]
 
 
-LOSS_FIRST, LOSS_FACTOR = 3.0, 2.0
+LOSS_FIRST, LOSS_FACTOR = 2.0, 2.0
 GRADIENT_LIMIT = 4.0
 
 

@@ -32,7 +32,7 @@ def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
     return [judged(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})]
 
 
-FIRST, FACTOR, MOST = 0.2, 1.5, 0.5
+FIRST, FACTOR, MOST = 0.15, 1.5, 0.5
 
 
 def _share_alone(layer: Layer) -> float:

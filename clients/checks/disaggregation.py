@@ -52,7 +52,8 @@ def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
     ]
 
 
-SNR_FIRST, SNR_FACTOR, SNR_MOST = 10.0, 3.0, 1000.0
+# Beyond the most, one picture is as good as alone in the gradient, whoever made it so.
+SNR_FIRST, SNR_FACTOR, SNR_MOST = 10.0, 3.0, 100.0
 FEWER_FIRST, FEWER_FACTOR = 6.0, 2.0
 
 

@@ -35,7 +35,7 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     return [*findings, judged(BIAS, outlier, limit, "how far out a bias of the last layer is", {BIAS: outlier})]
 
 
-FIRST, FACTOR, MOST = 30.0, 2.0, 1000.0
+FIRST, FACTOR, MOST = 20.0, 2.0, 1000.0
 
 
 def _outlier(bias: Tensor) -> float:

@@ -38,7 +38,7 @@ def check_movement(incoming: Incoming) -> list[Finding]:
     return [_step(incoming, ratios), judged(DIRECTION, direction, limit, about, {DIRECTION: direction})]
 
 
-STEP_FIRST, STEP_LIMIT = 30.0, 4.0
+STEP_FIRST, STEP_LIMIT = 30.0, 10.0
 DIRECTION_FIRST, DIRECTION_FACTOR = 1.6, 1.2
 
 
