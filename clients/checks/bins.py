@@ -49,11 +49,14 @@ def _share_alone(layer: Layer) -> float:
 
 def _alone(weights: Tensor) -> float:
     """The share of columns in which one row outweighs all others."""
-    two = weights.topk(2, dim=0).values
-    largest, rest = two[0], weights.sum(dim=0) - two[0]
+    largest = weights.amax(dim=0)
+    near = weights[:, largest > OUTWEIGHS / 2 * (weights.sum(dim=0) - largest)]
+    if not near.shape[1]:
+        return 0.0
+    two = near.double().topk(2, dim=0).values
     # Rounding of the sum leaves something of nothing: the second largest says it exactly.
-    rest = torch.where(two[1] == 0, torch.zeros_like(rest), rest)
-    return float((largest > OUTWEIGHS * rest.clamp(min=0)).double().mean())
+    rest = torch.where(two[1] == 0, two[1], near.double().sum(dim=0) - two[0])
+    return float((two[0] > OUTWEIGHS * rest).sum()) / weights.shape[1]
 
 
 def _neighbours(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:

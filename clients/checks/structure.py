@@ -36,7 +36,8 @@ def check_structure(incoming: Incoming) -> list[Finding]:
         past = before.get(name)
         lines, rows, rank = _constant(matrix), _parallel(matrix), _stable_rank(matrix)
         if past is not None:
-            lines, rows, rank = lines - _constant(past), rows - _parallel(past), rank / _stable_rank(past)
+            lines, rows = lines and lines - _constant(past), rows and rows - _parallel(past)
+            rank /= _stable_rank(past)
         constant, parallel = max(constant, (lines, name)), max(parallel, (rows, name))
         collapse = max(collapse, (1 / rank, name))
     limit = RANK_LIMIT if before else RANK_FIRST
@@ -84,11 +85,11 @@ def _parallel(matrix: Tensor) -> float:
 
 def _stable_rank(matrix: Tensor) -> float:
     """By the power method; 1 of a matrix of zeros."""
-    scaled = (matrix / matrix.abs().max().clamp(min=torch.finfo(torch.float32).tiny)).double()
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(matrix.shape[1], generator=generator, dtype=torch.float64).to(matrix.device)
+    tiny = torch.finfo(torch.float32).tiny
+    scaled = matrix / matrix.abs().max().clamp(min=tiny)
+    vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix.device)
     for _ in range(POWERS):
         vector = scaled.mT @ (scaled @ vector)
-        vector = vector / vector.norm().clamp(min=torch.finfo(torch.float64).tiny)
+        vector = vector / vector.norm().clamp(min=tiny)
     largest = float((scaled @ vector).norm())
     return max(float(scaled.norm()) ** 2 / largest**2, 1.0) if largest else 1.0
