@@ -242,8 +242,8 @@ def _played(
 
 def _reply(message: Message, update: Mapping[str, Tensor], examples: int) -> Message:
     message.metadata.__dict__["_message_id"] = f"message-{message.metadata.dst_node_id}"
-    content = {ARRAYS: ArrayRecord(dict(update)), METRICS: MetricRecord({EXAMPLES: examples})}
-    return Message(content=RecordDict(content), reply_to=message)
+    content = RecordDict({ARRAYS: ArrayRecord(dict(update)), METRICS: MetricRecord({EXAMPLES: examples})})
+    return Message(content=content, reply_to=message)
 
 
 def _row(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -293,18 +293,22 @@ def _quiet(weights: Mapping[str, Tensor], wanted: int) -> dict[str, Tensor]:
 
 
 def _by_breaching(model: VitClassifier, attack: str, batch: Sequence[LabelledPicture]) -> dict[str, Tensor]:
-    from breaching.cases.malicious_modifications import classattack_utils as breaching  # noqa: PLC0415 (seconds)
+    from breaching.cases.malicious_modifications import (  # type: ignore[import-untyped]  # noqa: PLC0415 (seconds)
+        classattack_utils,
+    )
 
     changed = with_weights(model, {names.HEAD_BIAS: model.get_parameter(names.HEAD_BIAS).detach().clone()})
     wanted = {"cls_to_obtain": batch[0].label}
-    breaching.reconfigure_class_parameter_attack(changed.backbone, model.backbone, "cls_attack", extra_info=wanted)
+    classattack_utils.reconfigure_class_parameter_attack(
+        changed.backbone, model.backbone, "cls_attack", extra_info=wanted
+    )
     if attack == "breaching_feature":
         # As its server sets them: a direction, the value there, and a multiplier of 300.
         with torch.no_grad():
             feature = model.features(batch[0].image[None])[0]
         place = int(feature.argmax())
         found = {"feat_to_obtain": place, "feat_value": float(feature[place]), "multiplier": 300}
-        breaching.reconfigure_class_parameter_attack(
+        classattack_utils.reconfigure_class_parameter_attack(
             changed.backbone, model.backbone, "feature_attack", extra_info=wanted | found
         )
     return {name: changed.get_parameter(name).detach() for name in (names.HEAD_WEIGHT, names.HEAD_BIAS)}
@@ -367,9 +371,9 @@ def _dense(dataset: LabelledDataset, seed: int, rounds: int) -> Iterator[dict[st
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         labels = torch.from_numpy(dataset.labels[shares[client]])
         order = torch.randperm(len(labels), generator=torch_generator(seed, "order", client, server_round))
-        for batch in order.split(32):
+        for batch in torch.split(order, 32):
             optimizer.zero_grad()
-            F.cross_entropy(model(pictures[client][batch]), labels[batch]).backward()
+            F.cross_entropy(model(pictures[client][batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return {name: value.detach() - weights[name] for name, value in model.named_parameters()}, len(labels)
 
