@@ -108,11 +108,14 @@ def main(
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     dataset = open_dataset(data, "train", classes=32)
-    table = pd.DataFrame(
-        itertools.chain(_transformers(dataset, data, seed, rounds), _dense(dataset, seed, rounds), _small(dataset))
-    )
     about = {"seed": seed, "rounds": rounds, "clients": CLIENTS, "pictures_per_client": SHARE}
-    keep_table(output, table, about)
+    rows: list[dict[str, Any]] = []
+    parts = (_dense(dataset, seed, rounds), *_transformers(dataset, data, seed, rounds), _small(dataset))
+    for part in parts:
+        rows += part
+        table = pd.DataFrame(rows)
+        keep_table(output, table, about)  # as far as it is: federations take minutes
+        typer.echo(f"{' '.join(table.iloc[-1][list(Arm._fields)])}: done")
     for counted in summary(table):
         typer.echo(markdown(counted) + "\n")
 
@@ -150,19 +153,15 @@ def _percent(noticed: "pd.Series[bool]") -> str:
     return f"{100 * counted.share:.1f} ({100 * counted.low:.1f} to {100 * counted.high:.1f}), n {len(noticed)}"
 
 
-def _transformers(dataset: LabelledDataset, data: str, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
+def _transformers(dataset: LabelledDataset, data: str, seed: int, rounds: int) -> Iterator[Iterator[dict[str, Any]]]:
     for defence, (strategy, scheme) in itertools.product(DEFENCES, STRATEGIES):
         scenario = _scenario(data, strategy, scheme, defence, seed, rounds)
-        shares = _shares(dataset, scenario)
+        arm, shares = Arm(scenario.model.name, strategy, scheme, defence), _shares(dataset, scenario)
+        model, train = build_vit(scenario.network), _trained(scenario, dataset, shares)
         sites = [_site(dataset, indices, scenario.model.image_size) for indices in shares]
-        model = build_vit(scenario.network)
-        train = _trained(scenario, dataset, shares)
-        arm = Arm(scenario.model.name, strategy, scheme, defence)
-        servers = _servers_of(scenario, model)
-        yield from _played(arm, scenario, model, sites, train, servers, rounds)
-        if arm == Arm("deit_micro", "fedavg", "iid", "none"):
-            yield from _slowly(arm, scenario, model, dataset, shares, rounds)
-        typer.echo(f"{' '.join(arm)} done")
+        yield _played(arm, scenario, model, sites, train, _servers_of(scenario, model), rounds)
+    scenario = _scenario(data, *STRATEGIES[0], DEFENCES[0], seed, rounds)
+    yield _slowly(Arm(scenario.model.name, *STRATEGIES[0], DEFENCES[0]), scenario, dataset, rounds)
 
 
 def _scenario(data: str, strategy: str, scheme: str, defence: str, seed: int, rounds: int) -> Scenario:
@@ -314,15 +313,9 @@ def _by_breaching(model: VitClassifier, attack: str, batch: Sequence[LabelledPic
     return {name: changed.get_parameter(name).detach() for name in (names.HEAD_WEIGHT, names.HEAD_BIAS)}
 
 
-def _slowly(
-    arm: Arm,
-    scenario: Scenario,
-    model: VitClassifier,
-    dataset: LabelledDataset,
-    shares: Sequence[np.ndarray],
-    rounds: int,
-) -> Iterator[dict[str, Any]]:
+def _slowly(arm: Arm, scenario: Scenario, dataset: LabelledDataset, rounds: int) -> Iterator[dict[str, Any]]:
     """Quiet class fishing in steps, for each client alone: what it trains on is what it was sent."""
+    shares, model = _shares(dataset, scenario), build_vit(scenario.network)
     train = _trained(scenario, dataset, shares)
     for client, indices in enumerate(shares):
         site = _site(dataset, indices, scenario.model.image_size)
@@ -378,7 +371,6 @@ def _dense(dataset: LabelledDataset, seed: int, rounds: int) -> Iterator[dict[st
         return {name: value.detach() - weights[name] for name, value in model.named_parameters()}, len(labels)
 
     yield from _played(arm, scenario, model, sites, train, _trap, rounds)
-    typer.echo(f"{' '.join(arm)} done")
 
 
 def _trap(weights: Mapping[str, Tensor], site: Site) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
