@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from clients.checks.base import Finding, Incoming, judged, limit_from, not_run
+from clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
 from clients.checks.trace import Layer, Trace
 
 ALONE = "alone in a unit"
 OUTWEIGHS = 100.0  # how much more than all others together, to be alone
 PARALLEL = 0.999  # |cosine| of the rows of units that measure the same
 FEWEST = 8  # units of a layer
+FIRST, FACTOR, MOST = 0.15, 1.5, 0.5
 
 
 def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -27,12 +28,9 @@ def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
     layers = [layer for layer in linear if layer.gradients.shape[2] >= FEWEST]
     if not layers or len(trace.losses) < 2:
         return [not_run(ALONE, "there is no linear layer before the head, or one picture alone")]
-    value = max(_share_alone(layer) for layer in layers)
+    value = worst_of(_share_alone(layer) for layer in layers)
     limit = limit_from(incoming.history.get(ALONE, ()), first=FIRST, factor=FACTOR, most=MOST)
     return [judged(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})]
-
-
-FIRST, FACTOR, MOST = 0.15, 1.5, 0.5
 
 
 def _share_alone(layer: Layer) -> float:

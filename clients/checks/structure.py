@@ -15,6 +15,8 @@ FEWEST = 8  # rows and columns of a matrix that is looked at; rows of fewer colu
 WIDEST_BY_CHANCE = 16
 CHUNK = 1024  # rows that are compared at a time
 POWERS = 30  # steps of the power method
+ROWS_LIMIT = 0.05
+RANK_LIMIT, RANK_FIRST = 3.0, 1 / 1.05
 
 
 def check_structure(incoming: Incoming) -> list[Finding]:
@@ -46,10 +48,6 @@ def check_structure(incoming: Incoming) -> list[Finding]:
         judged(PARALLEL, parallel[0], ROWS_LIMIT, _about("rows that are parallel to others", parallel)),
         judged(RANK, collapse[0], limit, _about("how far the rank of a matrix has collapsed", collapse)),
     ]
-
-
-ROWS_LIMIT = 0.05
-RANK_LIMIT, RANK_FIRST = 3.0, 1 / 1.05
 
 
 def _about(measure: str, worst: tuple[float, str]) -> str:
