@@ -182,10 +182,10 @@ def test_two_entries_of_one_cell_are_refused(folder):
         (changed("entries.0.metrics.psnr.mean", float("nan")), "finite number"),
         (changed("entries.0.verdict", "private"), "entry 1: verdict = 'private': Input should be 'leaks'"),
         (changed("entries", []), "at least 1 item"),
-        (changed("schema_version", 1), "schema_version is 1, this version reads 3: take the entries anew from the lea"),
+        (changed("schema_version", 1), "schema_version is 1, this version reads 4: take the entries anew from the lea"),
         (
-            changed("entries.0", {"schema_version": 2, "leakage": {}}),
-            "entry 1: schema_version is 2, this version reads 3: take the entries anew from the leaderboard.json that",
+            changed("entries.0", {"schema_version": 3, "leakage": {}}),
+            "entry 1: schema_version is 3, this version reads 4: take the entries anew from the leaderboard.json that",
         ),
     ],
 )

@@ -254,8 +254,8 @@ def _of_uploads(entry: Entry) -> Iterator[str]:
     planned = entry.trials + entry.failures + entry.missing
     if entry.uploads * behind > planned:
         yield (
-            f"{behind} pictures are behind each upload, so that its {planned} trials are of {planned // behind} uploads "
-            f"at most, not of {entry.uploads}: say in together, by picture, the number of the upload that it was behind"
+            f"{behind} pictures are behind each upload, so that {planned} trials are of {planned // behind} uploads at "
+            f"most, not of {entry.uploads}: say in together, by picture, the number of the upload that it was behind"
         )
     scored_once = entry.trials == entry.n + len(entry.flat or ())
     largest = max(Counter(together.values()).values(), default=0)

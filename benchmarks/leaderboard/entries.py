@@ -209,7 +209,7 @@ class Entry(Record):
     metrics: dict[str, Statistics]
     scores: dict[str, dict[str, float]]
     flat: dict[str, float] | None = None
-    together: dict[str, int] = {}
+    together: dict[str, int] = Field(default_factory=dict)
     exact: Share | None = None
     recognisable: Share | None
     exposed: int = Field(ge=0)

@@ -104,7 +104,9 @@ def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Ten
         return str(error)
     values = metric("psnr").function(torch.cat([reconstruction.images for reconstruction in made]), private)
     decibels = np.asarray(values, dtype=float)
-    figures = statistics(decibels, intervals([Sample.alone(decibels)])[0], worst=float(decibels.max()), higher_leaks=True)
+    figures = statistics(
+        decibels, intervals([Sample.alone(decibels)])[0], worst=float(decibels.max()), higher_leaks=True
+    )
     return {name: None if value is None else round(value, 2) for name, value in figures.model_dump().items()}
 
 

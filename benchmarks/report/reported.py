@@ -66,7 +66,9 @@ def _called(entry: Entry) -> str:
 
 def _named(entry: Entry) -> str:
     defence = entry.defence + (f" at mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
-    return f"{entry.model}, {defence}, {entry.attack}, {numbers.weights(entry.weights)}, n = {entry.n}"
+    return (
+        f"{entry.model}, {defence}, {entry.attack}, {numbers.weights(entry.weights)}, n = {numbers.counted(entry).text}"
+    )
 
 
 def _printed(board: Board, row: Reported, name: str) -> Value:
