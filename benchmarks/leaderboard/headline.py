@@ -31,9 +31,8 @@ def recovery(entry: Entry) -> str:
     if not entry.exact:
         return "no figures yet"
     measure = MEASURES[entry.reveals]
-    said = measure.exactly.format(count=_count(entry), n=entry.n) + (
-        f" from {uploads(entry)}" if entry.together else ""
-    )
+    said = measure.exactly.format(count=_count(entry), n=entry.n)
+    said += f" from {uploads(entry)}" if entry.together else ""
     return said + measure.middle.format(value=measure.scale * headline(entry)[1])
 
 

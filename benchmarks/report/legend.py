@@ -60,8 +60,8 @@ def columns(board: Board) -> dict[str, str]:
 def _columns_of_pictures(board: Board) -> dict[str, str]:
     return {
         EXACT_HEADING: f"pictures with {EXACT:g} dB or more against the picture that is compared with; 95 % interval "
-        "of their share (Wilson's for as many trials as uploads, as if pictures of one were alike). Rows are ordered by "
-        "it, then by the median",
+        "of their share (Wilson's for as many trials as uploads, as if pictures of one were alike). Rows are ordered "
+        "by it, then by the median",
         MEDIAN_HEADING: "leakage (PSNR) of the picture in the middle; higher reveals more",
         LEAKAGE_HEADING: "mean leakage over pictures and its 95 % interval, which resamples uploads; a few high values "
         "move it",
