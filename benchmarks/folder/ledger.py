@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from pydantic import TypeAdapter
 
@@ -67,13 +68,15 @@ class Ledger:
         return files_in(self._folders[trial["cell"]], trial["stem"])
 
     @cached_property
-    def uploads(self) -> "pd.Series[int]":
+    def uploads(self) -> npt.NDArray[np.int64]:
         """Of each trial the number of its upload, among those of its cell and seed.
 
         A plan names the pictures of an upload one after another; of a server that isolates some of them, these.
         """
         behind = np.array([planned.cell.threat.isolated.pictures for planned in self.cells])
-        return self.trials.groupby(["cell", "seed"]).cumcount() // behind[self.trials["cell"]]
+        before = self.trials.groupby(["cell", "seed"]).cumcount().to_numpy(dtype=np.int64)
+        numbers: npt.NDArray[np.int64] = before // behind[self.trials["cell"].to_numpy(dtype=np.int64)]
+        return numbers
 
     @cached_property
     def _folders(self) -> list[str]:

@@ -32,7 +32,7 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     about, planned = ledger.about, {planned_cell.cell: planned_cell for planned_cell in ledger.cells}
     places = {cell: place for place, cell in enumerate(planned)}
     rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
-    rows["upload"] = ledger.uploads.to_numpy()
+    rows["upload"] = ledger.uploads
     scores = _scores(rows, [*about["metrics"], COLOUR])
     colour = scores.pop(COLOUR)
     cell_rows = _by_place(rows, rows["cell"], places)
