@@ -14,6 +14,7 @@ from benchmarks.leaderboard.entries import SCHEMA_VERSION
 from benchmarks.leaderboard.plausible import impossible_figures, impossible_origin
 from benchmarks.report.render import board_in
 from fedmjp.errors import BadInputError, ConfigError, OutputError
+from fedmjp.threat import ThreatModel
 from tests.boards import ENVIRONMENTS, Row, board, cell, grey, ledger_of, near
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -47,6 +48,14 @@ def folder(tmp_path: Path) -> Path:
 def _usual() -> str:
     """What most tests submit: its bootstrap takes longer than the tests do."""
     return json.dumps(submission(*ROWS))
+
+
+@cache
+def _of_batches() -> str:
+    levels = [30.0 + 3 * (place // 2) + place for place in range(8)]
+    batches = ThreatModel(batch_size=2)
+    rows = (Row(cell("gradient_matching", "none", threat=batches, **KNOWN), levels), grey("none", threat=batches))
+    return json.dumps(submission(*(row.on(**KNOWN) for row in rows)))
 
 
 def submission(*rows: Row, **about: Any) -> dict:
@@ -162,6 +171,28 @@ def test_a_floor_left_out_changes_the_verdict(folder):
         admit(write(folder, content), folder)
 
 
+@pytest.mark.parametrize(
+    ("together", "message"),
+    [
+        (None, None),
+        ({}, "2 pictures are behind each upload, so that 8 trials are of 4 uploads at most, not of 8: say in together"),
+        ({f"p{place}": place // 2 for place in range(6)}, "together is not of the pictures with scores"),
+        ({f"p{place}": place for place in range(8)}, "of 4 uploads at most, not of 8"),
+        ({f"p{place}": place // 4 for place in range(8)}, "together names 4 pictures of one upload, which is of 2"),
+        ({f"p{place}": place % 4 for place in range(8)}, "psnr low is"),
+    ],
+)
+def test_who_submits_batches_says_which_pictures_came_together(folder, together, message):
+    content = json.loads(_of_batches())
+    if together is not None:
+        content["entries"][0]["together"] = together
+    if message is None:
+        assert admit(write(folder, content), folder)[0].uploads == 4
+        return
+    with pytest.raises(AdmissionError, match=message):
+        admit(write(folder, content), folder)
+
+
 def test_two_entries_of_one_cell_are_refused(folder):
     content = submission()
     content["entries"].append(content["entries"][0])
@@ -182,10 +213,10 @@ def test_two_entries_of_one_cell_are_refused(folder):
         (changed("entries.0.metrics.psnr.mean", float("nan")), "finite number"),
         (changed("entries.0.verdict", "private"), "entry 1: verdict = 'private': Input should be 'leaks'"),
         (changed("entries", []), "at least 1 item"),
-        (changed("schema_version", 1), "schema_version is 1, this version reads 3: take the entries anew from the lea"),
+        (changed("schema_version", 1), "schema_version is 1, this version reads 4: take the entries anew from the lea"),
         (
-            changed("entries.0", {"schema_version": 2, "leakage": {}}),
-            "entry 1: schema_version is 2, this version reads 3: take the entries anew from the leaderboard.json that",
+            changed("entries.0", {"schema_version": 3, "leakage": {}}),
+            "entry 1: schema_version is 3, this version reads 4: take the entries anew from the leaderboard.json that",
         ),
     ],
 )

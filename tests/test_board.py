@@ -1,12 +1,15 @@
 """The board as a whole: pairs, figures, notes, JSON."""
 
 import hashlib
+import io
 import json
 import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.board import board_of
@@ -14,6 +17,7 @@ from benchmarks.leaderboard.entries import Board, entry_id, reported_in
 from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.plan.experiment import AttackConfig, experiments_of
 from benchmarks.plan.planning import plan
+from benchmarks.report.tables import csv_text, markdown_text
 from fedmjp.errors import RecordError, UnknownNameError
 from fedmjp.provenance import _add_source
 from fedmjp.scenario import Scenario
@@ -77,6 +81,26 @@ def test_figures_are_over_pictures_each_with_the_mean_over_its_seeds():
     assert found.metrics["psnr"].worst == 20
     assert found.metrics["mse"].worst == pytest.approx(10**-2)
     assert (found.n, found.trials, found.provenance.seeds) == (3, 6, (0, 1))
+
+
+def test_uploads_are_those_of_the_plan_also_where_a_trial_failed_and_a_picture_is_flat():
+    """Four uploads of two pictures: one of the first failed, one of the second is flat; all at two seeds."""
+    leakage = [10.0, 20, "broke down", "broke down", *np.arange(12.0)]
+    row = Row(cell(threat=ThreatModel(batch_size=2)), leakage, seeds=2, colours=[10, 10, 30, *[10] * 5])
+    found = entry(row)
+    assert found.together == {"p0": 0, "p3": 1, "p4": 2, "p5": 2, "p6": 3, "p7": 3}
+    assert (found.n, found.uploads, found.metrics["psnr"].mean) == (6, 4, np.mean([15, 2.5, 4.5, 6.5, 8.5, 10.5]))
+    one_each = entry(replace(row, leakage=[10.0, 20, "broke down", "broke down"]))
+    assert (one_each.n, one_each.uploads, one_each.together) == (1, 1, {})
+
+
+def test_a_share_has_the_interval_of_uploads_and_a_table_says_how_many():
+    found = board(Row(cell(threat=ThreatModel(batch_size=2)), [75.0] * 4 + [12.0] * 4))
+    assert (found.entries[0].exact.low, found.entries[0].exact.high) == pytest.approx(
+        stats.binomtest(2, 4).proportion_ci(method="wilson"), abs=1e-9
+    )
+    assert "8 of 4 uploads" in markdown_text(found)
+    assert pd.read_csv(io.StringIO(csv_text(found)))["uploads"].tolist() == [4]
 
 
 def test_a_failed_trial_is_in_no_mean():

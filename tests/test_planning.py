@@ -17,8 +17,9 @@ from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError, OutputError
+from fedmjp.scenario import of_single_batches
 from fedmjp.settings import Setting
-from tests.conftest import small_scenario
+from tests.conftest import SMALL, small_scenario
 from tests.experiments import small_experiments
 
 Batches = list[tuple[PictureEntry, ...]]
@@ -44,6 +45,36 @@ def keys(experiments: Sequence[Experiment], batches: Batches, uploads: str = "di
 
 def changed(experiments: Sequence[Experiment], **values: object) -> list[Experiment]:
     return [each.model_copy(update=values) for each in experiments]
+
+
+@pytest.mark.parametrize(
+    ("values", "sizes"),
+    [
+        ({}, {1}),
+        ({"batch_size": 2}, {2}),
+        ({"batch_size": 2, "defences": "secure_sum:clients=2"}, {4}),
+        ({"defences": "secure_sum:clients=2", "server": "suppression"}, {1}),
+        ({"batch_size": 2, "defences": "secure_sum:clients=2", "server": "suppression"}, {2}),
+        ({"batch_size": 4, "server": "class_fishing"}, {1}),
+        ({"batch_size": 2, "server": "token_imprint"}, {2}),
+    ],
+)
+def test_a_ledger_knows_which_pictures_came_in_one_upload(values: dict[str, object], sizes: set[int]) -> None:
+    """As the trials of the plan say, of eight pictures at two seeds."""
+    model = {"name": "deit_tiny", **SMALL}
+    scenarios = [of_single_batches({"model": model, "seed": seed, **values}, 8) for seed in (0, 1)]
+    attacks = [{"name": name} for name in ("grey", "token_imprint", "mjp_prior")]
+    asked = [Experiment.parse({"scenario": one, "attacks": attacks, "settings": ["a"]}) for one in scenarios]
+    entries = tuple(PictureEntry(f"{place}.png", place, "0") for place in range(8))
+    selection = replace(select_for(scenarios[0]), entries=entries)
+    made = plan(asked, [selection.batches(one) for one in scenarios], uploads="direct")
+    ledger = Ledger.of(made, {})
+    derived = ledger.trials.assign(upload=ledger.uploads).groupby(["cell", "seed", "upload"])["picture"].agg(set)
+    stated: dict[tuple[object, ...], set[str]] = {}
+    for trial in made.trials:
+        stated.setdefault((trial.cell, trial.seed, trial.batch), set()).add(trial.picture.name)
+    assert sorted(map(sorted, derived)) == sorted(map(sorted, stated.values()))
+    assert {len(pictures) for pictures in derived} == sizes
 
 
 def test_cells_say_what_a_client_does_in_each_setting(experiments: list[Experiment], batches: Batches) -> None:

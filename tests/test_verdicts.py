@@ -117,6 +117,17 @@ def test_inconclusive_while_the_guess_is_incomplete():
     assert entry(defended(*near(30)), guess, *TWIN).verdict == "inconclusive"
 
 
+@pytest.mark.parametrize(("batch", "verdict"), [(1, "withstood"), (2, "inconclusive")])
+def test_few_uploads_decide_nothing_however_many_pictures_they_are_of(batch, verdict):
+    rows = [row.on(threat=ThreatModel(batch_size=batch)) for row in (defended(adapted=True), grey(), *TWIN)]
+    found = entry(*rows)
+    assert (found.verdict, found.n, found.uploads) == (verdict, 8, 8 // batch)
+    if batch > 1:
+        assert found.together == {f"p{place}": place // 2 for place in range(8)}
+        assert found.reason.startswith("0 of 8 exactly from 4 uploads, median 12.6 dB; mean 0.1 dB over grey")
+        assert found.reason.endswith("; fewer than 6 uploads decide nothing")
+
+
 @pytest.mark.parametrize(("n", "verdict"), [(5, "inconclusive"), (6, "withstood")])
 def test_few_pictures_withstand_nothing(n, verdict):
     rows = [defended(adapted=True), grey(), *TWIN]

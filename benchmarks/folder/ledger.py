@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from pydantic import TypeAdapter
 
@@ -64,6 +66,17 @@ class Ledger:
     def files_of(self, trial: Mapping[Any, Any]) -> dict[str, str]:
         """The files of a row of ``trials`` in the picture folder, as ``files_in`` names them."""
         return files_in(self._folders[trial["cell"]], trial["stem"])
+
+    @cached_property
+    def uploads(self) -> npt.NDArray[np.int64]:
+        """Of each trial the number of its upload, among those of its cell and seed.
+
+        A plan names the pictures of an upload one after another; of a server that isolates some of them, these.
+        """
+        behind = np.array([planned.cell.threat.isolated.pictures for planned in self.cells])
+        before = self.trials.groupby(["cell", "seed"]).cumcount().to_numpy(dtype=np.int64)
+        numbers: npt.NDArray[np.int64] = before // behind[self.trials["cell"].to_numpy(dtype=np.int64)]
+        return numbers
 
     @cached_property
     def _folders(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from benchmarks.leaderboard.plausible import (
     impossible_origin,
     odd_texts,
 )
-from benchmarks.leaderboard.statistics import Floats
+from benchmarks.leaderboard.statistics import Sample
 from benchmarks.plan.experiment import AttackConfig, Cell
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
@@ -155,6 +156,7 @@ def _checked(submission: Submission) -> Submission:
         ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
         pictures={cell: _scores(entry) for cell, entry in claimed.items()},
         worst={cell: {name: figure.worst for name, figure in entry.metrics.items()} for cell, entry in claimed.items()},
+        together={cell: entry.together for cell, entry in claimed.items()},
         recognisable_at=RECOGNISABLE,
     )
     computed = []
@@ -216,6 +218,7 @@ def _contradictions(entry: Entry) -> Iterator[str]:
     yield from _of_defences(entry)
     yield from _of_attack(entry)
     yield from _of_scores(entry)
+    yield from _of_uploads(entry)
 
 
 def _of_scores(entry: Entry) -> Iterator[str]:
@@ -241,6 +244,23 @@ def _of_scores(entry: Entry) -> Iterator[str]:
             f"n = {entry.n} and trials = {entry.trials} do not fit {len(pictures)} pictures with scores, "
             f"{len(flat)} flat ones and {len(seeds)} seeds"
         )
+
+
+def _of_uploads(entry: Entry) -> Iterator[str]:
+    """Of how many pictures uploads are, its threat model says: which came together, it must say itself."""
+    together, behind = entry.together, entry.threat.isolated.pictures
+    if together and together.keys() != entry.scores.get(MEASURES[entry.reveals].leakage, {}).keys():
+        yield "together is not of the pictures with scores: name each of them, and no others"
+    planned = entry.trials + entry.failures + entry.missing
+    if entry.uploads * behind > planned:
+        yield (
+            f"{behind} pictures are behind each upload, so that {planned} trials are of {planned // behind} uploads at "
+            f"most, not of {entry.uploads}: say in together, by picture, the number of the upload that it was behind"
+        )
+    scored_once = entry.trials == entry.n + len(entry.flat or ())
+    largest = max(Counter(together.values()).values(), default=0)
+    if scored_once and largest > entry.threat.pictures:
+        yield f"together names {largest} pictures of one upload, which is of {entry.threat.pictures}"
 
 
 def _of_defences(entry: Entry) -> Iterator[str]:
@@ -288,9 +308,9 @@ def _of_attack(entry: Entry) -> Iterator[str]:
             yield f"{entry.attack} does not take the defence {entry.defence} into account"
 
 
-def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Floats]) -> Iterator[str]:
+def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Sample]) -> Iterator[str]:
     """Where claimed figures are not those that follow from the scores per picture."""
-    spreads = {name: float(values.std() / len(values) ** 0.5) for name, values in samples.items()}
+    spreads = {name: float(sample.means.std() / len(sample.means) ** 0.5) for name, sample in samples.items()}
     claims, figures = _figures(theirs), _figures(ours)
     if theirs.exact is None:
         del figures["exact"]  # may be left out, because it follows

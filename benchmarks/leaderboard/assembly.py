@@ -7,6 +7,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.store import COLOUR, START_OVER
@@ -30,6 +32,7 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     about, planned = ledger.about, {planned_cell.cell: planned_cell for planned_cell in ledger.cells}
     places = {cell: place for place, cell in enumerate(planned)}
     rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
+    rows["upload"] = ledger.uploads
     scores = _scores(rows, [*about["metrics"], COLOUR])
     colour = scores.pop(COLOUR)
     cell_rows = _by_place(rows, rows["cell"], places)
@@ -46,14 +49,16 @@ def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments)
     most_revealing = {name: "max" if metric(name).higher_leaks else "min" for name in about["metrics"]}
     extremes = scores.groupby(rows["cell"]).agg(most_revealing).reindex(range(len(places)))
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
+    pictures = _by_place(means.droplevel(0), means.index.get_level_values(0), places)
     provenances = {cell: _provenance(cell_rows[cell], about, environments) for cell in places}
     figures = Figures(
         ids={
             cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
             for cell, provenance in provenances.items()
         },
-        pictures=_by_place(means.droplevel(0), means.index.get_level_values(0), places),
+        pictures=pictures,
         worst={cell: worst[place] for cell, place in places.items()},
+        together={cell: _together(cell_rows[cell], counted.index) for cell, counted in pictures.items()},
         recognisable_at=about["recognisable_at"],
     )
     return judged(
@@ -72,6 +77,22 @@ def _by_place(table: pd.DataFrame, numbers: Any, places: Mapping[Cell, int]) -> 
     """The rows of each cell, by the number of its place; one pass, however many cells there are."""
     parts = dict(iter(table.groupby(numbers, sort=False)))
     return {cell: parts.get(place, table.iloc[:0]) for cell, place in places.items()}
+
+
+def _together(rows: pd.DataFrame, counted: "pd.Index[str]") -> dict[str, int]:
+    """Of the pictures that count, the number of the upload that each was behind; nothing where no two shared one.
+
+    Uploads that share a picture, at several seeds or in several experiments, count as one.
+    """
+    if not rows.duplicated(["seed", "upload"]).any():
+        return {}
+    picture, names = pd.factorize(rows["picture"])
+    upload = len(names) + rows.groupby(["seed", "upload"], sort=False).ngroup().to_numpy()
+    nodes = upload.max() + 1
+    edges = coo_array((np.ones(len(rows)), (picture, upload)), shape=(nodes, nodes))
+    numbers = dict(zip(names, connected_components(edges, directed=False)[1].tolist(), strict=False))
+    together = {str(name): numbers[name] for name in counted}
+    return together if len(set(together.values())) < len(together) else {}
 
 
 def _leakage(scores: pd.DataFrame, numbers: Any, metrics: Sequence[str]) -> "pd.Series[float]":

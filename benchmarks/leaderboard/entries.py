@@ -19,7 +19,7 @@ from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 # Of pictures; ``benchmarks.leaderboard.measures`` has what else can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 EXACT = 40.0  # dB from which a picture counts as recovered exactly: the error's root mean square is a hundredth
@@ -81,7 +81,7 @@ class _Short(str):
 class Statistics(Record):
     """One metric over pictures, each picture with the mean over its seeds.
 
-    ``low`` and ``high`` bound the mean (95 % percentile bootstrap over pictures); none below two pictures. ``p95`` is
+    ``low`` and ``high`` bound the mean (95 % percentile bootstrap over uploads); none below two uploads. ``p95`` is
     the 95th percentile towards revealing (for MSE the 5th). ``worst`` is the most revealing single trial.
     """
 
@@ -96,7 +96,7 @@ class Statistics(Record):
 class Difference(Record):
     """Paired difference of leakage, this cell minus another, over the pictures that both have, in its own unit.
 
-    ``p_value`` is that of the two-sided Wilcoxon signed-rank test; none below two pictures.
+    ``p_value`` is that of the two-sided Wilcoxon signed-rank test on the means of uploads; none below two uploads.
     """
 
     mean: float
@@ -115,7 +115,7 @@ class Marginal(Record):
 
 
 class Share(Record):
-    """Share of pictures with a 95 % Wilson interval."""
+    """Share of pictures with a 95 % Wilson interval, of as many trials as there are uploads."""
 
     share: float = Field(ge=0, le=1)
     low: float = Field(ge=0, le=1)
@@ -171,8 +171,10 @@ class Entry(Record):
     counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
     yet. ``scores`` holds each metric's value per picture, the mean over its seeds: ``metrics`` and all that is said of
     the cell follow from it. ``flat`` holds the PSNR of pictures of nearly one colour: they count in no figure, ``n``
-    included; none where it was not recorded which they are, and all count. ``exact`` is the share that is recovered
-    with 40 dB or more. ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin:
+    included; none where it was not recorded which they are, and all count. ``together`` says of each picture with a
+    score which upload it was behind, by any number; uploads that share a picture have one number, and it is empty where
+    no two pictures share one. Intervals and tests are over uploads. ``exact`` is the share that is recovered with 40 dB
+    or more. ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin:
     the same model, attack, pictures, seeds and server where clients defend nothing, in setting a. ``exposed`` counts
     pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
 
@@ -180,7 +182,7 @@ class Entry(Record):
     metrics, thresholds and guesses in place of these.
     """
 
-    schema_version: Literal[3] = SCHEMA_VERSION
+    schema_version: Literal[4] = SCHEMA_VERSION
     origin: Origin = "reproduced"
     submitter: Submitter | None = None
     id: str
@@ -207,6 +209,7 @@ class Entry(Record):
     metrics: dict[str, Statistics]
     scores: dict[str, dict[str, float]]
     flat: dict[str, float] | None = None
+    together: dict[str, int] = Field(default_factory=dict)
     exact: Share | None = None
     recognisable: Share | None
     exposed: int = Field(ge=0)
@@ -233,6 +236,11 @@ class Entry(Record):
         return pipeline_of(self.defences)
 
     @property
+    def uploads(self) -> int:
+        """How many uploads the pictures with a score were behind."""
+        return len(set(self.together.values())) or self.n
+
+    @property
     def server(self) -> ThreatModel:
         """What the server would see of clients without defences: cells of one server are shown together."""
         return self.threat.undefended
@@ -255,7 +263,7 @@ def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) ->
 class Submission(Record):
     """A file of entries by a third party: cells, and the floors and twins that they are held against."""
 
-    schema_version: Literal[3] = SCHEMA_VERSION
+    schema_version: Literal[4] = SCHEMA_VERSION
     submitter: Submitter
     entries: tuple[Entry, ...] = Field(min_length=1)
 
@@ -328,7 +336,7 @@ def reported_in(names: Iterable[str]) -> tuple[Reported, ...]:
 class Board(Record):
     """A whole leaderboard, in the order in which it is shown; ``about`` is the manifest."""
 
-    schema_version: Literal[3] = SCHEMA_VERSION
+    schema_version: Literal[4] = SCHEMA_VERSION
     name: str
     title: str
     question: str

@@ -12,7 +12,7 @@ import pandas as pd
 from benchmarks.leaderboard.entries import LEAKAGE, Difference, Entry, Marginal, Share
 from benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
 from benchmarks.leaderboard.pairing import Pairs
-from benchmarks.leaderboard.statistics import Floats, Interval, difference, intervals, share, statistics
+from benchmarks.leaderboard.statistics import Interval, Sample, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
 from benchmarks.plan.experiment import Cell
 from fedmjp.metrics import metric
@@ -30,12 +30,13 @@ class Figures:
     """Figures of the cells of a board or a submission.
 
     ``ids`` are those of entries. ``pictures`` have a column per metric and a row per picture that has a leakage and
-    is not flat; ``worst`` is the most revealing single value of each metric on them.
+    is not flat; ``worst`` is the most revealing single value of each metric on them; ``together`` is that of entries.
     """
 
     ids: Mapping[Cell, str]
     pictures: Mapping[Cell, pd.DataFrame]
     worst: Mapping[Cell, Mapping[str, float]]
+    together: Mapping[Cell, Mapping[str, int]]
     recognisable_at: float
 
     @cached_property
@@ -44,11 +45,11 @@ class Figures:
         return Pairs(list(self.pictures))
 
     @cached_property
-    def samples(self) -> dict[Cell, dict[str, Floats]]:
+    def samples(self) -> dict[Cell, dict[str, Sample]]:
         """Everything that has a mean with an interval, by name: metrics, and differences of leakage."""
         return {
             cell: {
-                name: np.fromiter(values.values(), np.float64)
+                name: Sample.of(values, self.together[cell])
                 for name, values in (scores | self._over(cell)).items()
                 if values
             }
@@ -102,7 +103,7 @@ class Figures:
             "n": len(self.pictures[cell]),
             "metrics": {
                 name: statistics(
-                    self.samples[cell][name],
+                    self.samples[cell][name].values,
                     self._intervals[cell, name],
                     worst=self.worst[cell][name],
                     higher_leaks=metric(name).higher_leaks,
@@ -110,6 +111,7 @@ class Figures:
                 for name in scores
             },
             "scores": scores,
+            "together": dict(self.together[cell]),
             "exact": self._share(cell, measure.exact),
             "recognisable": seen and self._share(cell, seen),
             "exposed": self._exposed(cell, measure),
@@ -125,8 +127,8 @@ class Figures:
 
     def _share(self, cell: Cell, threshold: Threshold) -> Share | None:
         """Share of pictures that pass."""
-        n = len(self.pictures[cell])
-        return share(threshold.passed(self._scores[cell][threshold.metric].values()), n) if n else None
+        n, uploads = len(self.pictures[cell]), len(set(self.together[cell].values())) or None
+        return share(threshold.passed(self._scores[cell][threshold.metric].values()), n, uploads) if n else None
 
     def _exposed(self, cell: Cell, measure: Measure) -> int:
         """How many pictures are exposed, and leak so much more than the guess."""
@@ -137,8 +139,8 @@ class Figures:
         return measure.exposing.passed(values[picture] for picture in better if picture in values)
 
     def _difference(self, cell: Cell, name: str) -> Difference | None:
-        values = self.samples[cell].get(name)
-        return None if values is None else difference(values, self._intervals[cell, name])
+        gains = self.samples[cell].get(name)
+        return None if gains is None else difference(gains, self._intervals[cell, name])
 
 
 def _by_metric(pictures: pd.DataFrame) -> dict[str, _Values]:

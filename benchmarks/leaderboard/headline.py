@@ -27,7 +27,21 @@ def _count(entry: Entry) -> int:
 
 
 def recovery(entry: Entry) -> str:
-    """The headline in words: ``12 of 46 exactly, median 20.1 dB``."""
+    """The headline in words: ``12 of 46 exactly, median 20.1 dB``, ``12 of 64 exactly from 8 uploads, ...``."""
+    if not entry.exact:
+        return "no figures yet"
     measure = MEASURES[entry.reveals]
     said = measure.exactly.format(count=_count(entry), n=entry.n)
-    return said + measure.middle.format(value=measure.scale * headline(entry)[1]) if entry.exact else "no figures yet"
+    said += f" from {uploads(entry)}" if entry.together else ""
+    return said + measure.middle.format(value=measure.scale * headline(entry)[1])
+
+
+def uploads(entry: Entry) -> str:
+    """How many uploads its pictures were behind: ``8 uploads``."""
+    return "1 upload" if entry.uploads == 1 else f"{entry.uploads} uploads"
+
+
+def pictures(entry: Entry) -> str:
+    """How many pictures count: ``64 pictures``, ``64 pictures of 8 uploads`` where some came together."""
+    counted = "1 picture" if entry.n == 1 else f"{entry.n} pictures"
+    return f"{counted} of {uploads(entry)}" if entry.together else counted

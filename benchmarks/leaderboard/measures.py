@@ -39,7 +39,7 @@ class Measure:
         exposed: See there.
         colour_tells: Whether flat pictures count in no figure: their mean colour alone is as good as an attack.
         below: The p-value of the hypothesis that the gain over the guess is at least so much, from the leakage per
-            picture of the attack and of the guess: small if it surely is less.
+            picture of the attack and of the guess, and the uploads: small if it surely is less.
         test: Its name.
         floor: Name of the guess.
         guesses: What a guess may reveal to be held against.
@@ -57,7 +57,7 @@ class Measure:
     exposing: Threshold | None
     exposed: float
     colour_tells: bool
-    below: Callable[[Mapping[str, float], Mapping[str, float], float], float]
+    below: Callable[[Mapping[str, float], Mapping[str, float], float, Mapping[str, int]], float]
     test: str
     floor: str
     guesses: frozenset[Reveals]

@@ -14,8 +14,8 @@ SETTINGS = (
 APRIL = "Models named _april have a first block without first norm and residuals, which APRIL's closed form needs."
 BOUND = "Rows marked bound were given more than any server sees. They limit what attacks can reach and are not ranked."
 STATISTICS = (
-    "95 % percentile bootstrap interval of the mean over pictures, too narrow where they are few or alike; worst is "
-    "the most revealing single trial."
+    "95 % percentile bootstrap interval of the mean, which resamples uploads, not pictures of one; too narrow where "
+    "uploads are few or alike. Worst is the most revealing single trial."
 )
 
 

@@ -10,7 +10,7 @@ from fedmjp.errors import GAVE_UP
 
 TOLERATED = 0.05  # share of trials that may fail
 SIGNIFICANT = 0.05
-FEWEST = 6  # pictures: with five, the signed-rank test cannot fall below 0.0625
+FEWEST = 6  # uploads, or pictures that came alone: with five, the signed-rank test cannot fall below 0.0625
 COVERED = 0.9  # share of the pictures that floor and twin must have: a twentieth may fail on either side
 LEAKING: frozenset[Verdict] = frozenset({"leaks", "reduced"})
 
@@ -102,7 +102,7 @@ def leaking(entry: Entry) -> bool:
 def _reduction(entry: Entry, twin: Entry | None) -> str | None:
     """How much less is recovered than without the defence, if interval and test of the difference both say less.
 
-    The interval alone is too narrow for few pictures.
+    The interval alone is too narrow for few uploads.
     """
     over = entry.over_twin
     if over is None or twin is None or unfinished(twin) or not _covers(over, entry):
@@ -112,16 +112,17 @@ def _reduction(entry: Entry, twin: Entry | None) -> str | None:
 
 
 def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
-    """Why a leak is not excluded, although no more than a guess was found: few pictures, or a wide interval.
+    """Why a leak is not excluded, although no more than a guess was found: few uploads, or a wide interval.
 
-    For few pictures the interval alone would exclude it too often, so that a test of its own has to, as well.
+    For few uploads the interval alone would exclude it too often, so that a test of its own has to, as well.
     """
     over, measure = entry.over_floor, MEASURES[entry.reveals]
-    if entry.n < FEWEST:
-        yield f"; fewer than {FEWEST} pictures decide nothing"
+    if entry.uploads < FEWEST:
+        yield f"; fewer than {FEWEST} {'uploads' if entry.together else 'pictures'} decide nothing"
     if over is None or over.high is None or over.high >= measure.margin:
         yield f"; the interval does not exclude {measure.amount(measure.margin)}"
-    if measure.below(entry.scores[measure.leakage], floor.scores[measure.leakage], measure.margin) >= SIGNIFICANT:
+    leakage, guess = (side.scores[measure.leakage] for side in (entry, floor))
+    if measure.below(leakage, guess, measure.margin, entry.together) >= SIGNIFICANT:
         yield f"; {measure.test} does not exclude {measure.amount(measure.margin)}"
 
 

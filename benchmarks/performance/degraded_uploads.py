@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.base import showing_pictures
-from benchmarks.leaderboard.statistics import intervals, statistics
+from benchmarks.leaderboard.statistics import Sample, intervals, statistics
 from benchmarks.scripts import Json, Pictures, keep_figures, unseen
 from fedmjp.config import ModelConfig
 from fedmjp.errors import AttackNotApplicableError
@@ -104,7 +104,9 @@ def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Ten
         return str(error)
     values = metric("psnr").function(torch.cat([reconstruction.images for reconstruction in made]), private)
     decibels = np.asarray(values, dtype=float)
-    figures = statistics(decibels, intervals([decibels])[0], worst=float(decibels.max()), higher_leaks=True)
+    figures = statistics(
+        decibels, intervals([Sample.alone(decibels)])[0], worst=float(decibels.max()), higher_leaks=True
+    )
     return {name: None if value is None else round(value, 2) for name, value in figures.model_dump().items()}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from benchmarks.leaderboard.entries import EXACT, LEAKAGE, Board, Entry
-from benchmarks.leaderboard.headline import exactly, headline, recovery
+from benchmarks.leaderboard.headline import exactly, headline, pictures, recovery
 from benchmarks.leaderboard.listing import grouped, listed
 from benchmarks.report import numbers
 from benchmarks.report.findings import deployed
@@ -142,4 +142,4 @@ def _decibels(entry: Entry | None) -> str:
 
 
 def _middle(entry: Entry) -> str:
-    return f"{_decibels(entry)} in the median of {entry.n} pictures"
+    return f"{_decibels(entry)} in the median of {pictures(entry)}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal
+from benchmarks.leaderboard.headline import pictures
 from benchmarks.leaderboard.measures import MEASURES
 from benchmarks.report import numbers
 
@@ -63,7 +64,7 @@ def _added(entry: Entry, gain: Marginal) -> str:
 
 def _trials(entry: Entry) -> str:
     parts = {
-        f"{entry.trials} finished over {entry.n} pictures": True,
+        f"{entry.trials} finished over {pictures(entry)}": True,
         f"{entry.failures} failed": True,
         f"{entry.missing} missing": entry.missing,
         f"{entry.left_out} pictures left out, being the attack's own prior": entry.left_out,

@@ -66,8 +66,9 @@ def meanings(board: Board) -> dict[str, str]:
     if not _part(board).entries:
         return {}
     return {
-        EXACTLY: f"features with an error of {EXACT_FEATURE:g} or less; 95 % interval of their share (Wilson). A "
-        "feature is what the last layer reads of a picture. Rows are ordered by it, then by rank 1, or labels right",
+        EXACTLY: f"features with an error of {EXACT_FEATURE:g} or less; 95 % interval of their share (Wilson's "
+        "for as many trials as uploads). A feature is what the last layer reads of a picture. Rows are ordered by it, "
+        "then by rank 1, or labels right",
         LABELS: "share of pictures whose label is told, each label told counting once",
         ERROR: "distance from the feature of what went into the network, over that from the mean of the batch; the "
         "mean itself scores 1",
@@ -77,7 +78,7 @@ def meanings(board: Board) -> dict[str, str]:
         "members known": "share of pictures that are told from those outside of the upload, of which 0.001 at most are "
         "taken for members; with fewer than 1,000 of these, none",
         OVER: "labels right, or rank 1, minus that of a guess without the upload, in percentage points: mean, "
-        "interval, p of Wilcoxon's test",
+        "interval, p of Wilcoxon's test, with a value per upload",
     }
 
 
@@ -106,7 +107,7 @@ def _row(entry: Entry, standing: Standing | None) -> Row:
         **{heading: _share(entry, name) for heading, name in FOUND.items()},
         ERROR: Value(numbers.score(error.median, "feature_error"), error.median) if error else Value("", why=NO_SCORE),
         **dict(zip((OVER, AGAINST), differences, strict=True)),
-        "n": Value(str(entry.n), entry.n),
+        "n": numbers.counted(entry),
         "failed": Value(str(entry.failures), entry.failures),
         "attack s": Value(numbers.seconds(entry.cost), entry.cost.attack_seconds),
         "weights": Value(numbers.weights(entry.weights)),

@@ -121,7 +121,7 @@ def _values(board: Board, entry: Entry) -> dict[str, Value]:
         "grey guess, dB": _median(board.by_id.get(entry.floor)),
         "without defence, dB": _median(board.by_id.get(entry.twin)),
         "attack, s per picture": Value(numbers.seconds(entry.cost)),
-        "pictures": Value(str(entry.n)),
+        "pictures": numbers.counted(entry),
     }
 
 

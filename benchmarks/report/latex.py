@@ -1,6 +1,6 @@
 r"""The standings as LaTeX tables, to be read into a paper with ``\input``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks.leaderboard.entries import Board
 from benchmarks.report import disclosed
@@ -48,8 +48,10 @@ def _table(rows: Sequence[Row], names: Sequence[str], caption: str) -> str:
     shown = filled(rows)
     columns = [name for name in names if name in shown]
     body = "\n".join(_line([row.values[name].text for name in columns]) for row in rows)
-    counts = sorted({row.entry.n for row in rows if row.entry})
-    pictures = "n = " + " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) + " pictures"
+    entries = [row.entry for row in rows if row.entry]
+    pictures = f"n = {_ranged(entry.n for entry in entries)} pictures"
+    if any(entry.together for entry in entries):
+        pictures += f" of {_ranged(entry.uploads for entry in entries)} uploads"
     alignment = "".join("l" if name in (*TEXT, *disclosed.TEXTS) else "r" for name in columns)
     return rf"""\begin{{table}}
 \centering
@@ -64,6 +66,12 @@ def _table(rows: Sequence[Row], names: Sequence[str], caption: str) -> str:
 \end{{tabular}}}}
 \end{{table}}
 """
+
+
+def _ranged(counts: Iterable[int]) -> str:
+    """``8``, or ``8 to 64``."""
+    ordered = sorted(counts)
+    return " to ".join(map(str, dict.fromkeys([ordered[0], ordered[-1]])))
 
 
 def _line(texts: Sequence[str]) -> str:

@@ -51,6 +51,7 @@ def columns(board: Board) -> dict[str, str]:
         **(_columns_of_pictures(board) if board.revealing("pictures").entries else {}),
         "weights": "untrained, or the checkpoint by the first letters of its SHA-256",
         "protocol": "whether pictures were scored as floats, or rounded to 8 bits as in a PNG file",
+        "n": "pictures that count, and of how many uploads where some came together, which are not independent",
         "attack s": "seconds per picture, on the hardware of the provenance",
         "upload": "size of one whole update in float32",
     }
@@ -59,13 +60,15 @@ def columns(board: Board) -> dict[str, str]:
 def _columns_of_pictures(board: Board) -> dict[str, str]:
     return {
         EXACT_HEADING: f"pictures with {EXACT:g} dB or more against the picture that is compared with; 95 % interval "
-        "of their share (Wilson). Rows are ordered by it, then by the median",
+        "of their share (Wilson's for as many trials as uploads, as if pictures of one were alike). Rows are ordered "
+        "by it, then by the median",
         MEDIAN_HEADING: "leakage (PSNR) of the picture in the middle; higher reveals more",
-        LEAKAGE_HEADING: "mean leakage over pictures and its 95 % interval; a few high values move it",
+        LEAKAGE_HEADING: "mean leakage over pictures and its 95 % interval, which resamples uploads; a few high values "
+        "move it",
         "flat": f"pictures of nearly one colour, which alone scores {FLAT:g} dB or more; they count in no other figure "
         "and decide no verdict",
         AGAINST_HEADING: "leakage minus that of the undefended twin in setting a, per picture: mean, interval, p of "
-        "Wilcoxon's test",
+        "Wilcoxon's test, with a value per upload",
         ADDED_HEADING: "where there are several defences: leakage minus that of the same without this one, per "
         "picture; less than 0 is what it protects beyond the others",
         "over grey, dB": "the same against a grey picture, which uses nothing of the upload",

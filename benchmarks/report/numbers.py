@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from rich.filesize import decimal
 
 from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
-from benchmarks.leaderboard.headline import exactly
+from benchmarks.leaderboard.headline import exactly, uploads
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g", "feature_error": "#.2g"}
 SMALLEST_P = 0.001
 MINUS = "\u2212"
-NO_INTERVAL = "no interval below two pictures"
+NO_INTERVAL = "no interval below two uploads"
 
 
 @dataclass(frozen=True)
 class Value:
     """One cell of a table: a number or name, what it sorts by, and why it is empty where it is.
 
-    ``interval`` stands behind the number, in brackets; ``test`` behind both, where no details follow.
+    ``interval`` stands behind the number: an interval in brackets, or of how many uploads; ``test`` behind both, where
+    no details follow.
     """
 
     main: str
@@ -72,6 +73,11 @@ def exact(entry: Entry) -> Value:
     return Value(
         exactly(entry), recovered.share, interval=f" ({_percent(recovered.low)} to {_percent(recovered.high)} %)"
     )
+
+
+def counted(entry: Entry) -> Value:
+    """How many pictures count: ``64``, ``64 of 8 uploads`` where some came together."""
+    return Value(str(entry.n), entry.n, interval=f" of {uploads(entry)}" if entry.together else "")
 
 
 def _percent(value: float) -> str:

@@ -66,7 +66,8 @@ def _called(entry: Entry) -> str:
 
 def _named(entry: Entry) -> str:
     defence = entry.defence + (f" at mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
-    return f"{entry.model}, {defence}, {entry.attack}, {numbers.weights(entry.weights)}, n = {entry.n}"
+    weights, n = numbers.weights(entry.weights), numbers.counted(entry).text
+    return f"{entry.model}, {defence}, {entry.attack}, {weights}, n = {n}"
 
 
 def _printed(board: Board, row: Reported, name: str) -> Value:

@@ -65,7 +65,7 @@ def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
         MEDIAN_HEADING: Value(numbers.score(median, LEAKAGE), median) if entry.exact else Value(""),
         "mean, dB (95 % interval)": numbers.mean(leakage, LEAKAGE) if leakage else Value(""),
         AGAINST_HEADING: Value(f"{over.mean:+.1f}", over.mean) if over else Value(""),
-        "pictures": Value(str(entry.n), entry.n),
+        "pictures": numbers.counted(entry),
     }
 
 

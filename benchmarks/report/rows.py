@@ -151,7 +151,7 @@ def _row(board: Board, entry: Entry, standing: Standing | None = None) -> Row:
         "protocol": Value(entry.protocol),
         "attack s": number(cost.attack_seconds, numbers.seconds(cost), "not timed"),
         "upload": number(cost.upload_bytes, numbers.size(cost), "not known"),
-        "n": Value(str(entry.n), entry.n),
+        "n": numbers.counted(entry),
         "flat": Value("", why=NOT_RECORDED) if entry.flat is None else Value(str(len(entry.flat)), len(entry.flat)),
         "failed": Value(str(entry.failures), entry.failures),
     }

@@ -40,7 +40,7 @@ NAMED = 4  # columns that are named as left out
 GAP = 2  # between columns of a terminal table
 NESTED = {
     "defences", "marginal", "threat", "metrics", "scores", "submitter", "utility", "cost", "provenance", "errors",
-    "over_floor", "over_twin", "exact", "flat", "recognisable",
+    "over_floor", "over_twin", "exact", "flat", "recognisable", "together",
 }  # fmt: skip
 
 
@@ -81,6 +81,7 @@ def _headline(entry: Entry) -> dict[str, Any]:
         "exact_high": exact and exact.high,
         "median": headline(entry)[1] if exact and entry.reveals == "pictures" else None,
         "flat": None if entry.flat is None else len(entry.flat),
+        "uploads": entry.uploads,
     }
 
 

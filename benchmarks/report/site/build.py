@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from benchmarks.folder.study import TRIALS
 from benchmarks.leaderboard.entries import EXACT
+from benchmarks.leaderboard.headline import pictures
 from benchmarks.report import numbers
 from benchmarks.report.advice import USUAL_RATIO
 from benchmarks.report.page import anchor
@@ -125,6 +126,7 @@ class _Pages:
             results=results,
             anchor=anchor,
             numbers=numbers,
+            pictures=pictures,
             style=Markup(style),  # noqa: S704 (ours)
             script=Markup(script),  # noqa: S704
             policy=_policy(style, script),
