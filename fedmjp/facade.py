@@ -11,6 +11,7 @@ from fedmjp.errors import BadInputError
 from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.sent import SentWeights
 from fedmjp.private import PrivateBatch
 from fedmjp.records import ATTACKED, Disclosure, Features, Upload, require_weights, weights_digest
 from fedmjp.scenario import Scenario
@@ -40,7 +41,7 @@ def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
 def attack(
     name: str,
     upload: Upload,
-    against: Scenario | Adopted,
+    against: Scenario | Adopted | SentWeights,
     *,
     options: Mapping[str, Any] | None = None,
     model: VitClassifier | None = None,
@@ -52,7 +53,7 @@ def attack(
     Args:
         name: Of the attack, see ``fedmjp.ATTACKS``.
         upload: As ``scenario.exchange`` or ``adopted.upload`` gives it.
-        against: The scenario that it is of, or the adopted model.
+        against: The scenario that it is of, the adopted model, or the weights that were sent.
         options: Of the attack.
         model: With the weights that the server had sent; None draws the scenario's initial ones. Of a server that
             changes weights, ``exchange.model(scenario)`` has them.
