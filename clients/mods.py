@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from clients.budget import Ledger
+from clients.gate.mod import UploadGate
 from clients.replies import Kind, read_update, sent_records
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Defence
@@ -27,6 +28,8 @@ from fedmjp.defences.local_dp import LocalDp
 from fedmjp.errors import ConfigError, FedmjpError
 from fedmjp.randomness import Randomness, SystemRandomness
 from fedmjp.wire import REFUSED
+
+__all__ = ["UploadGate", "defence_mod"]
 
 
 def defence_mod(

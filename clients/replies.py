@@ -25,8 +25,9 @@ class Update:
     key: str  # of the record
     tensors: Mapping[str, Tensor]  # as they would leave
     base: Mapping[str, Tensor]  # weights that were sent, or zeros of a gradient
+    weights: Mapping[str, Tensor]  # weights that were sent, by the same names; zeros where they are not known
     kind: UpdateKind
-    examples: int  # that the reply claims
+    examples: int | None  # that the reply claims
 
     @property
     def change(self) -> dict[str, Tensor]:
@@ -36,7 +37,7 @@ class Update:
     @property
     def client(self) -> Client:
         """What a defence is told."""
-        return Client(self.kind, roles_of_tensors(self.tensors), self.examples)
+        return Client(self.kind, roles_of_tensors(self.tensors), self.examples or 1)
 
     def record(self, protected: Mapping[str, Tensor]) -> ArrayRecord:
         """What leaves in place of the record; withheld tensors as they were sent."""
@@ -74,7 +75,8 @@ def read_update(reply: Message, sent: Sequence[ArrayRecord], kind: Kind | None, 
     if not any(tensor.is_floating_point() for tensor in tensors.values()):
         raise DefenceError(f"{who}: the reply has no tensors of real numbers to protect")
     base = _base(tensors, sent, kind, who)
-    return Update(key, tensors, base, "gradient" if kind == "gradient" else "delta", _examples(reply))
+    kind_of_update: UpdateKind = "gradient" if kind == "gradient" else "delta"
+    return Update(key, tensors, base, _weights(base, sent), kind_of_update, _examples(reply))
 
 
 def tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
@@ -110,6 +112,13 @@ def _base(tensors: Mapping[str, Tensor], sent: Sequence[ArrayRecord], kind: Kind
     return base
 
 
+def _weights(base: Mapping[str, Tensor], sent: Sequence[ArrayRecord]) -> Mapping[str, Tensor]:
+    for weights in map(tensors_of, sent):
+        if all(name in weights and weights[name].shape == tensor.shape for name, tensor in base.items()):
+            return {name: weights[name] for name in base}
+    return base
+
+
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
     return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}
 
@@ -126,9 +135,9 @@ def _plus(base: Tensor, change: Tensor) -> Tensor:
     return base.to(change.dtype) + change if change.is_floating_point() else change
 
 
-def _examples(reply: Message) -> int:
+def _examples(reply: Message) -> int | None:
     for record in reply.content.metric_records.values():
         for name in ("num-examples", "num_examples"):
             if isinstance(count := record.get(name), int) and count > 0:
                 return count
-    return 1
+    return None

@@ -38,18 +38,18 @@ class SentWeights:
     @classmethod
     def of(cls, weights: Mapping[str, Tensor]) -> Self:
         """Find roles in weights, in the model's order; names without meaning ("0", "1", ...) are enough."""
-        found = _roles(weights)
-        shapes = {name: weights[own].shape for name, own in found.items()}
+        in_message = _roles(weights)
+        shapes = {name: weights[own].shape for name, own in in_message.items()}
         parameters = {
             name: nn.Parameter(weights[own].detach(), requires_grad=False)
-            for name, own in found.items()
+            for name, own in in_message.items()
             if weights[own].is_floating_point()
         }
-        sizes = _sizes(shapes)
+        image_size, patch_size, prefix_tokens = _sizes(shapes)
         if names.POSITION_EMBEDDING in parameters:
             rows = parameters[names.POSITION_EMBEDDING]
             parameters[names.POSITION_EMBEDDING] = nn.Parameter(rows.reshape(1, -1, rows.shape[-1]), False)
-        return cls(found, parameters, **sizes)
+        return cls(in_message, parameters, image_size, patch_size, prefix_tokens)
 
     @property
     def has_positions(self) -> bool:
@@ -89,28 +89,28 @@ def _roles(weights: Mapping[str, Tensor]) -> dict[str, str]:
         (names.PATCH_WEIGHT, names.PATCH_BIAS): roles["patch_embedding"],
         (names.HEAD_WEIGHT, names.HEAD_BIAS): roles["head"],
     }
-    found = {}
+    held: dict[str, str] = {}
     for (weight, bias), members in pairs.items():
         for name in members:
-            found[bias if weights[name].ndim == 1 else weight] = name
+            held[bias if weights[name].ndim == 1 else weight] = name
     if len(roles["position_embedding"]) == 1:
-        found[names.POSITION_EMBEDDING] = next(iter(roles["position_embedding"]))
-    if names.HEAD_WEIGHT in found:
+        held[names.POSITION_EMBEDDING] = next(iter(roles["position_embedding"]))
+    if names.HEAD_WEIGHT in held:
         # A LayerNorm right before the head is two vectors as long as the head's rows.
-        order, head = list(weights), found[names.HEAD_WEIGHT]
+        order, head = list(weights), held[names.HEAD_WEIGHT]
         before = order[max(0, order.index(head) - 2) : order.index(head)]
         if [weights[name].shape for name in before] == 2 * [weights[head].shape[1:]]:
-            found |= {names.NORM_WEIGHT: before[0], names.NORM_BIAS: before[1]}
-    return found
+            held |= {names.NORM_WEIGHT: before[0], names.NORM_BIAS: before[1]}
+    return held
 
 
-def _sizes(shapes: Mapping[str, torch.Size]) -> dict[str, int]:
-    """Sizes of picture and patch, and the prefix tokens, where patch and position embedding fit each other."""
+def _sizes(shapes: Mapping[str, torch.Size]) -> tuple[int, int, int]:
+    """Sizes of picture and patch, and the prefix tokens, zeros where patch and position embedding do not fit."""
     patches, rows = shapes.get(names.PATCH_WEIGHT), shapes.get(names.POSITION_EMBEDDING)
     if patches is None or rows is None or patches[2] != patches[3]:
-        return {}
+        return 0, 0, 0
     tokens = rows[-2]
     grid = math.isqrt(tokens)
     if grid < 2 or tokens - grid**2 > MOST_PREFIX_TOKENS:
-        return {}
-    return {"image_size": grid * patches[2], "patch_size": patches[2], "prefix_tokens": tokens - grid**2}
+        return 0, 0, 0
+    return grid * patches[2], patches[2], tokens - grid**2

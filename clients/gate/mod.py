@@ -1,0 +1,188 @@
+"""``UploadGate``: nothing leaves an app that the site's policy does not let out."""
+
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
+from clients.gate.ledger import Entry, GateLedger
+from clients.gate.policy import Answer, Policy
+from clients.gate.trying import Tried, try_upload
+from clients.gate.watching import Seen, Watch
+from clients.replies import Update, read_update, sent_records
+from fedmjp.errors import DefenceError, FedmjpError
+from fedmjp.randomness import Randomness, SystemRandomness
+from fedmjp.wire import REFUSED
+
+STRICTEST: tuple[Answer, ...] = ("refuse", "defend", "say")
+SAID = "the site's upload gate: "  # how every reason begins that the server sees
+WHO = "gate"
+KINDS = ("pictures", "features", "labels")
+AFTER = ("patch_embedding_wiener", dict[str, Any]())  # what a defended upload is tried with besides
+
+
+class RefusedError(FedmjpError):
+    """The policy does not let a reply out. The message is one of few, and holds nothing of the data."""
+
+
+class UploadGate:
+    """A Flower mod that lets out what the site's policy allows: ``ClientApp(mods=[UploadGate("policy.yaml")])``.
+
+    It stands first in the list, so that it sees what really leaves. Each round it attacks the upload with the exact
+    attacks of this package, compares with the batches that torch's hooks saw, and passes, defends or refuses. It fails
+    closed: whatever goes wrong, an error leaves in place of the reply, with a reason that holds no data.
+
+    As a mod it is code of the app and holds for honest apps. `fedmjp supernode --policy FILE` puts it where the app
+    cannot leave it out.
+
+    Args:
+        policy: File of the policy, see ``clients.gate.policy.Policy``, or the policy itself.
+        ledger: File of verdicts, where the policy is no file.
+        randomness: For tests. Everything else takes the operating system's.
+
+    Raises:
+        ConfigError: If the policy cannot be read, or the ledger's folder does not exist.
+    """
+
+    def __init__(
+        self, policy: str | Path | Policy, *, ledger: str | Path | None = None, randomness: Randomness | None = None
+    ) -> None:
+        if isinstance(policy, Policy):
+            self.policy, path = policy, Path(ledger or policy.ledger)
+        else:
+            self.policy, path = Policy.read(Path(policy))
+        self.ledger = GateLedger(path)
+        self.randomness = randomness or SystemRandomness()
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """As Flower calls a mod."""
+        visit = _Visit(self, message)
+        try:
+            reply = visit.reply(context, call_next)
+            visit.note(self.policy)
+        except RefusedError as error:
+            return visit.refused(str(error))
+        except DefenceError as error:
+            return visit.refused("the reply cannot be judged or defended", str(error))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
+            # Its text may quote data.
+            return visit.refused("an error", type(error).__name__)
+        return reply
+
+
+class _Visit:
+    """One message on its way through the gate, and what the ledger will say of it."""
+
+    def __init__(self, gate: UploadGate, message: Message) -> None:
+        self.gate, self.policy, self.message = gate, gate.policy, message
+        self.started, self.inside = time.perf_counter(), 0.0
+        said = message.metadata
+        self.entry = Entry(run=said.run_id, round=str(said.group_id), kind=said.message_type, verdict="refused")
+
+    def reply(self, context: Context, call_next: ClientAppCallable) -> Message:
+        """The app's reply as it may leave; RefusedError or DefenceError if nothing may."""
+        if reason := bounds_refusal(self.message, self.policy.bounds):
+            raise RefusedError(reason)
+        sent = sent_records(self.message)  # before the app runs, which may change the message
+        with Watch().watching() as seen:
+            reply = self._called(context, call_next)
+        self._see(seen)
+        if reply.has_error():
+            # Whatever text the app put there is as good a way out as any.
+            raise RefusedError("the app answered with an error")
+        self._say(leaves=what_leaves(reply.content))
+        update = None
+        if self.message.metadata.message_type.split(".")[0] == "train":
+            update = read_update(reply, sent, self.policy.kind, WHO)
+        elif reply.content.array_records:
+            raise RefusedError("arrays in a reply to another message than train")
+        if reason := clear_refusal(reply.content, self.policy.clear, update):
+            raise RefusedError(reason)
+        if update is not None:
+            self._judge(reply, update, seen)
+        self._say(sha256=reply.content.object_id)
+        return reply
+
+    def note(self, policy: Policy) -> None:
+        """Put what was decided on the disk; DefenceError if that fails, and then nothing may leave."""
+        if self.entry.verdict == "refused":
+            self._say(verdict="passed")
+        self._time()
+        self.gate.ledger.append(self.entry, delta=policy.delta, budget=policy.budget)
+
+    def refused(self, reason: str, *details: str) -> Message:
+        """An error in place of the reply. Details are for the site alone."""
+        reasons = (*self.entry.reasons, reason, *details)
+        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None)
+        self._time()
+        try:
+            self.gate.ledger.append(self.entry)
+        except Exception:  # noqa: BLE001 (a refusal leaves whatever becomes of the ledger)
+            reason = "the ledger cannot be written"
+        return Message(Error(code=REFUSED, reason=SAID + reason), reply_to=self.message)
+
+    def _called(self, context: Context, call_next: ClientAppCallable) -> Message:
+        began = time.perf_counter()
+        try:
+            return call_next(self.message, context)
+        finally:
+            self.inside = time.perf_counter() - began
+
+    def _see(self, seen: Seen) -> None:
+        if seen.rows:
+            self._say(pictures=seen.pictures, steps=seen.steps)
+        bound = self.policy.bounds.get("learning-rate")
+        if bound is not None and not all(within(rate, bound) for rate in seen.learning_rates):
+            raise RefusedError("the optimiser's learning rate is out of bounds")
+
+    def _judge(self, reply: Message, update: Update, seen: Seen) -> None:
+        """Leave the reply as it is, or put defended arrays into it; RefusedError if neither may leave."""
+        tried = try_upload(update, seen, psnr=self.policy.psnr, search=self._search())
+        answers = self._answers(update, seen, tried)
+        answer: Answer = next((strict for strict in STRICTEST if strict in answers), "say")
+        self._say(told=tried.told, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
+        if answer == "refuse":
+            raise RefusedError(answers["refuse"][0])
+        if answer == "defend":
+            self._defend(reply, update, seen)
+
+    def _search(self) -> tuple[str, Any] | None:
+        search = self.policy.search
+        return (search.attack, search.options) if search.every and secrets.randbelow(search.every) == 0 else None
+
+    def _answers(self, update: Update, seen: Seen, tried: Tried) -> dict[Answer, list[str]]:
+        """What the policy says, and why."""
+        reasons: list[tuple[Answer, str]] = []
+        if not seen.rows:
+            reasons.append((self.policy.unseen, "the batches behind the upload were not seen"))
+        else:
+            pictures = min(seen.pictures, update.examples or seen.pictures)
+            if pictures < self.policy.fewest_pictures:
+                reasons.append((self.policy.pictures, "too few pictures behind the upload"))
+        reasons += [(getattr(self.policy, kind), f"{kind} come back") for kind in KINDS if tried.came_back(kind)]
+        answers: dict[Answer, list[str]] = {}
+        for answer, reason in reasons:
+            answers.setdefault(answer, []).append(reason)
+        return answers
+
+    def _defend(self, reply: Message, update: Update, seen: Seen) -> None:
+        protected = self.policy.pipeline.protect(update.change, update.client, randomness=self.gate.randomness)
+        record = update.record(protected)
+        tensors = dict(record.to_torch_state_dict())
+        after = try_upload(replace(update, tensors=tensors), seen, psnr=self.policy.psnr, search=AFTER)
+        self._say(told=after.told)
+        if self.policy.pictures != "say" and after.came_back("pictures"):
+            raise RefusedError("pictures come back from the defended upload")
+        reply.content[update.key] = record
+        self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=what_leaves(reply.content))
+
+    def _say(self, **values: Any) -> None:
+        self.entry = self.entry.model_copy(update=values)
+
+    def _time(self) -> None:
+        self._say(seconds=round(time.perf_counter() - self.started - self.inside, 3))
