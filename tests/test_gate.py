@@ -312,7 +312,7 @@ def test_defended_uploads_leave_and_their_epsilon_composes_over_restarts(tmp_pat
 def test_a_defence_that_does_not_help_is_a_refusal(tmp_path: Path) -> None:
     gate = gate_of(tmp_path, pictures="defend", defences=["clip:norm=100"])
     reply = app_of("torchvision", [batch_of(1)], gate)(asked("torchvision"), context())
-    assert reason_of(reply).endswith("pictures come back from the defended upload")
+    assert reason_of(reply).endswith("the defended upload still gives pictures back")
 
 
 def test_a_damaged_ledger_or_a_full_disk_lets_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from clients.gate.policy import Clear
+from clients.gate.reasons import Reason
 from clients.replies import Update
 
 SHOWN = 40  # letters of a name that a ledger holds
@@ -27,8 +28,8 @@ def what_leaves(content: RecordDict) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def clear_refusal(content: RecordDict, policy: Clear, update: Update | None = None) -> str | None:
-    """Why what leaves in clear may not; None if it may. The reason names no name and no value."""
+def clear_refusal(content: RecordDict, policy: Clear, update: Update | None = None) -> Reason | None:
+    """Why what leaves in clear may not; None if it may."""
     numbers, text = 0, 0
     for name, values in _plain(content):
         text += len(name)
@@ -37,25 +38,25 @@ def clear_refusal(content: RecordDict, policy: Clear, update: Update | None = No
             counted, letters = _size(value)
             numbers, text = numbers + counted, text + letters
             if policy.names is not None and key not in (*policy.names, *OF_FLOWER) and not name.startswith(LEGACY):
-                return "a metric or setting that is not listed"
+                return Reason.NAMES
     if update is not None:
         text += sum(len(name) for name in update.tensors if name not in update.base)
         numbers += sum(_counters(tensor, update.base[name]) for name, tensor in update.tensors.items())
     if numbers > policy.values:
-        return "more numbers in clear than may leave"
+        return Reason.NUMBERS
     if text > policy.bytes:
-        return "more text in clear than may leave"
+        return Reason.TEXT
     return None
 
 
-def bounds_refusal(message: Message, bounds: Mapping[str, tuple[float, float]]) -> str | None:
+def bounds_refusal(message: Message, bounds: Mapping[str, tuple[float, float]]) -> Reason | None:
     """Why the server's settings are out of the site's bounds; None if they are not."""
     for _, values in _plain(message.content):
         for key, value in values.items():
             if (bound := bounds.get(_dashed(str(key)))) is not None:
                 numbers = value if isinstance(value, list) else [value]
                 if not all(isinstance(number, int | float) and within(number, bound) for number in numbers):
-                    return "a setting of the server's is out of bounds"
+                    return Reason.BOUNDS
     return None
 
 

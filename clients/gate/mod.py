@@ -6,28 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
 from clients.gate.ledger import Entry, GateLedger
 from clients.gate.policy import Answer, Policy
+from clients.gate.reasons import Reason, RefusedError, refusal
 from clients.gate.trying import Tried, try_upload
 from clients.gate.watching import Seen, Watch
 from clients.replies import Update, read_update, sent_records
-from fedmjp.errors import DefenceError, FedmjpError
+from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness, SystemRandomness
-from fedmjp.wire import REFUSED
 
 STRICTEST: tuple[Answer, ...] = ("refuse", "defend", "say")
-SAID = "the site's upload gate: "  # how every reason begins that the server sees
 WHO = "gate"
-KINDS = ("pictures", "features", "labels")
+KINDS = {"pictures": Reason.PICTURES, "features": Reason.FEATURES, "labels": Reason.LABELS}
 AFTER = ("patch_embedding_wiener", dict[str, Any]())  # what a defended upload is tried with besides
-
-
-class RefusedError(FedmjpError):
-    """The policy does not let a reply out. The message is one of few, and holds nothing of the data."""
 
 
 class UploadGate:
@@ -66,12 +61,12 @@ class UploadGate:
             reply = visit.reply(context, call_next)
             visit.note(self.policy)
         except RefusedError as error:
-            return visit.refused(str(error))
+            return visit.refused(error.reason)
         except DefenceError as error:
-            return visit.refused("the reply cannot be judged or defended", str(error))
+            return visit.refused(Reason.JUDGED, str(error))
         except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
             # Its text may quote data.
-            return visit.refused("an error", type(error).__name__)
+            return visit.refused(Reason.ERROR, type(error).__name__)
         return reply
 
 
@@ -94,28 +89,29 @@ class _Visit:
         self._see(seen)
         if reply.has_error():
             # Whatever text the app put there is as good a way out as any.
-            raise RefusedError("the app answered with an error")
+            raise RefusedError(Reason.ANSWERED)
         self._say(leaves=what_leaves(reply.content))
         update = None
         if self.message.metadata.message_type.split(".")[0] == "train":
             update = read_update(reply, sent, self.policy.kind, WHO)
         elif reply.content.array_records:
-            raise RefusedError("arrays in a reply to another message than train")
+            raise RefusedError(Reason.ARRAYS)
         if reason := clear_refusal(reply.content, self.policy.clear, update):
             raise RefusedError(reason)
         if update is not None:
             self._judge(reply, update, seen)
         self._say(sha256=reply.content.object_id)
-        return reply
+        # Anew, so that nothing leaves in what is said about the reply.
+        return Message(reply.content, reply_to=self.message)
 
     def note(self, policy: Policy) -> None:
         """Put what was decided on the disk; DefenceError if that fails, and then nothing may leave."""
-        if self.entry.verdict == "refused":
+        if self.entry.verdict == "refused":  # until something better is known
             self._say(verdict="passed")
         self._time()
         self.gate.ledger.append(self.entry, delta=policy.delta, budget=policy.budget)
 
-    def refused(self, reason: str, *details: str) -> Message:
+    def refused(self, reason: Reason, *details: str) -> Message:
         """An error in place of the reply. Details are for the site alone."""
         reasons = (*self.entry.reasons, reason, *details)
         self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None)
@@ -123,8 +119,8 @@ class _Visit:
         try:
             self.gate.ledger.append(self.entry)
         except Exception:  # noqa: BLE001 (a refusal leaves whatever becomes of the ledger)
-            reason = "the ledger cannot be written"
-        return Message(Error(code=REFUSED, reason=SAID + reason), reply_to=self.message)
+            reason = Reason.LEDGER
+        return refusal(self.message, reason)
 
     def _called(self, context: Context, call_next: ClientAppCallable) -> Message:
         began = time.perf_counter()
@@ -138,7 +134,7 @@ class _Visit:
             self._say(pictures=seen.pictures, steps=seen.steps)
         bound = self.policy.bounds.get("learning-rate")
         if bound is not None and not all(within(rate, bound) for rate in seen.learning_rates):
-            raise RefusedError("the optimiser's learning rate is out of bounds")
+            raise RefusedError(Reason.RATE)
 
     def _judge(self, reply: Message, update: Update, seen: Seen) -> None:
         """Leave the reply as it is, or put defended arrays into it; RefusedError if neither may leave."""
@@ -155,17 +151,17 @@ class _Visit:
         search = self.policy.search
         return (search.attack, search.options) if search.every and secrets.randbelow(search.every) == 0 else None
 
-    def _answers(self, update: Update, seen: Seen, tried: Tried) -> dict[Answer, list[str]]:
+    def _answers(self, update: Update, seen: Seen, tried: Tried) -> dict[Answer, list[Reason]]:
         """What the policy says, and why."""
-        reasons: list[tuple[Answer, str]] = []
+        reasons: list[tuple[Answer, Reason]] = []
         if not seen.rows:
-            reasons.append((self.policy.unseen, "the batches behind the upload were not seen"))
+            reasons.append((self.policy.unseen, Reason.UNSEEN))
         else:
             pictures = min(seen.pictures, update.examples or seen.pictures)
             if pictures < self.policy.fewest_pictures:
-                reasons.append((self.policy.pictures, "too few pictures behind the upload"))
-        reasons += [(getattr(self.policy, kind), f"{kind} come back") for kind in KINDS if tried.came_back(kind)]
-        answers: dict[Answer, list[str]] = {}
+                reasons.append((self.policy.pictures, Reason.FEW))
+        reasons += [(getattr(self.policy, kind), reason) for kind, reason in KINDS.items() if tried.came_back(kind)]
+        answers: dict[Answer, list[Reason]] = {}
         for answer, reason in reasons:
             answers.setdefault(answer, []).append(reason)
         return answers
@@ -177,7 +173,7 @@ class _Visit:
         after = try_upload(replace(update, tensors=tensors), seen, psnr=self.policy.psnr, search=AFTER)
         self._say(told=after.told)
         if self.policy.pictures != "say" and after.came_back("pictures"):
-            raise RefusedError("pictures come back from the defended upload")
+            raise RefusedError(Reason.DEFENCE)
         reply.content[update.key] = record
         self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=what_leaves(reply.content))
 
