@@ -11,7 +11,6 @@ from fedmjp.errors import BadInputError
 from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.sent import SentWeights
 from fedmjp.private import PrivateBatch
 from fedmjp.records import ATTACKED, Disclosure, Features, Upload, require_weights, weights_digest
 from fedmjp.scenario import Scenario
@@ -41,7 +40,7 @@ def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
 def attack(
     name: str,
     upload: Upload,
-    against: Scenario | Adopted | SentWeights,
+    against: Scenario | Adopted,
     *,
     options: Mapping[str, Any] | None = None,
     model: VitClassifier | None = None,
@@ -53,7 +52,7 @@ def attack(
     Args:
         name: Of the attack, see ``fedmjp.ATTACKS``.
         upload: As ``scenario.exchange`` or ``adopted.upload`` gives it.
-        against: The scenario that it is of, the adopted model, or the weights that were sent.
+        against: The scenario that it is of, or the adopted model.
         options: Of the attack.
         model: With the weights that the server had sent; None draws the scenario's initial ones. Of a server that
             changes weights, ``exchange.model(scenario)`` has them.

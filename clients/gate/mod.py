@@ -113,7 +113,7 @@ class _Visit:
 
     def refused(self, reason: Reason, *details: str) -> Message:
         """An error in place of the reply. Details are for the site alone."""
-        reasons = (*self.entry.reasons, reason, *details)
+        reasons = (reason, *self.entry.reasons, *details)
         self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None)
         self._time()
         try:
@@ -143,7 +143,9 @@ class _Visit:
         answer: Answer = next((strict for strict in STRICTEST if strict in answers), "say")
         self._say(told=tried.told, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
         if answer == "refuse":
-            raise RefusedError(answers["refuse"][0])
+            first, *others = answers["refuse"]
+            self._say(reasons=tuple(others))
+            raise RefusedError(first)
         if answer == "defend":
             self._defend(reply, update, seen)
 

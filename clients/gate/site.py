@@ -13,9 +13,10 @@ from flwr.clientapp import ClientApp
 
 from clients.gate.flower import wrap_loaded_app
 from clients.gate.ledger import GateLedger
-from clients.gate.mod import UploadGate
+from clients.gate.mod import AFTER, UploadGate
 from clients.gate.node import NodeGate
 from clients.gate.policy import Policy
+from clients.gate.trying import EXACT
 
 POLICY_VARIABLE = "FEDMJP_GATE_POLICY"
 PROGRAM = "flwr-clientapp"
@@ -54,7 +55,7 @@ def write_programs(policy_file: Path, ledger: Path) -> Path:
 def run_clientapp() -> None:
     """Run ``flwr-clientapp`` with the gate around whatever bundle it loads."""
     gate = UploadGate(os.environ[POLICY_VARIABLE])
-    _load_what_the_gate_needs()
+    _load_what_is_needed(gate.policy)
     modules = _Modules()
 
     class Gated(ClientApp):
@@ -86,15 +87,15 @@ def run_clientapp() -> None:
     flwr_clientapp()
 
 
-def _load_what_the_gate_needs() -> None:
+def _load_what_is_needed(policy: Policy) -> None:
     """Import what is else imported when it is first used: a bundle may hold modules of the same names."""
     import fedmjp  # noqa: PLC0415
-    import fedmjp.defences.accounting  # noqa: PLC0415
 
-    for name in ("class_token", "labels", "patch_embedding", "patch_embedding_wiener"):
+    for name in {*EXACT, *AFTER[:1], *([policy.search.attack] if policy.search.every else [])}:
         fedmjp.ATTACKS.get(name)
-    for name in ("attack", "recover"):
-        getattr(fedmjp, name)
+    fedmjp.recover  # noqa: B018 (loaded when it is first used)
+    if policy.multiplier is not None:
+        import fedmjp.defences.accounting  # noqa: PLC0415
 
 
 class _Modules:
