@@ -1,0 +1,73 @@
+"""Whether hidden units sort tokens or pictures into bins, so that each is alone in one: the mark of imprinting."""
+
+import torch
+from torch import Tensor, nn
+
+from clients.checks.base import Finding, Incoming, judged, limit_from, not_run
+from clients.checks.trace import Layer, Trace
+
+ALONE = "alone in a unit"
+OUTWEIGHS = 100.0  # how much more than all others together, to be alone
+PARALLEL = 0.999  # |cosine| of the rows of units that measure the same
+FEWEST = 8  # units of a layer
+
+
+def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
+    """Count the units whose gradient is of a single token, or of a single picture where a layer sees one row of each.
+
+    Token t adds G_tu A_t to the gradient of unit u's row. It is alone in it if |G_tu| |A_t| is more than 100 times that
+    of all others together. The same is counted of differences of units whose rows are parallel, in the order of their
+    thresholds -b / |w|: what lies between two thresholds is all that is left of such a difference. The value is the
+    largest share of a layer's units.
+
+    References:
+        Fowl et al., "Robbing the fed", ICLR 2022; Boenisch et al., "When the curious abandon honesty", EuroS&P 2023.
+    """
+    linear = [layer for layer in trace.body if isinstance(layer.module, nn.Linear)]
+    layers = [layer for layer in linear if layer.gradients.shape[2] >= FEWEST]
+    if not layers or len(trace.losses) < 2:
+        return [not_run(ALONE, "there is no linear layer before the head, or one picture alone")]
+    value = max(_share_alone(layer) for layer in layers)
+    limit = limit_from(incoming.history.get(ALONE, ()), first=FIRST, factor=FACTOR, most=MOST)
+    return [judged(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})]
+
+
+FIRST, FACTOR, MOST = 0.2, 1.5, 0.5
+
+
+def _share_alone(layer: Layer) -> float:
+    shown, gradients = layer.inputs.flatten(0, 1), layer.gradients.flatten(0, 1)
+    lengths = shown.norm(dim=1, keepdim=True)
+    shares = [_alone(gradients.abs() * lengths)]
+    neighbours = _neighbours(layer.module.weight.detach(), layer.module.bias)
+    if neighbours is not None:
+        lower, upper = neighbours
+        between = (gradients[:, lower] - gradients[:, upper]).abs() * lengths
+        shares.append(_alone(between) * len(lower) / gradients.shape[1])
+    return max(shares)
+
+
+def _alone(weights: Tensor) -> float:
+    """The share of columns in which one row outweighs all others."""
+    two = weights.topk(2, dim=0).values
+    largest, rest = two[0], weights.sum(dim=0) - two[0]
+    # Rounding of the sum leaves something of nothing: the second largest says it exactly.
+    rest = torch.where(two[1] == 0, torch.zeros_like(rest), rest)
+    return float((largest > OUTWEIGHS * rest.clamp(min=0)).double().mean())
+
+
+def _neighbours(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Units with parallel rows whose thresholds follow each other, as two lists of one length; None if none are."""
+    lengths = weight.norm(dim=1)
+    directions = weight / lengths.clamp(min=torch.finfo(weight.dtype).tiny)[:, None]
+    parallel = (directions @ directions.mT).abs() > PARALLEL
+    leader = parallel.double().argmax(dim=1)  # the first unit that a unit is parallel to
+    if bool((leader == torch.arange(len(leader), device=leader.device)).all()):
+        return None
+    sign = (directions * directions[leader]).sum(dim=1).sign()
+    offset = torch.zeros_like(lengths) if bias is None else bias.detach()
+    threshold = -sign * offset / lengths.clamp(min=torch.finfo(weight.dtype).tiny)
+    order = threshold.argsort(stable=True)
+    order = order[leader[order].argsort(stable=True)]
+    together = leader[order[:-1]] == leader[order[1:]]
+    return order[:-1][together], order[1:][together]

@@ -1,0 +1,53 @@
+"""Whether the last layer is one that fishes: odd biases, zero or equal rows, probabilities of exactly zero or one."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from clients.checks.base import Finding, Incoming, judged, limit_from, not_run
+from clients.checks.trace import Trace
+
+BIAS = "head bias"
+ROWS = "head rows"
+CERTAIN = "certain pictures"
+EQUAL = 1e-3  # distance of rows, relative to their length, that are equal
+
+
+def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
+    """Look at the linear layer that gives the logits, with weight w and bias b.
+
+    - *head bias*: max |b - median b| / MAD, with MAD = median |b - median b|;
+    - *head rows*: the share of rows that are zero, or equal to another one;
+    - *certain pictures*: the share of the client's pictures with a class of probability exactly 0 or 1, in float64.
+    """
+    certain = trace.exact / len(trace.losses)
+    findings = [judged(CERTAIN, certain, 0.0, "pictures with a class of probability exactly zero or one")]
+    if trace.head is None:
+        return [*findings, *(not_run(name, "no linear layer gives the logits") for name in (BIAS, ROWS))]
+    rows = _odd_rows(trace.head.weight.detach().double())
+    findings.append(judged(ROWS, rows, 0.0, "rows of the last layer that are zero or equal to others"))
+    bias: Tensor | None = trace.head.bias
+    if bias is None:
+        return [*findings, not_run(BIAS, "the last layer has no bias")]
+    outlier = _outlier(bias.detach().double())
+    limit = limit_from(incoming.history.get(BIAS, ()), first=FIRST, factor=FACTOR, most=MOST)
+    return [*findings, judged(BIAS, outlier, limit, "how far out a bias of the last layer is", {BIAS: outlier})]
+
+
+FIRST, FACTOR, MOST = 30.0, 2.0, 1000.0
+
+
+def _outlier(bias: Tensor) -> float:
+    off = (bias - bias.median()).abs()
+    largest, spread = float(off.max()), float(off.median())
+    if not largest:
+        return 0.0
+    return largest / spread if spread else math.inf
+
+
+def _odd_rows(weight: Tensor) -> float:
+    lengths = weight.norm(dim=1)
+    distances = torch.cdist(weight, weight).fill_diagonal_(math.inf)
+    equal = (distances <= EQUAL * lengths[:, None]).any(dim=1)
+    return float((equal | (lengths == 0)).double().mean())

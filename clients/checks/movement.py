@@ -1,0 +1,55 @@
+"""Whether the weights moved since the last round as an aggregate of updates like the client's own can move them."""
+
+import math
+
+from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run
+
+STEP = "step"
+DIRECTION = "direction"
+
+
+def check_movement(incoming: Incoming) -> list[Finding]:
+    """Compare the step W - W' of every tensor with U, the client's own last update.
+
+    - *step*: max over tensors of |W - W'| / |U|, relative to the largest so far of the same tensor. Until there is a
+      history the ratio itself counts;
+    - *direction*: 1 - cos(W - W', U), over all tensors.
+
+    A tensor that the client did not change and the server did is beyond any limit.
+    """
+    if incoming.previous is None or incoming.update is None:
+        return [not_run(name, "there is no earlier round of this client") for name in (STEP, DIRECTION)]
+    ratios, dot, moved_square, own_square = {}, 0.0, 0.0, 0.0
+    for name, change in incoming.update.items():
+        if name not in incoming.weights or name not in incoming.previous or not change.is_floating_point():
+            continue
+        step = incoming.weights[name].double().cpu() - incoming.previous[name].double().cpu()
+        update = change.double().cpu()
+        dot += float((step * update).sum())
+        moved, length = float(step.norm()), float(update.norm())
+        moved_square, own_square = moved_square + moved**2, own_square + length**2
+        ratios[f"{STEP}/{name}"] = moved / length if length else (math.inf if moved else 0.0)
+    if not ratios:
+        return [not_run(name, "the update has no tensor of the model") for name in (STEP, DIRECTION)]
+    lengths = math.sqrt(moved_square * own_square)
+    direction = 1 - dot / lengths if lengths else 1.0
+    limit = limit_from(incoming.history.get(DIRECTION, ()), first=DIRECTION_FIRST, factor=DIRECTION_FACTOR)
+    about = "whether the model moved against the client's update"
+    return [_step(incoming, ratios), judged(DIRECTION, direction, limit, about, {DIRECTION: direction})]
+
+
+STEP_FIRST, STEP_LIMIT = 30.0, 4.0
+DIRECTION_FIRST, DIRECTION_FACTOR = 1.6, 1.2
+
+
+def _step(incoming: Incoming, ratios: dict[str, float]) -> Finding:
+    about = "how far tensors moved, against the client's own updates"
+    relative = []
+    for name, ratio in ratios.items():
+        earlier = incoming.history.get(name, ())
+        if len(earlier) >= ENOUGH:
+            largest = max(earlier)
+            relative.append(ratio / largest if largest else (math.inf if ratio else 0.0))
+    if relative:
+        return judged(STEP, max(relative), STEP_LIMIT, about, ratios)
+    return judged(STEP, max(ratios.values()), STEP_FIRST, about, ratios)

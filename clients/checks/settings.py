@@ -1,0 +1,32 @@
+"""Whether what the server asks for besides weights lies within the policy's bounds."""
+
+import math
+
+from clients.checks.base import Finding, Incoming, judged, not_run
+
+SETTINGS = "settings"
+
+
+def check_settings(incoming: Incoming) -> list[Finding]:
+    """Count the settings c from the server that are not numbers within the policy's bounds, low <= c <= high.
+
+    Names are compared without regard to case, "-" and "_". What the policy does not bound is not looked at.
+    """
+    if not incoming.bounds:
+        return [not_run(SETTINGS, "the policy bounds no setting")]
+    bounds = {_plain(name): limits for name, limits in incoming.bounds.items()}
+    bounded = {name: value for name, value in incoming.config.items() if _plain(name) in bounds}
+    beyond = sorted(name for name, value in bounded.items() if not _within(value, bounds[_plain(name)]))
+    about = f"settings beyond the policy's bounds: {', '.join(beyond)}" if beyond else "settings are within bounds"
+    return [judged(SETTINGS, float(len(beyond)), 0.0, about)]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _within(value: object, limits: tuple[float, float]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    low, high = limits
+    return math.isfinite(value) and low <= value <= high

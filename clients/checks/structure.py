@@ -1,0 +1,94 @@
+"""Whether weights have a form that training does not give them: constant lines, parallel rows, a collapsed rank."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from clients.checks.base import Finding, Incoming, judged, not_run
+
+CONSTANT = "constant lines"
+PARALLEL = "parallel rows"
+RANK = "stable rank"
+COSINE = 0.999  # |cosine| of rows that are parallel
+FEWEST = 8  # rows and columns of a matrix that is looked at; rows of fewer columns than the next are parallel by chance
+WIDEST_BY_CHANCE = 16
+CHUNK = 1024  # rows that are compared at a time
+POWERS = 30  # steps of the power method
+
+
+def check_structure(incoming: Incoming) -> list[Finding]:
+    """Look at every matrix W of at least eight rows and columns, a convolution's filters as rows.
+
+    - *constant lines*: the share of rows, or of columns, whose entries are all equal (zero most of all);
+    - *parallel rows*: the share of rows with another one of |cosine| above 0.999;
+    - *stable rank*: |W|_F^2 / |W|_2^2, 1 where all rows are parallel.
+
+    The value is the most of all matrices: by how much a share has grown since W', and how many times smaller the rank
+    has become. In a first round there is no W'; what counts is the share itself, and the rank's inverse.
+    """
+    matrices = dict(_matrices(incoming.weights))
+    before = dict(_matrices(incoming.previous or {}))
+    if not matrices:
+        return [not_run(name, "the model has no matrix of that size") for name in (CONSTANT, PARALLEL, RANK)]
+    constant, parallel, collapse = (0.0, ""), (0.0, ""), (0.0, "")
+    for name, matrix in matrices.items():
+        past = before.get(name)
+        lines, rows, rank = _constant(matrix), _parallel(matrix), _stable_rank(matrix)
+        if past is not None:
+            lines, rows, rank = lines - _constant(past), rows - _parallel(past), rank / _stable_rank(past)
+        constant, parallel = max(constant, (lines, name)), max(parallel, (rows, name))
+        collapse = max(collapse, (1 / rank, name))
+    limit = RANK_LIMIT if before else RANK_FIRST
+    return [
+        judged(CONSTANT, constant[0], 0.0, _about("rows or columns that are constant", constant)),
+        judged(PARALLEL, parallel[0], ROWS_LIMIT, _about("rows that are parallel to others", parallel)),
+        judged(RANK, collapse[0], limit, _about("how far the rank of a matrix has collapsed", collapse)),
+    ]
+
+
+ROWS_LIMIT = 0.05
+RANK_LIMIT, RANK_FIRST = 3.0, 1 / 1.05
+
+
+def _about(measure: str, worst: tuple[float, str]) -> str:
+    return f"{measure}, at most in {worst[1]}" if worst[1] else measure
+
+
+def _matrices(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        one_in = tensor.ndim == 4 and tensor.shape[1] == 1  # depthwise: filters of so few numbers resemble each other
+        if tensor.ndim < 2 or one_in or not tensor.is_floating_point():
+            continue
+        matrix = tensor.detach().flatten(1).float()
+        if min(matrix.shape) >= FEWEST:
+            yield name, matrix
+
+
+def _constant(matrix: Tensor) -> float:
+    shares = [float((matrix.amax(dim) == matrix.amin(dim)).double().mean()) for dim in (0, 1)]
+    return max(shares)
+
+
+def _parallel(matrix: Tensor) -> float:
+    if matrix.shape[1] < WIDEST_BY_CHANCE:
+        return 0.0
+    lengths = matrix.double().norm(dim=1)
+    directions = (matrix / lengths.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).float()
+    count = 0
+    for start in range(0, len(matrix), CHUNK):
+        near = (directions[start : start + CHUNK] @ directions.mT).abs() > COSINE
+        count += int((near.sum(dim=1) > 1).sum())
+    return count / len(matrix)
+
+
+def _stable_rank(matrix: Tensor) -> float:
+    """By the power method; 1 of a matrix of zeros."""
+    scaled = (matrix / matrix.abs().max().clamp(min=torch.finfo(torch.float32).tiny)).double()
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(matrix.shape[1], generator=generator, dtype=torch.float64).to(matrix.device)
+    for _ in range(POWERS):
+        vector = scaled.mT @ (scaled @ vector)
+        vector = vector / vector.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    largest = float((scaled @ vector).norm())
+    return max(float(scaled.norm()) ** 2 / largest**2, 1.0) if largest else 1.0
