@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from clients.budget import Ledger
 from clients.gate.mod import UploadGate
-from clients.replies import Kind, read_update, sent_records
+from clients.replies import Kind, Sent, read_update
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Defence
 from fedmjp.defences.local_dp import LocalDp
@@ -100,7 +100,7 @@ class _DefenceMod:
         if message.metadata.message_type.split(".")[0] != "train":
             return call_next(message, context)
         # Before the app runs, which may change the message.
-        sent = sent_records(message)
+        sent = Sent(message)
         reply = call_next(message, context)
         if reply.has_error():
             return reply
@@ -113,7 +113,7 @@ class _DefenceMod:
             return _refusal(message, f"{self.defence.name}: {type(error).__name__}; the update does not leave")
         return reply
 
-    def _protect(self, reply: Message, sent: list[ArrayRecord]) -> None:
+    def _protect(self, reply: Message, sent: Sent) -> None:
         """Put the protected arrays into the reply, last of all."""
         update = read_update(reply, sent, self.kind, self.defence.name)
         protected = self.defence.protect(update.change, update.client, randomness=self.randomness)

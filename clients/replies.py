@@ -1,7 +1,8 @@
 """Replies of Flower apps as updates: what a reply's arrays are relative to, and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -29,7 +30,7 @@ class Update:
     kind: UpdateKind
     examples: int | None  # that the reply claims
 
-    @property
+    @cached_property
     def change(self) -> dict[str, Tensor]:
         """Gradient or change of the weights, in float32 at least; whole numbers as they are."""
         return {name: _minus(tensor, self.base[name]) for name, tensor in self.tensors.items()}
@@ -49,17 +50,24 @@ class Update:
         )
 
 
-def sent_records(message: Message) -> list[ArrayRecord]:
+class Sent:
     """The arrays of a message as they are now: an app may change the message."""
-    return [ArrayRecord(dict(record)) for record in message.content.array_records.values()]
+
+    def __init__(self, message: Message) -> None:
+        self._records = [ArrayRecord(dict(record)) for record in message.content.array_records.values()]
+
+    @cached_property
+    def weights(self) -> list[dict[str, Tensor]]:
+        """The tensors of each record; DefenceError if one is complex."""
+        return [_tensors_of(record) for record in self._records]
 
 
-def read_update(reply: Message, sent: Sequence[ArrayRecord], kind: Kind | None, who: str) -> Update:
+def read_update(reply: Message, sent: Sent, kind: Kind | None, who: str) -> Update:
     """Read the update in a reply.
 
     Args:
         reply: Of the app.
-        sent: Array records that the server had sent.
+        sent: What the server had sent.
         kind: What the reply holds; None takes it for weights where they are near enough to those sent.
         who: Begins messages.
 
@@ -70,7 +78,7 @@ def read_update(reply: Message, sent: Sequence[ArrayRecord], kind: Kind | None, 
     if len(records) != 1:
         raise DefenceError(f"{who}: the reply has {len(records)} array records, it must have one")
     ((key, record),) = records.items()
-    tensors = tensors_of(record)
+    tensors = _tensors_of(record)
     require_finite(tensors, who)
     if not any(tensor.is_floating_point() for tensor in tensors.values()):
         raise DefenceError(f"{who}: the reply has no tensors of real numbers to protect")
@@ -79,7 +87,7 @@ def read_update(reply: Message, sent: Sequence[ArrayRecord], kind: Kind | None, 
     return Update(key, tensors, base, _weights(base, sent), kind_of_update, _examples(reply))
 
 
-def tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
+def _tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
     """The tensors of a record; DefenceError if one is complex."""
     tensors = dict(record.to_torch_state_dict())
     for name, tensor in tensors.items():
@@ -88,12 +96,12 @@ def tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
     return tensors
 
 
-def _base(tensors: Mapping[str, Tensor], sent: Sequence[ArrayRecord], kind: Kind | None, who: str) -> dict[str, Tensor]:
+def _base(tensors: Mapping[str, Tensor], sent: Sent, kind: Kind | None, who: str) -> dict[str, Tensor]:
     """What the reply is relative to: the weights that were sent, or zeros."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     if kind == "gradient":
         return zeros
-    fitting = [weights for weights in map(tensors_of, sent) if _layout(weights) == _layout(tensors)]
+    fitting = [weights for weights in sent.weights if _layout(weights) == _layout(tensors)]
     if len(fitting) != 1:
         raise DefenceError(
             f"{who}: the reply has not the names and shapes of the weights that were sent; "
@@ -112,8 +120,8 @@ def _base(tensors: Mapping[str, Tensor], sent: Sequence[ArrayRecord], kind: Kind
     return base
 
 
-def _weights(base: Mapping[str, Tensor], sent: Sequence[ArrayRecord]) -> Mapping[str, Tensor]:
-    for weights in map(tensors_of, sent):
+def _weights(base: Mapping[str, Tensor], sent: Sent) -> Mapping[str, Tensor]:
+    for weights in sent.weights:
         if all(name in weights and weights[name].shape == tensor.shape for name, tensor in base.items()):
             return {name: weights[name] for name in base}
     return base

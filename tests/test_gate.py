@@ -21,6 +21,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from clients.gate.ledger import Entry, GateLedger, epsilon_of
 from clients.gate.policy import Policy
+from clients.gate.reasons import Reason, RefusedError
 from clients.mods import UploadGate
 from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.errors import ConfigError, DefenceError
@@ -285,6 +286,29 @@ def test_settings_out_of_bounds_are_refused_before_training(config: dict[str, An
 
     gate = gate_of(tmp_path)
     assert "out of bounds" in reason_of(gate(asked("convolutions", **config), context(), app))
+
+
+def test_a_suspicious_model_is_not_trained_on_even_if_the_app_goes_on(tmp_path: Path) -> None:
+    gate, model = gate_of(tmp_path, model_checks="refuse"), made("torchvision")
+    with torch.no_grad():
+        head = model.heads.head
+        head.weight[1:] = 0
+        head.bias[0] = -1e4
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord({"server-round": 1})})
+    steps = []
+
+    def stubborn(message: Message, _: Context) -> Message:
+        try:
+            train(model, [batch_of(8)] * 2)
+        except RefusedError as error:
+            steps.append(str(error.reason))
+        metrics = MetricRecord({"num-examples": 8})
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+    reply = gate(message_of(content), context(), stubborn)
+    assert reason_of(reply) == "the site's upload gate: the model that came in is suspicious"
+    assert steps == [Reason.MODEL]
+    assert last(gate).checks
 
 
 def test_an_optimiser_out_of_bounds_is_refused_whatever_the_message_said(tmp_path: Path) -> None:

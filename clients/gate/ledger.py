@@ -46,6 +46,7 @@ class Entry(Config):
     pictures: int | None = None  # distinct ones that were seen; None where none were
     steps: int | None = None
     told: tuple[Told, ...] = ()
+    checks: tuple[str, ...] = ()  # what was suspicious of the model that came in
     leaves: tuple[str, ...] = ()
     sha256: str = ""  # of the arrays that leave
     multiplier: float | None = None  # of the noise

@@ -10,12 +10,13 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
+from clients.gate.incoming import ModelChecks
 from clients.gate.ledger import Entry, GateLedger
 from clients.gate.policy import Answer, Policy
 from clients.gate.reasons import Reason, RefusedError, refusal
 from clients.gate.trying import Tried, try_upload
 from clients.gate.watching import Seen, Watch
-from clients.replies import Update, read_update, sent_records
+from clients.replies import Sent, Update, read_update
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness, SystemRandomness
 
@@ -75,17 +76,21 @@ class _Visit:
 
     def __init__(self, gate: UploadGate, message: Message) -> None:
         self.gate, self.policy, self.message = gate, gate.policy, message
-        self.started, self.inside = time.perf_counter(), 0.0
+        self.started, self.inside, self.checking = time.perf_counter(), 0.0, 0.0
         said = message.metadata
+        self.stop: Reason | None = None  # why training was ended
+        self.checks = ModelChecks(self.policy, gate.ledger.path, said.dst_node_id, said.run_id)
         self.entry = Entry(run=said.run_id, round=str(said.group_id), kind=said.message_type, verdict="refused")
 
     def reply(self, context: Context, call_next: ClientAppCallable) -> Message:
         """The app's reply as it may leave; RefusedError or DefenceError if nothing may."""
         if reason := bounds_refusal(self.message, self.policy.bounds):
             raise RefusedError(reason)
-        sent = sent_records(self.message)  # before the app runs, which may change the message
-        with Watch().watching() as seen:
+        sent = Sent(self.message)  # before the app runs, which may change the message
+        with Watch(lambda seen: self._check_model(seen, sent)).watching() as seen:
             reply = self._called(context, call_next)
+        if self.stop is not None:  # whatever the app made of it
+            raise RefusedError(self.stop)
         self._see(seen)
         if reply.has_error():
             # Whatever text the app put there is as good a way out as any.
@@ -100,6 +105,7 @@ class _Visit:
             raise RefusedError(reason)
         if update is not None:
             self._judge(reply, update, seen)
+            self.checks.keep(update)
         self._say(sha256=reply.content.object_id)
         # Anew, so that nothing leaves in what is said about the reply.
         return Message(reply.content, reply_to=self.message)
@@ -127,7 +133,20 @@ class _Visit:
         try:
             return call_next(self.message, context)
         finally:
-            self.inside = time.perf_counter() - began
+            self.inside = time.perf_counter() - began - self.checking
+
+    def _check_model(self, seen: Seen, sent: Sent) -> None:
+        """Called before the first step: RefusedError, which ends the training, if the model is suspicious."""
+        began = time.perf_counter()
+        config = {
+            key: value for record in self.message.content.config_records.values() for key, value in record.items()
+        }
+        suspicious = self.checks.examine(seen, sent, config)
+        self._say(checks=tuple(f"{finding.check}: {finding.about}" for finding in suspicious))
+        if suspicious and self.policy.model_checks == "refuse":
+            self.stop = Reason.MODEL
+            raise RefusedError(self.stop)
+        self.checking = time.perf_counter() - began
 
     def _see(self, seen: Seen) -> None:
         if seen.rows:

@@ -17,7 +17,7 @@ from clients.gate.ledger import Entry, GateLedger, Told
 from clients.gate.policy import Policy
 from clients.gate.reasons import Reason, RefusedError, known_reason, refusal
 from clients.gate.trying import try_tensors
-from clients.replies import read_update, sent_records
+from clients.replies import Sent, read_update
 from fedmjp.errors import DefenceError
 
 
@@ -132,7 +132,7 @@ class NodeGate:
             raise RefusedError(Reason.UNGATED)
         update = None
         if asked.metadata.message_type.split(".")[0] == "train":
-            update = read_update(reply, sent_records(asked), self.policy.kind, "gate")
+            update = read_update(reply, Sent(asked), self.policy.kind, "gate")
         elif reply.content.array_records:
             raise RefusedError(Reason.ARRAYS)
         if reason := clear_refusal(reply.content, self.policy.clear, update):

@@ -45,7 +45,7 @@ class Policy(Config):
     fewest_pictures: int = Field(8, ge=1, description="behind an upload; fewer count as pictures that come back")
     psnr: float = Field(20.0, gt=0, description="dB from which on a picture has come back")
     unseen: Answer = Field("refuse", description="where the batches behind an upload were not seen")
-    model_checks: Literal["say", "refuse"] = Field("refuse", description="where a model that came in is suspicious")
+    model_checks: Literal["off", "say", "refuse"] = Field("say", description="where a model that came in is suspicious")
     defences: Defences = Field((), description="what defends an upload, in order")
     kind: Kind | None = Field(None, description="what replies hold; by default weights, where they can be told")
     budget: float | None = Field(None, gt=0, allow_inf_nan=False, description="epsilon over all uploads of the ledger")

@@ -28,6 +28,7 @@ from fedmjp.threat import FLOAT32, ThreatModel
 EXACT = ("labels", "class_token")  # attacks by name
 RANK_ONE = 1e-3  # share of a layer's gradient that one picture may leave unexplained
 NOISY = 0.05  # share of it that rounding may be, for anything to be told
+TELLING = 0.75  # patches per dimension, of which more leave open whether an upload is of one picture
 MOST = 32  # pictures that are separated: more take long, and are not certified
 EXACT_FEATURE = 0.01  # relative error
 
@@ -90,6 +91,8 @@ class _Attempt:
         patches, positions = (self._sent(name) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING))
         if patches is None or positions is None:
             reason = "no patch and position embedding"
+        elif self.images is None and self.layout.grid**2 > TELLING * len(patches):
+            reason = f"{self.layout.grid**2} patches in {len(patches)} dimensions do not show whether it is one picture"
         else:
             mean, std = self._normalisation()
             try:

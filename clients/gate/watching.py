@@ -59,6 +59,7 @@ class Watch:
         self._rows = 0  # of this pass
         self._last: Tensor | None = None  # what the last Linear read in this pass
         self._outermost: nn.Module | None = None
+        self._paused = False  # while the callback runs the model itself
 
     @contextmanager
     def watching(self) -> Iterator[Seen]:
@@ -83,7 +84,7 @@ class Watch:
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self._depth += 1
-        if not torch.is_grad_enabled():
+        if self._paused or not torch.is_grad_enabled():
             return
         if self._depth == 1:
             self._pictured, self._outermost = False, module
@@ -114,7 +115,9 @@ class Watch:
 
     def _on_loss(self, *arguments: Any, **named: Any) -> None:
         target = arguments[1] if len(arguments) > 1 else named.get("target")
-        if not torch.is_grad_enabled() or not isinstance(target, Tensor) or target.is_floating_point():
+        if self._paused or not torch.is_grad_enabled():
+            return
+        if not isinstance(target, Tensor) or target.is_floating_point():
             return
         self.seen.smoothing = float(named.get("label_smoothing", 0.0))
         if len(self.seen.labels) < len(self.seen.images) and target.shape == (self._rows,):
@@ -131,4 +134,8 @@ class Watch:
             seen.momentum = float(group.get("momentum") or 0.0)
             seen.weight_decay = float(group.get("weight_decay") or 0.0)
         if seen.steps == 1:
-            self._on_first_step(seen)
+            self._paused = True
+            try:
+                self._on_first_step(seen)
+            finally:
+                self._paused = False

@@ -85,7 +85,8 @@ def _of_entry(entry: "Entry") -> list[str]:
         f"    {told.attack}: {told.came_back} of {told.among} {told.of}" + (f" ({told.reason})" if told.reason else "")
         for told in entry.told
     ]
-    return [head, *told, *(f"    leaves {line}" for line in entry.leaves)]
+    checks = [f"    suspicious: {check}" for check in entry.checks]
+    return [head, *checks, *told, *(f"    leaves {line}" for line in entry.leaves)]
 
 
 VERDICTS = ("passed", "defended", "refused")
