@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,20 +41,26 @@ class UploadGate:
         policy: File of the policy, see ``clients.gate.policy.Policy``, or the policy itself.
         ledger: File of verdicts, where the policy is no file.
         randomness: For tests. Everything else takes the operating system's.
+        clock: Seconds that the ledger counts.
 
     Raises:
         ConfigError: If the policy cannot be read, or the ledger's folder does not exist.
     """
 
     def __init__(
-        self, policy: str | Path | Policy, *, ledger: str | Path | None = None, randomness: Randomness | None = None
+        self,
+        policy: str | Path | Policy,
+        *,
+        ledger: str | Path | None = None,
+        randomness: Randomness | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if isinstance(policy, Policy):
             self.policy, path = policy, Path(ledger or policy.ledger)
         else:
             self.policy, path = Policy.read(Path(policy))
         self.ledger = GateLedger(path)
-        self.randomness = randomness or SystemRandomness()
+        self.randomness, self.clock = randomness or SystemRandomness(), clock
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """As Flower calls a mod."""
@@ -76,7 +83,7 @@ class _Visit:
 
     def __init__(self, gate: UploadGate, message: Message) -> None:
         self.gate, self.policy, self.message = gate, gate.policy, message
-        self.started, self.inside, self.checking = time.perf_counter(), 0.0, 0.0
+        self.started, self.inside, self.checking = gate.clock(), 0.0, 0.0
         said = message.metadata
         self.stop: Reason | None = None  # why training was ended
         self.checks = ModelChecks(self.policy, gate.ledger.path, said.dst_node_id, said.run_id)
@@ -129,24 +136,25 @@ class _Visit:
         return refusal(self.message, reason)
 
     def _called(self, context: Context, call_next: ClientAppCallable) -> Message:
-        began = time.perf_counter()
+        began = self.gate.clock()
         try:
             return call_next(self.message, context)
         finally:
-            self.inside = time.perf_counter() - began - self.checking
+            self.inside = self.gate.clock() - began - self.checking
 
     def _check_model(self, seen: Seen, sent: Sent) -> None:
         """Called before the first step: RefusedError, which ends the training, if the model is suspicious."""
-        began = time.perf_counter()
-        config = {
-            key: value for record in self.message.content.config_records.values() for key, value in record.items()
-        }
+        if self.policy.model_checks == "off":
+            return
+        began = self.gate.clock()
+        records = self.message.content.config_records.values()
+        config = {key: value for record in records for key, value in record.items()}
         suspicious = self.checks.examine(seen, sent, config)
         self._say(checks=tuple(f"{finding.check}: {finding.about}" for finding in suspicious))
         if suspicious and self.policy.model_checks == "refuse":
             self.stop = Reason.MODEL
             raise RefusedError(self.stop)
-        self.checking = time.perf_counter() - began
+        self.checking = self.gate.clock() - began
 
     def _see(self, seen: Seen) -> None:
         if seen.rows:
@@ -202,4 +210,4 @@ class _Visit:
         self.entry = self.entry.model_copy(update=values)
 
     def _time(self) -> None:
-        self._say(seconds=round(time.perf_counter() - self.started - self.inside, 3))
+        self._say(seconds=round(self.gate.clock() - self.started - self.inside, 3))

@@ -42,7 +42,7 @@ class Policy(Config):
     pictures: Answer = Field("refuse", description="where a picture comes back")
     features: Answer = Field("say", description="where what the last layer reads of a picture comes back")
     labels: Answer = Field("say", description="where labels come back")
-    fewest_pictures: int = Field(8, ge=1, description="behind an upload; fewer count as pictures that come back")
+    fewest_pictures: int = Field(8, ge=1, le=64, description="behind an upload; fewer count as pictures that come back")
     psnr: float = Field(20.0, gt=0, description="dB from which on a picture has come back")
     unseen: Answer = Field("refuse", description="where the batches behind an upload were not seen")
     model_checks: Literal["off", "say", "refuse"] = Field("say", description="where a model that came in is suspicious")

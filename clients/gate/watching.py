@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 KEPT = 64  # pictures of which all is kept, to compare with
-COUNTED = 256  # distinct pictures after which nobody needs to know how many more
+COUNTED = 64  # distinct pictures after which nobody needs to know how many more
 
 
 @dataclass
@@ -57,6 +57,7 @@ class Watch:
         self._depth = 0
         self._pictured = False  # whether this pass has shown its pictures
         self._rows = 0  # of this pass
+        self._keeping = True  # whether what is compared with is still gathered
         self._last: Tensor | None = None  # what the last Linear read in this pass
         self._outermost: nn.Module | None = None
         self._paused = False  # while the callback runs the model itself
@@ -86,6 +87,8 @@ class Watch:
         self._depth += 1
         if self._paused or not torch.is_grad_enabled():
             return
+        if self._depth > 1 and self._pictured and not (self._keeping and isinstance(module, nn.Linear)):
+            return
         if self._depth == 1:
             self._pictured, self._outermost = False, module
         first = next((value for value in arguments if isinstance(value, Tensor)), None)
@@ -109,7 +112,8 @@ class Watch:
             held = images.detach().cpu().contiguous()
             for row in held:
                 seen.digests.add(hashlib.blake2b(row.flatten().view(torch.uint8).numpy(), digest_size=16).digest())
-        if kept + len(images) <= KEPT:
+        self._keeping = self._keeping and kept + len(images) <= KEPT
+        if self._keeping:
             seen.images.append(images.detach().clone())
         seen.rows += len(images)
 
