@@ -145,7 +145,7 @@ def test_what_comes_back_of_one_picture_is_the_picture_or_its_feature(name: str,
     reply = app_of(name, [batch_of(1)], gate)(asked(name), context())
     kind = "features" if name == "convolutions" else "pictures"
     assert reason_of(reply).endswith(f"{kind} come back")
-    assert kind in {told.of for told in last(gate).told if told.came_back}
+    assert kind in {outcome.of for outcome in last(gate).outcomes if outcome.came_back}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -156,10 +156,10 @@ def test_a_batch_of_eight_passes_and_the_ledger_says_what_of_labels_and_features
     images, labels = batch_of(8)
     reply = app_of(name, [(images, labels)], gate)(asked(name), context())
     assert not reply.has_error(), reply.error.reason
-    told = {(told.attack, told.of): told for told in last(gate).told}
-    assert told["labels", "labels"].came_back >= 6
+    outcomes = {(outcome.attack, outcome.of): outcome for outcome in last(gate).outcomes}
+    assert outcomes["labels", "labels"].came_back >= 6
     if name != "convolutions":
-        separated = told["class_token", "features"]
+        separated = outcomes["class_token", "features"]
         assert (separated.came_back, separated.among) == (8, 8)
     assert last(gate).verdict == "passed"
 
@@ -169,7 +169,7 @@ def test_several_steps_of_adam_pass_and_the_ledger_says_why_nothing_applies(tmp_
     batches = [batch_of(8), batch_of(16)]
     reply = app_of("torchvision", batches, gate, optimiser="AdamW", lr=1e-3)(asked("torchvision"), context())
     assert not reply.has_error()
-    reasons = {told.attack: told.reason for told in last(gate).told}
+    reasons = {outcome.attack: outcome.reason for outcome in last(gate).outcomes}
     assert reasons["labels"] == "changes by AdamW are no gradients"
     assert reasons["class_token"] == "2 steps are not one gradient"
 
@@ -187,7 +187,7 @@ def test_a_reply_of_gradients_is_read_as_gradients(tmp_path: Path) -> None:
 
     reply = app(asked("torchvision"), context())
     assert reason_of(reply).endswith("pictures come back"), last(gate)
-    shown = next(told for told in last(gate).told if told.attack == "closed form")
+    shown = next(outcome for outcome in last(gate).outcomes if outcome.attack == "closed form")
     assert (shown.of, shown.came_back, shown.among) == ("pictures", 1, 1)
 
 
@@ -208,7 +208,9 @@ def test_an_app_of_numpy_clients_is_gated_like_any_other(count: int, tmp_path: P
     reply = app(message_of(fitins_to_recorddict(FitIns(parameters, {}), keep_input=True)), context())
     assert reply.has_error() == (count == 1)
     assert last(gate).verdict == ("refused" if count == 1 else "passed")
-    separated = next(told for told in last(gate).told if told.attack == "class_token" and told.of == "features")
+    separated = next(
+        outcome for outcome in last(gate).outcomes if outcome.attack == "class_token" and outcome.of == "features"
+    )
     assert (separated.came_back, separated.among) == (count, count)
 
 

@@ -5,7 +5,7 @@
 - *honest*: 50 rounds of FedAvg with two clients, batches of 8 and 16, under the default policy;
 - *one picture*: uploads of a single picture, by one step and by several;
 - *cost*: CPU seconds of a local round, and of the gate around it;
-- *node* (``--node``): one upload of DeiT-S, 88 MB, through a real gated SuperNode, and one of a single picture.
+- *node*: one upload of DeiT-S, 88 MB, through a real gated SuperNode, and one of a single picture.
 """
 
 import json as json_format
@@ -45,7 +45,7 @@ from fedmjp.wire import mean_of
 
 ROUNDS, CLIENTS = 50, 2
 SIZE = 32
-COST_ROUNDS = {SIZE: 15, 224: 2}  # by pixels per side
+COST_ROUNDS = {SIZE: 5, 224: 1}  # by pixels per side
 Batch = tuple[Tensor, Tensor]
 
 
@@ -77,31 +77,33 @@ HONEST = (
     Recipe("timm deit_micro", "SGD", 0.05, 2, 8, numpy_client=True, classes_per_client=2),
     Recipe("convolutions", "SGD", 0.01, 10, 16, numpy_client=True, options=(("momentum", 0.9),)),
 )
-COST = {"deit_micro, 32 pixels": ("timm deit_micro", SIZE), "DeiT-S, 224 pixels": ("timm deit_small", 224)}
+COST = (
+    ("deit_micro, 32 pixels", "timm deit_micro", SIZE, "off"),
+    ("deit_micro, 32 pixels", "timm deit_micro", SIZE, "say"),
+    ("DeiT-S, 224 pixels", "timm deit_small", 224, "say"),
+)
 
 
 def main(
     json: Json,
     data: Annotated[str, typer.Option(help="FOLDER/CLASS/picture.", metavar="FOLDER")],
     classes: Annotated[int, typer.Option(help="Of the pictures.")],
-    node: Annotated[bool, typer.Option("--node", help="Also start a real SuperNode.")] = False,
+    parts: Annotated[list[str] | None, typer.Option("--part", help="honest, one-picture, cost, node.")] = None,
 ) -> None:
     """Measure, print and write."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     config = ModelConfig(name="deit_micro", image_size=SIZE, patch_size=4, classes=classes)
     drawn = unseen(data, 2048, config, seed=0)
     pictures = (torch.stack([p.image for p in drawn]) - 0.5) / 0.25, torch.tensor([p.label for p in drawn])
-    figures: dict[str, Any] = {
-        "honest": {recipe.text: honest(recipe, pictures, classes) for recipe in HONEST},
-        "one_picture": one_picture(pictures, classes),
-        "cost": {
-            f"{title}, model checks {checks}": cost(*what, classes, checks)
-            for title, what in COST.items()
-            for checks in ("off", "say")
+    measures: dict[str, Callable[[], Any]] = {
+        "honest": lambda: {recipe.text: honest(recipe, pictures, classes) for recipe in HONEST},
+        "one-picture": lambda: one_picture(pictures, classes),
+        "cost": lambda: {
+            f"{title}, model checks {checks}": cost(name, size, classes, checks) for title, name, size, checks in COST
         },
+        "node": through_a_node,
     }
-    if node:
-        figures["node"] = through_a_node()
+    figures = {part: measures[part]() for part in parts or measures}
     keep_figures(json, figures, {"rounds": ROUNDS, "clients": CLIENTS, "policy": "default"})
 
 
@@ -119,7 +121,7 @@ def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
                 if not reply.has_error():
                     (record,) = reply.content.array_records.values()
                     update = read_update(reply, Sent(message), None, "gate")
-                    shown_by_tensors += any(each.came_back for each in try_tensors(update).told)
+                    shown_by_tensors += any(outcome.came_back for outcome in try_tensors(update).outcomes)
                     values = record.to_torch_state_dict().values()
                     replies.append(dict(zip(state, values, strict=True)))
             if replies:
@@ -134,7 +136,7 @@ def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
         "rounds_with_a_suspicious_model": len({entry.round for entry in entries if entry.checks}),
         "suspicious": sorted({check for entry in entries for check in entry.checks}),
         "reasons": sorted({reason for entry in refused for reason in entry.reasons}),
-        "said": told(entries),
+        "said": totals(entries),
     }
 
 
@@ -191,14 +193,14 @@ def cost(name: str, size: int, classes: int, checks: str) -> dict[str, float]:
     return figures
 
 
-def told(entries: Sequence[Entry]) -> dict[str, str]:
+def totals(entries: Sequence[Entry]) -> dict[str, str]:
     """What came back of all that left, by attack and kind."""
     sums: dict[str, list[int]] = {}
     for entry in entries:
-        for each in entry.told:
-            pair = sums.setdefault(f"{each.attack}: {each.of}", [0, 0])
-            pair[0] += each.came_back
-            pair[1] += each.among
+        for outcome in entry.outcomes:
+            pair = sums.setdefault(f"{outcome.attack}: {outcome.of}", [0, 0])
+            pair[0] += outcome.came_back
+            pair[1] += outcome.among
     return {title: f"{back} of {among}" for title, (back, among) in sums.items()}
 
 
@@ -218,8 +220,8 @@ def made(name: str, classes: int, size: int = SIZE) -> nn.Module:
     """A network with drawn weights, as its library makes it."""
     with scoped_randomness(1):
         if name == "torchvision ViT":
-            shape = {"num_layers": 3, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 256, "num_classes": classes}
-            model: nn.Module = torchvision.models.VisionTransformer(image_size=size, patch_size=4, **shape)
+            shape = {"num_layers": 2, "num_heads": 2, "hidden_dim": 64, "mlp_dim": 128, "num_classes": classes}
+            model: nn.Module = torchvision.models.VisionTransformer(image_size=size, patch_size=8, **shape)
             head: Any = model.get_submodule("heads.head")
             nn.init.trunc_normal_(head.weight, std=0.02)  # torchvision begins with a head of zeros
             return model
@@ -234,7 +236,7 @@ def made(name: str, classes: int, size: int = SIZE) -> nn.Module:
             }
             config: Any = ViTConfig
             whole: nn.Module = ViTForImageClassification(
-                config(image_size=size, patch_size=4, num_labels=classes, **small)
+                config(image_size=size, patch_size=8, num_labels=classes, **small)
             )
             return whole
         if name == "convolutions":

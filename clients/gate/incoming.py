@@ -78,8 +78,8 @@ class ModelChecks:
         sign = -1.0 if update.kind == "gradient" else 1.0
         change = update.change
         # A reply without names has the order of the model's own.
-        own = dict(zip(names, change, strict=True)) if len(names) == len(change) else {}
-        moved = {f"update/{name}": sign * change[key] for name, key in own.items() if change[key].is_floating_point()}
+        keys = dict(zip(names, change, strict=True)) if len(names) == len(change) else {}
+        moved = {f"update/{name}": sign * change[key] for name, key in keys.items() if change[key].is_floating_point()}
         self._folder.mkdir(mode=0o700, exist_ok=True)
         fields = {"run": self._run, "history": json.dumps({name: list(v) for name, v in self._history.items()})}
         save_tensors(self._path, {**self._kept, **moved}, fields)

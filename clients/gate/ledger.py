@@ -21,7 +21,7 @@ from fedmjp.errors import ConfigError, DefenceError
 Verdict = Literal["passed", "defended", "refused"]
 
 
-class Told(Config):
+class Outcome(Config):
     """What an attack made of an upload, as counts."""
 
     attack: str
@@ -45,7 +45,7 @@ class Entry(Config):
     reasons: tuple[str, ...] = ()
     pictures: int | None = None  # distinct ones that were seen; None where none were
     steps: int | None = None
-    told: tuple[Told, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     checks: tuple[str, ...] = ()  # what was suspicious of the model that came in
     leaves: tuple[str, ...] = ()
     sha256: str = ""  # of the arrays that leave

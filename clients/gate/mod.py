@@ -168,7 +168,7 @@ class _Visit:
         tried = try_upload(update, seen, psnr=self.policy.psnr, search=self._search())
         answers = self._answers(update, seen, tried)
         answer: Answer = next((strict for strict in STRICTEST if strict in answers), "say")
-        self._say(told=tried.told, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
+        self._say(outcomes=tried.outcomes, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
         if answer == "refuse":
             first, *others = answers["refuse"]
             self._say(reasons=tuple(others))
@@ -200,7 +200,7 @@ class _Visit:
         record = update.record(protected)
         tensors = dict(record.to_torch_state_dict())
         after = try_upload(replace(update, tensors=tensors), seen, psnr=self.policy.psnr, search=AFTER)
-        self._say(told=after.told)
+        self._say(outcomes=after.outcomes)
         if self.policy.pictures != "say" and after.came_back("pictures"):
             raise RefusedError(Reason.DEFENCE)
         reply.content[update.key] = record

@@ -13,7 +13,7 @@ from flwr.app import Message
 
 from clients.gate import flower
 from clients.gate.clear import bounds_refusal, clear_refusal
-from clients.gate.ledger import Entry, GateLedger, Told
+from clients.gate.ledger import Entry, GateLedger, Outcome
 from clients.gate.policy import Policy
 from clients.gate.reasons import Reason, RefusedError, known_reason, refusal
 from clients.gate.trying import try_tensors
@@ -100,14 +100,14 @@ class NodeGate:
         asked = self._arrived.pop(message.metadata.reply_to_message_id, None)
         if asked is None:
             raise flower.LostReplyError  # Flower tells its log, and sends nothing
-        told: tuple[Told, ...] = ()
+        outcomes: tuple[Outcome, ...] = ()
         details: tuple[str, ...] = ()
         content, reason = None, None
         try:
             reply = flower.awaited_reply(message.metadata.message_id, tree, object_store)
             if reply.has_error():
                 raise RefusedError(known_reason(reply.error) or Reason.ANSWERED)
-            told, content = self._require_allowed(asked, reply), reply.content
+            outcomes, content = self._require_allowed(asked, reply), reply.content
         except RefusedError as error:
             reason = error.reason
         except DefenceError as error:
@@ -115,7 +115,7 @@ class NodeGate:
         except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
             reason, details = Reason.ERROR, (type(error).__name__,)
         try:
-            self._note(asked, reason, details, told, time.perf_counter() - began)
+            self._note(asked, reason, details, outcomes, time.perf_counter() - began)
         except DefenceError:
             reason = Reason.LEDGER
         return (
@@ -124,7 +124,7 @@ class NodeGate:
             else refusal(asked, reason or Reason.ERROR)
         )
 
-    def _require_allowed(self, asked: Message, reply: Message) -> tuple[Told, ...]:
+    def _require_allowed(self, asked: Message, reply: Message) -> tuple[Outcome, ...]:
         """What was tried; RefusedError if the reply may not leave."""
         if reason := bounds_refusal(asked, self.policy.bounds):
             raise RefusedError(reason)
@@ -140,12 +140,17 @@ class NodeGate:
         if update is None:
             return ()
         tried = try_tensors(update)
-        if self.policy.pictures != "say" and any(told.came_back for told in tried.told):
+        if self.policy.pictures != "say" and any(outcome.came_back for outcome in tried.outcomes):
             raise RefusedError(Reason.FEW)
-        return tried.told
+        return tried.outcomes
 
     def _note(
-        self, message: Message, reason: Reason | None, details: tuple[str, ...], told: tuple[Told, ...], seconds: float
+        self,
+        message: Message,
+        reason: Reason | None,
+        details: tuple[str, ...],
+        outcomes: tuple[Outcome, ...],
+        seconds: float,
     ) -> None:
         """Put a verdict on the disk; DefenceError if that fails."""
         said = message.metadata
@@ -156,7 +161,7 @@ class NodeGate:
             kind=said.message_type,
             verdict="refused" if reason else "passed",
             reasons=(reason, *details) if reason else (),
-            told=told,
+            outcomes=outcomes,
             seconds=round(seconds, 3),
         )
         self.ledger.append(entry)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fedmjp
-from clients.gate.ledger import Told
+from clients.gate.ledger import Outcome
 from clients.gate.watching import Seen
 from clients.replies import Update
 from fedmjp.errors import AttackFailedError, BadInputError
@@ -37,11 +37,11 @@ EXACT_FEATURE = 0.01  # relative error
 class Tried:
     """What became of an upload in the hands of attacks."""
 
-    told: tuple[Told, ...]
+    outcomes: tuple[Outcome, ...]
 
     def came_back(self, of: str) -> bool:
         """Whether any of these came back."""
-        return any(told.of == of and told.came_back for told in self.told)
+        return any(outcome.of == of and outcome.came_back for outcome in self.outcomes)
 
 
 def try_upload(
@@ -56,10 +56,10 @@ def try_upload(
         search: Name and options of a further attack.
     """
     attempt = _Attempt(update, seen, psnr)
-    told = [*attempt.one_example(), *attempt.one_picture(), *attempt.labels(), *attempt.features()]
+    outcomes = [*attempt.one_example(), *attempt.one_picture(), *attempt.labels(), *attempt.features()]
     if search is not None:
-        told += attempt.search(*search)
-    return Tried(tuple(told))
+        outcomes += attempt.search(*search)
+    return Tried(tuple(outcomes))
 
 
 def try_tensors(update: Update) -> Tried:
@@ -76,16 +76,16 @@ class _Attempt:
         self.count = seen.pictures or update.examples or 1
         self.images = torch.cat(seen.images).float() if seen.images and _alike(seen.images) else None
 
-    def one_example(self) -> Iterator[Told]:
+    def one_example(self) -> Iterator[Outcome]:
         """A layer's gradient of one example is a product of two vectors, of which the bias shows one: rank one."""
         for weight, bias in self._layers():
             inputs = self._only_input(weight, bias)
             if inputs is not None:
-                yield Told(attack=f"rank one ({weight})", of=self._kind_of(inputs), came_back=1, among=self.count)
+                yield Outcome(attack=f"rank one ({weight})", of=self._kind_of(inputs), came_back=1, among=self.count)
                 return
-        yield Told(attack="rank one", of="features", came_back=0, among=self.count, reason="no layer has rank one")
+        yield Outcome(attack="rank one", of="features", came_back=0, among=self.count, reason="no layer has rank one")
 
-    def one_picture(self) -> Iterator[Told]:
+    def one_picture(self) -> Iterator[Outcome]:
         """Patch and position embedding give a picture back exactly, or show that they are of several."""
         reason = ""
         patches, positions = (self._sent(name) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING))
@@ -102,35 +102,35 @@ class _Attempt:
             else:
                 yield self._shown("closed form", picture[None])
                 return
-        yield Told(attack="closed form", of="pictures", came_back=0, among=self.count, reason=reason)
+        yield Outcome(attack="closed form", of="pictures", came_back=0, among=self.count, reason=reason)
 
-    def labels(self) -> Iterator[Told]:
+    def labels(self) -> Iterator[Outcome]:
         """What the head's bias says of labels; of several steps by their mean."""
-        told = self._attacked("labels", {}, self._mean_gradient(), ThreatModel(batch_size=self._batch))
-        if isinstance(told, str):
-            yield Told(attack="labels", of="labels", came_back=0, among=self.count, reason=told)
+        disclosed = self._attacked("labels", {}, self._mean_gradient(), ThreatModel(batch_size=self._batch))
+        if isinstance(disclosed, str):
+            yield Outcome(attack="labels", of="labels", came_back=0, among=self.count, reason=disclosed)
         else:
-            yield self._right_labels("labels", told.labels)
+            yield self._right_labels("labels", disclosed.labels)
 
-    def features(self) -> Iterator[Told]:
+    def features(self) -> Iterator[Outcome]:
         """What separation says of each picture of one step."""
         reason = self._not_one_step()
         threat = ThreatModel(batch_size=self._batch, label_smoothing=self.seen.smoothing)
-        told = reason or self._attacked("class_token", {}, self._mean_gradient(), threat)
-        if isinstance(told, str):
-            yield Told(attack="class_token", of="features", came_back=0, among=self.count, reason=told)
+        disclosed = reason or self._attacked("class_token", {}, self._mean_gradient(), threat)
+        if isinstance(disclosed, str):
+            yield Outcome(attack="class_token", of="features", came_back=0, among=self.count, reason=disclosed)
             return
-        yield self._right_labels("class_token", told.labels)
-        yield Told(attack="class_token", of="features", came_back=self._right_features(told), among=self._batch)
+        yield self._right_labels("class_token", disclosed.labels)
+        yield Outcome(attack="class_token", of="features", came_back=self._right_features(disclosed), among=self._batch)
 
-    def search(self, name: str, options: Mapping[str, Any]) -> Iterator[Told]:
+    def search(self, name: str, options: Mapping[str, Any]) -> Iterator[Outcome]:
         """Another attack on pictures."""
         made = self._attacked(name, options, self._mean_gradient(), ThreatModel(batch_size=self._batch))
         if isinstance(made, Reconstruction):
             yield self._shown(name, made.images)
         else:
             reason = made if isinstance(made, str) else "gave no pictures"
-            yield Told(attack=name, of="pictures", came_back=0, among=self.count, reason=reason)
+            yield Outcome(attack=name, of="pictures", came_back=0, among=self.count, reason=reason)
 
     @property
     def _batch(self) -> int:
@@ -166,8 +166,8 @@ class _Attempt:
         return "pictures" if -10 * math.log10(float(error) / spread**2 + 1e-20) >= self.psnr else "features"
 
     def _sent(self, role: str) -> Tensor | None:
-        own = self.layout.in_message.get(role)
-        return self.change.get(own) if own is not None else None
+        sent_name = self.layout.in_message.get(role)
+        return self.change.get(sent_name) if sent_name is not None else None
 
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Which takes the batch into [0, 1]: a server knows the recipe's, and this comes near to it."""
@@ -178,14 +178,15 @@ class _Attempt:
             1 / max(float(b - a), 1e-6) for a, b in zip(low, high, strict=True)
         ]
 
-    def _shown(self, attack: str, pictures: Tensor) -> Told:
+    def _shown(self, attack: str, pictures: Tensor) -> Outcome:
         """How many of the client's pictures are near to one of these; all, where the client's were not seen."""
         if self.images is None or self.images.shape[1:] != pictures.shape[1:]:
-            return Told(attack=attack, of="pictures", came_back=len(pictures), among=max(self.count, len(pictures)))
+            return Outcome(attack=attack, of="pictures", came_back=len(pictures), among=max(self.count, len(pictures)))
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in self._normalisation())
-        own = (self.images.cpu() * std + mean).clamp(0, 1)
-        best = torch.stack([METRICS["psnr"].function(picture.expand_as(own), own) for picture in pictures]).amax(0)
-        return Told(attack=attack, of="pictures", came_back=int((best >= self.psnr).sum()), among=self.count)
+        private = (self.images.cpu() * std + mean).clamp(0, 1)
+        psnr = METRICS["psnr"].function
+        best = torch.stack([psnr(picture.expand_as(private), private) for picture in pictures]).amax(0)
+        return Outcome(attack=attack, of="pictures", came_back=int((best >= self.psnr).sum()), among=self.count)
 
     def _not_one_step(self) -> str:
         if self.seen.steps > 1:
@@ -221,23 +222,27 @@ class _Attempt:
         except (BadInputError, AttackFailedError) as error:
             return str(error).removeprefix(f"{name}: ")
 
-    def _right_labels(self, attack: str, labels: Tensor) -> Told:
+    def _right_labels(self, attack: str, labels: Tensor) -> Outcome:
         """How many of the client's labels these are; all, where the client's were not seen."""
-        own, right = self.seen.labels, len(labels)
-        if own and sum(map(len, own)) == self.seen.rows:
-            right = int(METRICS["label_accuracy"].function(labels, torch.cat(own).cpu()).sum())
-        return Told(attack=attack, of="labels", came_back=right, among=max(right, self._batch))
+        private, right = self.seen.labels, len(labels)
+        if private and sum(map(len, private)) == self.seen.rows:
+            right = int(METRICS["label_accuracy"].function(labels, torch.cat(private).cpu()).sum())
+        return Outcome(attack=attack, of="labels", came_back=right, among=max(right, self._batch))
 
-    def _right_features(self, told: Features) -> int:
+    def _right_features(self, disclosed: Features) -> int:
         """Features that are the client's own; where those were not seen, what the attack certifies."""
-        own = self.seen.features
-        if told.features is None:
+        private = self.seen.features
+        if disclosed.features is None:
             return 0
-        if not own or sum(map(len, own)) != len(told.features) or own[0].shape[1] != told.features.shape[1]:
-            return int(told.diagnostics.get("certified_pictures", 0))
-        truth = torch.cat(own).double().cpu()
+        if (
+            not private
+            or sum(map(len, private)) != len(disclosed.features)
+            or private[0].shape[1] != disclosed.features.shape[1]
+        ):
+            return int(disclosed.diagnostics.get("certified_pictures", 0))
+        truth = torch.cat(private).double().cpu()
         spread = (truth - truth.mean(0)).norm(dim=1) if len(truth) > 1 else truth.norm(dim=1)
-        nearest = torch.cdist(told.features, truth).amin(0)
+        nearest = torch.cdist(disclosed.features, truth).amin(0)
         return int((nearest <= EXACT_FEATURE * spread).sum())
 
 

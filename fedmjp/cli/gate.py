@@ -81,12 +81,13 @@ def _of_entry(entry: "Entry") -> list[str]:
     where = " in the SuperNode" if entry.place == "node" else ""
     reasons = f": {'; '.join(entry.reasons)}" if entry.reasons else ""
     head = f"{entry.time}  round {entry.round or '-'}, {entry.kind}{seen}: {entry.verdict}{where}{reasons}"
-    told = [
-        f"    {told.attack}: {told.came_back} of {told.among} {told.of}" + (f" ({told.reason})" if told.reason else "")
-        for told in entry.told
+    outcomes = [
+        f"    {outcome.attack}: {outcome.came_back} of {outcome.among} {outcome.of}"
+        + (f" ({outcome.reason})" if outcome.reason else "")
+        for outcome in entry.outcomes
     ]
     checks = [f"    suspicious: {check}" for check in entry.checks]
-    return [head, *checks, *told, *(f"    leaves {line}" for line in entry.leaves)]
+    return [head, *checks, *outcomes, *(f"    leaves {line}" for line in entry.leaves)]
 
 
 VERDICTS = ("passed", "defended", "refused")

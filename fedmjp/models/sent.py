@@ -39,11 +39,11 @@ class SentWeights:
     def of(cls, weights: Mapping[str, Tensor]) -> Self:
         """Find roles in weights, in the model's order; names without meaning ("0", "1", ...) are enough."""
         in_message = _roles(weights)
-        shapes = {name: weights[own].shape for name, own in in_message.items()}
+        shapes = {name: weights[sent_name].shape for name, sent_name in in_message.items()}
         parameters = {
-            name: nn.Parameter(weights[own].detach(), requires_grad=False)
-            for name, own in in_message.items()
-            if weights[own].is_floating_point()
+            name: nn.Parameter(weights[sent_name].detach(), requires_grad=False)
+            for name, sent_name in in_message.items()
+            if weights[sent_name].is_floating_point()
         }
         image_size, patch_size, prefix_tokens = _sizes(shapes)
         if names.POSITION_EMBEDDING in parameters:
@@ -75,10 +75,14 @@ class SentWeights:
 
     def upload(self, update: Mapping[str, Tensor], *, examples: int, kind: UpdateKind) -> Upload:
         """What crossed the wire as attacks take it; BadInputError if nothing in it has a role."""
-        held = {name: own for name, own in self.in_message.items() if own in update and name in self.parameters}
+        held = {
+            name: sent_name
+            for name, sent_name in self.in_message.items()
+            if sent_name in update and name in self.parameters
+        }
         if not held:
             raise BadInputError("nothing in the update has a role that attacks know")
-        tensors = {name: update[own].reshape(self.parameters[name].shape) for name, own in held.items()}
+        tensors = {name: update[sent_name].reshape(self.parameters[name].shape) for name, sent_name in held.items()}
         return Upload(tensors, kind, num_examples=examples, server_round=1, node=0, weights=self.weights)
 
 
