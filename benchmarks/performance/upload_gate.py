@@ -93,7 +93,7 @@ def main(
     """Measure, print and write."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     config = ModelConfig(name="deit_micro", image_size=SIZE, patch_size=4, classes=classes)
-    drawn = unseen(data, 2048, config, seed=0)
+    drawn = unseen(data, 1024, config, seed=0)
     pictures = (torch.stack([p.image for p in drawn]) - 0.5) / 0.25, torch.tensor([p.label for p in drawn])
     measures: dict[str, Callable[[], Any]] = {
         "honest": lambda: {recipe.text: honest(recipe, pictures, classes) for recipe in HONEST},
