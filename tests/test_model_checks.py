@@ -278,7 +278,7 @@ def test_steps_are_held_against_the_client_s_own_updates_and_its_history() -> No
 
 def test_the_stable_rank_is_that_of_all_singular_values() -> None:
     generator = torch_generator(2)
-    matrix = torch.randn(40, 30, generator=generator) * torch.linspace(0.1, 3, 30)
+    matrix = torch.randn(40, 30, generator=generator) * torch.linspace(0.1, 3, 30) ** 2
     incoming = replace(arriving(nn.Linear(30, 40, bias=False)), weights={"weight": matrix})
     singular = torch.linalg.svdvals(matrix.double())
     rank = next(finding for finding in check_structure(incoming) if finding.check == "stable rank")

@@ -8,7 +8,7 @@ and client. ``case`` is the server, or ``honest``; limits come of ``clients.chec
 
 - ``first`` rows are of a first round: nothing earlier to compare with;
 - ``quiet`` is class fishing without zero rows: all rows but one are scaled by 1e-3, and the bias is -30;
-- ``slow`` is the same in steps, from honest weights over ``SLOW`` rounds; a row per round of a client that trains on it;
+- ``slow`` is the same in steps from honest weights, over ``SLOW`` rounds, of a client alone that trains on it;
 - ``breaching_*`` are made by breaching's code: on the transformer its class and feature attacks, on a network of linear
   layers and ReLU its trap weights and its imprint block.
 """
@@ -53,8 +53,8 @@ from server.aggregation import Aggregator
 CONFIG = Path(__file__).parents[1] / "training" / "coarse_federated.yaml"
 STRATEGIES = (("fedavg", "iid"), ("fedavgm", "iid"), ("fedadam", "iid"), ("fedavg", "dirichlet"))
 DEFENCES = ("none", "mjp:mask_ratio=0.27")
-ROUNDS, CLIENTS = 50, 8
-SHARE = 160  # pictures of a client, at most
+ROUNDS, CLIENTS = 50, 4
+SHARE = 96  # pictures of a client, at most
 EXAMINED = 16  # of them, that it examines models with; a server fishes in another batch of so many
 CHANGED = (1, 10, 30, 50)  # rounds in which servers change the weights
 SERVERS = ("class_fishing", "feature_fishing", "suppression", "token_imprint")
@@ -108,11 +108,14 @@ def main(
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     dataset = open_dataset(data, "train", classes=32)
-    table = pd.DataFrame(
-        itertools.chain(_transformers(dataset, data, seed, rounds), _dense(dataset, seed, rounds), _small(dataset))
-    )
     about = {"seed": seed, "rounds": rounds, "clients": CLIENTS, "pictures_per_client": SHARE}
-    keep_table(output, table, about)
+    rows: list[dict[str, Any]] = []
+    parts = (_dense(dataset, seed, rounds), *_transformers(dataset, data, seed, rounds), _small(dataset))
+    for part in parts:
+        rows += part
+        table = pd.DataFrame(rows)
+        keep_table(output, table, about)  # as far as it is: federations take minutes
+        typer.echo(f"{' '.join(table.iloc[-1][list(Arm._fields)])}: done")
     for counted in summary(table):
         typer.echo(markdown(counted) + "\n")
 
@@ -150,19 +153,15 @@ def _percent(noticed: "pd.Series[bool]") -> str:
     return f"{100 * counted.share:.1f} ({100 * counted.low:.1f} to {100 * counted.high:.1f}), n {len(noticed)}"
 
 
-def _transformers(dataset: LabelledDataset, data: str, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
+def _transformers(dataset: LabelledDataset, data: str, seed: int, rounds: int) -> Iterator[Iterator[dict[str, Any]]]:
     for defence, (strategy, scheme) in itertools.product(DEFENCES, STRATEGIES):
         scenario = _scenario(data, strategy, scheme, defence, seed, rounds)
-        shares = _shares(dataset, scenario)
+        arm, shares = Arm(scenario.model.name, strategy, scheme, defence), _shares(dataset, scenario)
+        model, train = build_vit(scenario.network), _trained(scenario, dataset, shares)
         sites = [_site(dataset, indices, scenario.model.image_size) for indices in shares]
-        model = build_vit(scenario.network)
-        train = _trained(scenario, dataset, shares)
-        arm = Arm(scenario.model.name, strategy, scheme, defence)
-        servers = _servers_of(scenario, model)
-        yield from _played(arm, scenario, model, sites, train, servers, rounds)
-        if arm == Arm("deit_micro", "fedavg", "iid", "none"):
-            yield from _slowly(arm, scenario, model, dataset, shares, rounds)
-        typer.echo(f"{' '.join(arm)} done")
+        yield _played(arm, scenario, model, sites, train, _servers_of(scenario, model), rounds)
+    scenario = _scenario(data, *STRATEGIES[0], DEFENCES[0], seed, rounds)
+    yield _slowly(Arm(scenario.model.name, *STRATEGIES[0], DEFENCES[0]), scenario, dataset, rounds)
 
 
 def _scenario(data: str, strategy: str, scheme: str, defence: str, seed: int, rounds: int) -> Scenario:
@@ -242,8 +241,8 @@ def _played(
 
 def _reply(message: Message, update: Mapping[str, Tensor], examples: int) -> Message:
     message.metadata.__dict__["_message_id"] = f"message-{message.metadata.dst_node_id}"
-    content = {ARRAYS: ArrayRecord(dict(update)), METRICS: MetricRecord({EXAMPLES: examples})}
-    return Message(content=RecordDict(content), reply_to=message)
+    content = RecordDict({ARRAYS: ArrayRecord(dict(update)), METRICS: MetricRecord({EXAMPLES: examples})})
+    return Message(content=content, reply_to=message)
 
 
 def _row(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -293,32 +292,30 @@ def _quiet(weights: Mapping[str, Tensor], wanted: int) -> dict[str, Tensor]:
 
 
 def _by_breaching(model: VitClassifier, attack: str, batch: Sequence[LabelledPicture]) -> dict[str, Tensor]:
-    from breaching.cases.malicious_modifications import classattack_utils as breaching
+    from breaching.cases.malicious_modifications import (  # type: ignore[import-untyped]  # noqa: PLC0415 (seconds)
+        classattack_utils,
+    )
 
     changed = with_weights(model, {names.HEAD_BIAS: model.get_parameter(names.HEAD_BIAS).detach().clone()})
     wanted = {"cls_to_obtain": batch[0].label}
-    breaching.reconfigure_class_parameter_attack(changed.backbone, model.backbone, "cls_attack", extra_info=wanted)
+    classattack_utils.reconfigure_class_parameter_attack(
+        changed.backbone, model.backbone, "cls_attack", extra_info=wanted
+    )
     if attack == "breaching_feature":
         # As its server sets them: a direction, the value there, and a multiplier of 300.
         with torch.no_grad():
             feature = model.features(batch[0].image[None])[0]
         place = int(feature.argmax())
         found = {"feat_to_obtain": place, "feat_value": float(feature[place]), "multiplier": 300}
-        breaching.reconfigure_class_parameter_attack(
+        classattack_utils.reconfigure_class_parameter_attack(
             changed.backbone, model.backbone, "feature_attack", extra_info=wanted | found
         )
     return {name: changed.get_parameter(name).detach() for name in (names.HEAD_WEIGHT, names.HEAD_BIAS)}
 
 
-def _slowly(
-    arm: Arm,
-    scenario: Scenario,
-    model: VitClassifier,
-    dataset: LabelledDataset,
-    shares: Sequence[np.ndarray],
-    rounds: int,
-) -> Iterator[dict[str, Any]]:
+def _slowly(arm: Arm, scenario: Scenario, dataset: LabelledDataset, rounds: int) -> Iterator[dict[str, Any]]:
     """Quiet class fishing in steps, for each client alone: what it trains on is what it was sent."""
+    shares, model = _shares(dataset, scenario), build_vit(scenario.network)
     train = _trained(scenario, dataset, shares)
     for client, indices in enumerate(shares):
         site = _site(dataset, indices, scenario.model.image_size)
@@ -367,19 +364,18 @@ def _dense(dataset: LabelledDataset, seed: int, rounds: int) -> Iterator[dict[st
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         labels = torch.from_numpy(dataset.labels[shares[client]])
         order = torch.randperm(len(labels), generator=torch_generator(seed, "order", client, server_round))
-        for batch in order.split(32):
+        for batch in torch.split(order, 32):
             optimizer.zero_grad()
-            F.cross_entropy(model(pictures[client][batch]), labels[batch]).backward()
+            F.cross_entropy(model(pictures[client][batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return {name: value.detach() - weights[name] for name, value in model.named_parameters()}, len(labels)
 
     yield from _played(arm, scenario, model, sites, train, _trap, rounds)
-    typer.echo(f"{' '.join(arm)} done")
 
 
 def _trap(weights: Mapping[str, Tensor], site: Site) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     """The first layers of breaching's blocks in the place of the network's own."""
-    from breaching.cases.malicious_modifications import imprint
+    from breaching.cases.malicious_modifications import imprint  # noqa: PLC0415 (seconds, for what needs it)
 
     shape = tuple(site.images.shape[1:])
     with scoped_randomness(0):

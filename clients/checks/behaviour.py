@@ -2,12 +2,15 @@
 
 import math
 
-from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run
+from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run, worst_of
 from clients.checks.trace import Trace
 
 LOSS = "loss"
 GRADIENT = "gradient"
 SILENT = "silent layers"
+LOSS_FIRST, LOSS_FACTOR = 2.0, 2.0
+GRADIENT_LIMIT = 4.0
+GONE_LIMIT = 0.99  # share of layers; half of a residual network's have no gradient where branches start at zero
 
 
 def check_behaviour(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -35,10 +38,6 @@ def check_behaviour(incoming: Incoming, trace: Trace) -> list[Finding]:
     ]
 
 
-LOSS_FIRST, LOSS_FACTOR = 3.0, 2.0
-GRADIENT_LIMIT = 4.0
-
-
 def _gradients(incoming: Incoming, trace: Trace) -> Finding:
     if not trace.body:
         return not_run(GRADIENT, "there is no layer before the head")
@@ -52,9 +51,6 @@ def _gradients(incoming: Incoming, trace: Trace) -> Finding:
         usual = earlier[len(earlier) // 2]
         changes.append(abs(math.log(norm / usual)) if norm > 0 and usual > 0 else (math.inf if norm != usual else 0.0))
     if changes:
-        return judged(GRADIENT, max(changes), GRADIENT_LIMIT, about, norms)
+        return judged(GRADIENT, worst_of(changes), GRADIENT_LIMIT, about, norms)
     gone = sum(not norm > 0 for norm in norms.values()) / len(norms)
-    return judged(GRADIENT, gone, ALL_BUT_FEW, about, norms)
-
-
-ALL_BUT_FEW = 0.5
+    return judged(GRADIENT, gone, GONE_LIMIT, about, norms)

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from clients.checks.base import Finding, Incoming, judged, limit_from, not_run
+from clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
 from clients.checks.trace import Layer, Trace
 
 ALONE = "alone in a unit"
 OUTWEIGHS = 100.0  # how much more than all others together, to be alone
 PARALLEL = 0.999  # |cosine| of the rows of units that measure the same
 FEWEST = 8  # units of a layer
+FIRST, FACTOR, MOST = 0.15, 1.5, 0.5
 
 
 def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -27,12 +28,9 @@ def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
     layers = [layer for layer in linear if layer.gradients.shape[2] >= FEWEST]
     if not layers or len(trace.losses) < 2:
         return [not_run(ALONE, "there is no linear layer before the head, or one picture alone")]
-    value = max(_share_alone(layer) for layer in layers)
+    value = worst_of(_share_alone(layer) for layer in layers)
     limit = limit_from(incoming.history.get(ALONE, ()), first=FIRST, factor=FACTOR, most=MOST)
     return [judged(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})]
-
-
-FIRST, FACTOR, MOST = 0.2, 1.5, 0.5
 
 
 def _share_alone(layer: Layer) -> float:
@@ -49,11 +47,14 @@ def _share_alone(layer: Layer) -> float:
 
 def _alone(weights: Tensor) -> float:
     """The share of columns in which one row outweighs all others."""
-    two = weights.topk(2, dim=0).values
-    largest, rest = two[0], weights.sum(dim=0) - two[0]
+    largest = weights.amax(dim=0)
+    near = weights[:, largest > OUTWEIGHS / 2 * (weights.sum(dim=0) - largest)]
+    if not near.shape[1]:
+        return 0.0
+    two = near.double().topk(2, dim=0).values
     # Rounding of the sum leaves something of nothing: the second largest says it exactly.
-    rest = torch.where(two[1] == 0, torch.zeros_like(rest), rest)
-    return float((largest > OUTWEIGHS * rest.clamp(min=0)).double().mean())
+    rest = torch.where(two[1] == 0, two[1], near.double().sum(dim=0) - two[0])
+    return float((two[0] > OUTWEIGHS * rest).sum()) / weights.shape[1]
 
 
 def _neighbours(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:

@@ -2,11 +2,14 @@
 
 import math
 
-from clients.checks.base import Finding, Incoming, judged, limit_from, not_run
+from clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
 from clients.checks.trace import Trace
 
 SNR = "disaggregation"
 FEWER = "effective pictures"
+# Beyond the most, one picture is as good as alone in the gradient, whoever made it so.
+SNR_FIRST, SNR_FACTOR, SNR_MOST = 10.0, 3.0, 100.0
+FEWER_FIRST, FEWER_FACTOR = 6.0, 2.0
 
 
 def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -25,14 +28,16 @@ def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
     """
     if len(trace.losses) < 2:
         return [not_run(name, "one picture has no others to stand out from") for name in (SNR, FEWER)]
-    worst, fewest = 0.0, 1.0
+    ratios, fewer = [], [1.0]
     for layer in trace.body:
         norms = layer.by_picture
         largest, total = float(norms.max()), float(norms.sum())
-        if math.isnan(total) or total > 0:
-            others = total - largest
-            worst = max(worst, largest / others if others else math.inf, key=_nan_first)
-            fewest = max(fewest, len(norms) * float(norms.square().sum()) / total**2, key=_nan_first)
+        if total == 0:
+            continue
+        others = total - largest
+        ratios.append(largest / others if others else math.inf)
+        fewer.append(len(norms) * float(norms.square().sum()) / total**2)
+    worst, fewest = worst_of(ratios), worst_of(fewer)
     earlier = incoming.history
     return [
         judged(
@@ -50,11 +55,3 @@ def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
             {FEWER: fewest},
         ),
     ]
-
-
-SNR_FIRST, SNR_FACTOR, SNR_MOST = 10.0, 3.0, 1000.0
-FEWER_FIRST, FEWER_FACTOR = 6.0, 2.0
-
-
-def _nan_first(value: float) -> float:
-    return math.inf if math.isnan(value) else value

@@ -12,6 +12,7 @@ BIAS = "head bias"
 ROWS = "head rows"
 CERTAIN = "certain pictures"
 EQUAL = 1e-3  # distance of rows, relative to their length, that are equal
+FIRST, FACTOR, MOST = 20.0, 2.0, 1000.0
 
 
 def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -33,9 +34,6 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     outlier = _outlier(bias.detach().double())
     limit = limit_from(incoming.history.get(BIAS, ()), first=FIRST, factor=FACTOR, most=MOST)
     return [*findings, judged(BIAS, outlier, limit, "how far out a bias of the last layer is", {BIAS: outlier})]
-
-
-FIRST, FACTOR, MOST = 30.0, 2.0, 1000.0
 
 
 def _outlier(bias: Tensor) -> float:

@@ -61,6 +61,6 @@ def _difference(tensor: object, own: Tensor) -> str | None:
         return f"{tensor.dtype} in place of {own.dtype}"
     if tensor.is_complex():
         return "complex numbers"
-    if tensor.is_floating_point() and not is_finite(tensor):
+    if tensor.is_floating_point() and not is_finite(tensor.to(own.dtype) if wider else tensor):
         return "NaN or infinite"
     return None

@@ -2,10 +2,12 @@
 
 import math
 
-from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run
+from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run, worst_of
 
 STEP = "step"
 DIRECTION = "direction"
+STEP_FIRST, STEP_LIMIT = 30.0, 10.0
+DIRECTION_FIRST, DIRECTION_FACTOR = 1.6, 1.2
 
 
 def check_movement(incoming: Incoming) -> list[Finding]:
@@ -38,10 +40,6 @@ def check_movement(incoming: Incoming) -> list[Finding]:
     return [_step(incoming, ratios), judged(DIRECTION, direction, limit, about, {DIRECTION: direction})]
 
 
-STEP_FIRST, STEP_LIMIT = 30.0, 4.0
-DIRECTION_FIRST, DIRECTION_FACTOR = 1.6, 1.2
-
-
 def _step(incoming: Incoming, ratios: dict[str, float]) -> Finding:
     about = "how far tensors moved, against the client's own updates"
     relative = []
@@ -51,5 +49,5 @@ def _step(incoming: Incoming, ratios: dict[str, float]) -> Finding:
             largest = max(earlier)
             relative.append(ratio / largest if largest else (math.inf if ratio else 0.0))
     if relative:
-        return judged(STEP, max(relative), STEP_LIMIT, about, ratios)
-    return judged(STEP, max(ratios.values()), STEP_FIRST, about, ratios)
+        return judged(STEP, worst_of(relative), STEP_LIMIT, about, ratios)
+    return judged(STEP, worst_of(ratios.values()), STEP_FIRST, about, ratios)

@@ -15,6 +15,8 @@ FEWEST = 8  # rows and columns of a matrix that is looked at; rows of fewer colu
 WIDEST_BY_CHANCE = 16
 CHUNK = 1024  # rows that are compared at a time
 POWERS = 30  # steps of the power method
+ROWS_LIMIT = 0.05
+RANK_LIMIT, RANK_FIRST = 3.0, 1 / 1.05
 
 
 def check_structure(incoming: Incoming) -> list[Finding]:
@@ -36,7 +38,8 @@ def check_structure(incoming: Incoming) -> list[Finding]:
         past = before.get(name)
         lines, rows, rank = _constant(matrix), _parallel(matrix), _stable_rank(matrix)
         if past is not None:
-            lines, rows, rank = lines - _constant(past), rows - _parallel(past), rank / _stable_rank(past)
+            lines, rows = lines and lines - _constant(past), rows and rows - _parallel(past)
+            rank /= _stable_rank(past)
         constant, parallel = max(constant, (lines, name)), max(parallel, (rows, name))
         collapse = max(collapse, (1 / rank, name))
     limit = RANK_LIMIT if before else RANK_FIRST
@@ -45,10 +48,6 @@ def check_structure(incoming: Incoming) -> list[Finding]:
         judged(PARALLEL, parallel[0], ROWS_LIMIT, _about("rows that are parallel to others", parallel)),
         judged(RANK, collapse[0], limit, _about("how far the rank of a matrix has collapsed", collapse)),
     ]
-
-
-ROWS_LIMIT = 0.05
-RANK_LIMIT, RANK_FIRST = 3.0, 1 / 1.05
 
 
 def _about(measure: str, worst: tuple[float, str]) -> str:
@@ -84,11 +83,11 @@ def _parallel(matrix: Tensor) -> float:
 
 def _stable_rank(matrix: Tensor) -> float:
     """By the power method; 1 of a matrix of zeros."""
-    scaled = (matrix / matrix.abs().max().clamp(min=torch.finfo(torch.float32).tiny)).double()
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(matrix.shape[1], generator=generator, dtype=torch.float64).to(matrix.device)
+    tiny = torch.finfo(torch.float32).tiny
+    scaled = matrix / matrix.abs().max().clamp(min=tiny)
+    vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix.device)
     for _ in range(POWERS):
         vector = scaled.mT @ (scaled @ vector)
-        vector = vector / vector.norm().clamp(min=torch.finfo(torch.float64).tiny)
+        vector = vector / vector.norm().clamp(min=tiny)
     largest = float((scaled @ vector).norm())
     return max(float(scaled.norm()) ** 2 / largest**2, 1.0) if largest else 1.0

@@ -43,7 +43,7 @@ class Layer:
         units, total = [], torch.zeros(())
         for picture in range(len(self.gradients)):
             shown, gradient = self.rows(picture)
-            single = gradient.mT @ shown
+            single = gradient.float().mT @ shown.float()
             units.append(single.norm(dim=1))
             total = total + single
         return torch.stack(units), float(total.norm()) / len(units)
@@ -82,9 +82,9 @@ def trace_of(incoming: Incoming) -> Trace:
     Raises:
         BadInputError: If the model gives no logits of the labels' classes, or has no layer to look at.
     """
-    device = next((tensor.device for tensor in incoming.model.parameters()), torch.device("cpu"))
-    images = incoming.images[:MOST_PICTURES].detach().to(device).clone().requires_grad_()
-    labels = incoming.labels[:MOST_PICTURES].to(device)
+    like = next((tensor for tensor in incoming.model.parameters() if tensor.is_floating_point()), incoming.images)
+    images = incoming.images[:MOST_PICTURES].detach().to(like).clone().requires_grad_()
+    labels = incoming.labels[:MOST_PICTURES].to(like.device)
     uses: list[_Use] = []
     with torch.enable_grad(), _evaluating(incoming.model), _watching(incoming.model, uses):
         logits = _logits(incoming.model(images), labels)
@@ -122,9 +122,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _watching(model: nn.Module, uses: list[_Use]) -> Iterator[None]:
     def keep(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not inputs:
+            return output  # they were given by name
         # What follows may change its input in place; a copy leaves the layer's own output as it was.
         passed = output.clone()
-        uses.append(_Use(name, module, inputs[0].detach().clone(), output, passed))  # type: ignore[arg-type]
+        uses.append(_Use(name, module, inputs[0].detach(), output, passed))  # type: ignore[arg-type]
         return passed
 
     hooks = [
