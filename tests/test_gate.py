@@ -28,6 +28,7 @@ from fedmjp.errors import ConfigError, DefenceError
 from fedmjp.facade import bundled_pictures
 from fedmjp.seeds import scoped_randomness
 from fedmjp.wire import REFUSED
+from tests.conftest import ROOT
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 SIZE, CLASSES = 32, 20
@@ -361,6 +362,14 @@ def test_a_line_that_a_crash_cut_off_is_of_nothing_that_left(tmp_path: Path) -> 
     ledger.append(first)
     assert [entry.model_copy(update={"time": ""}) for entry in ledger.entries()] == [first] * 2
     assert all(json.loads(line)["time"] for line in ledger.path.read_text().splitlines())
+
+
+def test_the_readme_shows_the_default_policy(tmp_path: Path) -> None:
+    page = (ROOT / "clients" / "README.md").read_text()
+    (tmp_path / "policy.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    shown, ledger = Policy.read(tmp_path / "policy.yaml")
+    assert shown == Policy()
+    assert ledger == tmp_path / "gate.jsonl"
 
 
 @pytest.mark.parametrize(
