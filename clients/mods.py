@@ -11,28 +11,25 @@ Where a defence cannot protect a reply, an error leaves in its place, with a rea
 goes on with the other clients. That a reply was refused is seen by the server, and no guarantee covers it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import torch
-from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from torch import Tensor
 
 from clients.budget import Ledger
-from fedmjp.config import UpdateKind
+from clients.gate.mod import UploadGate
+from clients.replies import Kind, Sent, read_update
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import Client, Defence, require_finite
-from fedmjp.defences.clipping import global_norm
+from fedmjp.defences.base import Defence
 from fedmjp.defences.local_dp import LocalDp
-from fedmjp.errors import ConfigError, DefenceError, FedmjpError
-from fedmjp.models.roles import roles_of_tensors
+from fedmjp.errors import ConfigError, FedmjpError
 from fedmjp.randomness import Randomness, SystemRandomness
-from fedmjp.wire import FARTHEST, REFUSED
+from fedmjp.wire import REFUSED
 
-Kind = Literal["weights", "gradient"]
+__all__ = ["UploadGate", "defence_mod"]
 
 
 def defence_mod(
@@ -103,12 +100,12 @@ class _DefenceMod:
         if message.metadata.message_type.split(".")[0] != "train":
             return call_next(message, context)
         # Before the app runs, which may change the message.
-        sent = [dict(record) for record in message.content.array_records.values()]
+        sent = Sent(message)
         reply = call_next(message, context)
         if reply.has_error():
             return reply
         try:
-            self._protect(reply, [ArrayRecord(record) for record in sent])
+            self._protect(reply, sent)
         except FedmjpError as error:
             return _refusal(message, str(error))
         except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
@@ -116,82 +113,13 @@ class _DefenceMod:
             return _refusal(message, f"{self.defence.name}: {type(error).__name__}; the update does not leave")
         return reply
 
-    def _protect(self, reply: Message, sent: list[ArrayRecord]) -> None:
+    def _protect(self, reply: Message, sent: Sent) -> None:
         """Put the protected arrays into the reply, last of all."""
-        records = dict(reply.content.array_records)
-        if len(records) != 1:
-            raise DefenceError(f"{self.defence.name}: the reply has {len(records)} array records, it must have one")
-        ((key, record),) = records.items()
-        tensors = _tensors(record)
-        require_finite(tensors, self.defence.name)
-        if not any(tensor.is_floating_point() for tensor in tensors.values()):
-            raise DefenceError(f"{self.defence.name}: the reply has no tensors of real numbers to protect")
-        base = self._base(tensors, sent)
-        kind: UpdateKind = "gradient" if self.kind == "gradient" else "delta"
-        client = Client(kind, roles_of_tensors(tensors), _examples(reply))
-        update = {name: _minus(tensor, base[name]) for name, tensor in tensors.items()}
-        protected = self.defence.protect(update, client, randomness=self.randomness)
-        leaving = {
-            name: _plus(base[name], protected[name]).to(tensor.dtype) if name in protected else base[name]
-            for name, tensor in tensors.items()
-        }
+        update = read_update(reply, sent, self.kind, self.defence.name)
+        protected = self.defence.protect(update.change, update.client, randomness=self.randomness)
+        record = update.record(protected)
         self.charge()
-        reply.content[key] = ArrayRecord(leaving)
-
-    def _base(self, tensors: Mapping[str, Tensor], sent: list[ArrayRecord]) -> dict[str, Tensor]:
-        """What the reply is relative to: the weights that were sent, or zeros."""
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-        if self.kind == "gradient":
-            return zeros
-        fitting = [weights for weights in map(_tensors, sent) if _layout(weights) == _layout(tensors)]
-        if len(fitting) != 1:
-            raise DefenceError(
-                f"{self.defence.name}: the reply has not the names and shapes of the weights that were sent; "
-                'if it holds gradients, set kind="gradient"'
-            )
-        base = fitting[0]
-        if self.kind is None:
-            moved = {name: _minus(tensor, base[name]) for name, tensor in tensors.items()}
-            length = global_norm(base)
-            # From weights of zeros both kinds are the same numbers.
-            if length and not global_norm(moved) <= FARTHEST * length:
-                raise DefenceError(
-                    f"{self.defence.name}: the reply is so far from the weights that were sent that it may be a "
-                    'gradient; set kind="weights" or kind="gradient"'
-                )
-        return base
-
-
-def _tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    tensors = dict(record.to_torch_state_dict())
-    for name, tensor in tensors.items():
-        if tensor.is_complex():
-            raise DefenceError(f"tensor {name!r} holds complex numbers, which no defence protects")
-    return tensors
-
-
-def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
-    return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}
-
-
-def _minus(tensor: Tensor, base: Tensor) -> Tensor:
-    """In float32 at least; whole numbers as they are."""
-    if not tensor.is_floating_point():
-        return tensor
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    return tensor.to(wide) - base.to(wide)
-
-
-def _plus(base: Tensor, change: Tensor) -> Tensor:
-    return base.to(change.dtype) + change if change.is_floating_point() else change
-
-
-def _examples(reply: Message) -> int:
-    for record in reply.content.metric_records.values():
-        for name in ("num-examples", "num_examples"):
-            if isinstance(count := record.get(name), int) and count > 0:
-                return count
-    return 1
+        reply.content[update.key] = record
 
 
 def _refusal(message: Message, reason: str) -> Message:

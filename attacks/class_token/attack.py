@@ -16,10 +16,10 @@ from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Features, Upload
 from fedmjp.threat import FLOAT32, ThreatModel
 
-HEAD_WEIGHT = "backbone.head.weight"
 EXACT = 1e-3  # of a feature's distance from the batch's mean
 CONSISTENT = 16.0  # times the noise that is known: a larger misfit is none
 
@@ -30,7 +30,7 @@ class ClassTokenOptions(Config):
     last_block: bool = Field(False, description="also what the last block's gradients state")
 
 
-class ClassToken(Attack[VitClassifier, Features]):
+class ClassToken(Attack[Entrance, Features]):
     """Solve G = V^T F for the features F that the head reads, one row per picture.
 
     The head's weight has the gradient G = sum_b v_b f_b^T, a sum of one outer product per picture, and v_b =
@@ -55,33 +55,42 @@ class ClassToken(Attack[VitClassifier, Features]):
     reveals = "features"
     options_type = ClassTokenOptions
     takes_sums = True
+    needs_network = False
     stack = 1
 
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Entrance) -> Sequence[str]:
         """The head's weight and bias, and with ``last_block`` what is read of that."""
-        return [HEAD_WEIGHT, names.HEAD_BIAS, *(tensors_of_block(model) if self.options.last_block else [])]
+        return [
+            names.HEAD_WEIGHT,
+            names.HEAD_BIAS,
+            *(tensors_of_block(_network(model)) if self.options.last_block else []),
+        ]
 
-    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Needs a head that reads the normalised class token alone, and fewer pictures than it has rows and columns."""
         if refused := _architecture_refusal(model):
             return refused
-        classes, dim = model.backbone.head.weight.shape
+        classes, dim = model.get_parameter(names.HEAD_WEIGHT).shape
         most = min(classes, dim) - 1
         if threat.pictures > most:
             return (
                 f"an upload of {threat.pictures} pictures does not come apart: with {classes} classes and {dim} "
                 f"dimensions at most {most} do"
             )
-        return block_refusal(model) if self.options.last_block else None
+        if not self.options.last_block:
+            return None
+        if not isinstance(model, VitClassifier):
+            return "last_block needs the network, of which the weights alone are known: leave the option out"
+        return block_refusal(model)
 
-    def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Of several steps it knows the mean alone."""
         del model
         if threat.update == "gradient" or threat.local_steps == 1:
             return None
         return f"reads the mean of {threat.local_steps} steps' gradients as one gradient: an approximation"
 
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """What happens to patches does not matter, sums are larger batches, and noise is what least squares expect."""
         del model, threat
         return frozenset({"shuffled", "masked", "summed", "noisy", "rounded"})
@@ -89,7 +98,7 @@ class ClassToken(Attack[VitClassifier, Features]):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Entrance,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],
@@ -97,11 +106,11 @@ class ClassToken(Attack[VitClassifier, Features]):
         pairs = zip(uploads, generators, strict=True)
         return [self._one(upload, model, threat, generator) for upload, generator in pairs]
 
-    def _one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator) -> Features:
+    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
         gradients = {name: mean_gradient(upload, name, model, threat) for name in upload.tensors}
         head = _head(model, upload, threat)
         gradient = HeadGradient(
-            gradients[HEAD_WEIGHT],
+            gradients[names.HEAD_WEIGHT],
             gradients[names.HEAD_BIAS],
             _noise(upload, model, threat),
             upload.num_examples,
@@ -119,7 +128,7 @@ class ClassToken(Attack[VitClassifier, Features]):
             "targets": made.targets,
         }
         if self.options.last_block:
-            facts |= block_facts(model, gradients, made.features, made.slopes)
+            facts |= block_facts(_network(model), gradients, made.features, made.slopes)
         diagnostics = {
             "certified": float(certain.all()),
             "certified_pictures": float(certain.sum()),
@@ -129,7 +138,16 @@ class ClassToken(Attack[VitClassifier, Features]):
         return Features(made.labels, made.features, diagnostics, facts)
 
 
-def _architecture_refusal(model: VitClassifier) -> str | None:
+def _network(model: Entrance) -> VitClassifier:
+    assert isinstance(model, VitClassifier)  # noqa: S101 (else refused)
+    return model
+
+
+def _architecture_refusal(model: Entrance) -> str | None:
+    if not isinstance(model, VitClassifier):
+        known = {name for name, _ in model.named_parameters()}
+        needed = {names.HEAD_WEIGHT, names.HEAD_BIAS, names.NORM_WEIGHT, names.NORM_BIAS}
+        return None if needed <= known else "needs one linear layer with a bias as head, and a LayerNorm right before"
     backbone = model.backbone
     if not getattr(backbone, "num_prefix_tokens", 0):
         return "needs a class token, the model has none: its head reads all patches"
@@ -143,29 +161,29 @@ def _architecture_refusal(model: VitClassifier) -> str | None:
     return None
 
 
-def _head(model: VitClassifier, upload: Upload, threat: ThreatModel) -> Head:
+def _head(model: Entrance, upload: Upload, threat: ThreatModel) -> Head:
     """The last layer in float64; of several steps, at the mean of its weights as if they moved evenly."""
-    norm = model.backbone.norm
+    norm, shift = (model.get_parameter(name).detach().double() for name in (names.NORM_WEIGHT, names.NORM_BIAS))
     part = 0.0 if threat.update == "gradient" else (threat.local_steps - 1) / (2 * threat.local_steps)
     weight, bias = (
         model.get_parameter(name).detach().double() + part * upload.tensors[name].to(model.mean.device, torch.float64)
-        for name in (HEAD_WEIGHT, names.HEAD_BIAS)
+        for name in (names.HEAD_WEIGHT, names.HEAD_BIAS)
     )
-    return Head(weight, bias, norm.weight.detach().double(), norm.bias.detach().double())
+    return Head(weight, bias, norm, shift)
 
 
-def _noise(upload: Upload, model: VitClassifier, threat: ThreatModel) -> Tensor:
+def _noise(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
     """(classes,) norm of rounding and noise on a row of the head's gradient; a delta is taken back to gradients."""
     scale = 1.0 if threat.update == "gradient" else threat.gradients_in_delta * threat.local_learning_rate
     squares = torch.zeros((), dtype=torch.float64)
-    for name in (HEAD_WEIGHT, names.HEAD_BIAS):
+    for name in (names.HEAD_WEIGHT, names.HEAD_BIAS):
         sent = upload.tensors[name].double().cpu()
         square = threat.rounding**2 * sent.square() + threat.noise_on(upload.tensors[name]) ** 2
         if threat.update == "delta":  # a difference of weights that are rounded themselves
             square = square + FLOAT32**2 * model.get_parameter(name).detach().double().cpu().square()
         # The bias is taken for a column of a feature as large as a picture's.
-        dim = model.backbone.head.weight.shape[1]
-        squares = squares + (square.sum(1) if name == HEAD_WEIGHT else dim * square)
+        dim = model.get_parameter(names.HEAD_WEIGHT).shape[1]
+        squares = squares + (square.sum(1) if name == names.HEAD_WEIGHT else dim * square)
     return squares.sqrt().to(model.mean.device) / scale
 
 

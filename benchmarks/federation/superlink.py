@@ -31,9 +31,13 @@ class PrivateSuperLink:
 
     A guard process stands between (``benchmarks.federation.guard``): it stops the SuperLink when we
     leave the context, and also when we are killed; ``home`` is a folder for temporary files that goes with it.
+
+    Args:
+        simulation: Whether clients are processes of Flower's simulation; else SuperNodes come by ``start_node``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, simulation: bool = True) -> None:
+        self._simulation = simulation
         self.home = Path(tempfile.mkdtemp(prefix="fedmjp-", dir=_short_folder()))
         self._port = _free_port()
         self._environment = _environment(self.home)
@@ -50,7 +54,29 @@ class PrivateSuperLink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, app: Path, run_config: Path, federation_config: str) -> str:
+    def start_node(self, *command: str, number: int, log: Path) -> None:
+        """Start a SuperNode of this SuperLink; it goes with it.
+
+        Args:
+            command: What takes the arguments of ``flower-supernode``; empty is that itself.
+            number: From 0; its partition.
+            log: File for what it prints.
+        """
+        arguments = [*(command or (_program("flower-supernode"),)), "--insecure"]
+        arguments += ["--superlink", f"127.0.0.1:{self._port}", "--port", str(_free_port())]
+        arguments += ["--node-config", f"partition-id={number} num-partitions={number + 1}"]
+        with log.open("wb") as output:
+            subprocess.Popen(
+                arguments,
+                cwd=self.home / "empty",
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def submit(self, app: Path, run_config: Path, federation_config: str | None = None) -> str:
         """Start a run of an app's folder, with its run-config as a TOML file and the federation as `flwr run` takes it.
 
         Returns:
@@ -60,7 +86,8 @@ class PrivateSuperLink:
             FederationError: If Flower refuses the app.
         """
         arguments = ["run", str(app), CONNECTION, "--format", "json"]
-        arguments += ["--run-config", str(run_config), "--federation-config", federation_config]
+        arguments += ["--run-config", str(run_config)]
+        arguments += [] if federation_config is None else ["--federation-config", federation_config]
         answer = self._flwr(*arguments)
         if not answer.get("success"):
             raise FederationError(f"Flower refused the run: {answer.get('error-message', answer)}")
@@ -101,7 +128,8 @@ class PrivateSuperLink:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self._port}"\ninsecure = true\n'
         )
-        superlink = [_program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"]
+        superlink = [_program("flower-superlink"), "--insecure", "--host", "127.0.0.1"]
+        superlink += ["--simulation"] if self._simulation else []
         superlink += ["--port", str(self._port), "--disable-runtime-dependency-installation"]
         self._guard = subprocess.Popen(
             [sys.executable, "-P", "-m", "benchmarks.federation.guard", str(self.home), *superlink],

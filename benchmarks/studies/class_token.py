@@ -20,7 +20,7 @@ import typer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.class_token.attack import HEAD_WEIGHT, ClassToken
+from attacks.class_token.attack import ClassToken
 from attacks.held_out import developed_on
 from benchmarks.scripts import Pictures, keep_table
 from fedmjp.config import ModelConfig
@@ -178,7 +178,7 @@ def _sent(client: Client, features: Tensor, labels: Tensor, threat: ThreatModel,
     head = client.model.backbone.head
     weight, bias = head.weight.detach().requires_grad_(), head.bias.detach().requires_grad_()
     loss = F.cross_entropy(F.linear(features, weight, bias), labels)
-    tensors = dict(zip((HEAD_WEIGHT, names.HEAD_BIAS), torch.autograd.grad(loss, (weight, bias)), strict=True))
+    tensors = dict(zip((names.HEAD_WEIGHT, names.HEAD_BIAS), torch.autograd.grad(loss, (weight, bias)), strict=True))
     randomness = SeededRandomness(SEED, ("class_token", client.name, len(labels), number))
     protected = protect_trained(tensors, client.model, threat, examples=len(labels), shown=(), randomness=randomness)
     return Upload(protected, "gradient", len(labels), 1, 0, "")

@@ -11,6 +11,7 @@ from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
 from fedmjp.cli.doctor import doctor, refuse_shadows
 from fedmjp.cli.evaluate import evaluate
+from fedmjp.cli.gate import gate, supernode
 from fedmjp.cli.keys import SIMULATED, TRAINED
 from fedmjp.cli.leaderboard import leaderboard
 from fedmjp.cli.options import examples
@@ -27,7 +28,7 @@ app = typer.Typer(
     suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
 )
-MEASURE, TRAIN, KNOW = "Measure what leaks", "Train", "Know what there is"
+MEASURE, TRAIN, DEPLOY, KNOW = "Measure what leaks", "Train", "Defend a deployment", "Know what there is"
 app.command(rich_help_panel=MEASURE, epilog=examples("fedmjp quickstart --output results/first"))(quickstart)
 app.command(
     rich_help_panel=MEASURE,
@@ -76,6 +77,13 @@ app.command(
         "fedmjp evaluate --data FOLDER --weights FILE --model name=deit_small",
     ),
 )(evaluate)
+app.command(
+    rich_help_panel=DEPLOY,
+    epilog=examples(
+        "fedmjp supernode --policy policy.yaml -- --superlink 127.0.0.1:9092 --insecure --node-config 'partition-id=0'"
+    ),
+)(supernode)
+app.add_typer(gate, name="gate", rich_help_panel=DEPLOY)
 app.command(
     "list",
     rich_help_panel=KNOW,

@@ -1,0 +1,152 @@
+"""What a site's gate decided, one line of JSON per message, in a file that outlives restarts.
+
+A line is on the disk before what it speaks of leaves. A last line without an end is of a crash: nothing left then.
+Lines hold counts, names and verdicts, never pictures, labels or features.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TextIO
+
+from pydantic import ConfigDict, Field
+
+from fedmjp.config import Config
+from fedmjp.errors import ConfigError, DefenceError
+
+Verdict = Literal["passed", "defended", "refused"]
+
+
+class Outcome(Config):
+    """What an attack made of an upload, as counts."""
+
+    attack: str
+    of: Literal["pictures", "features", "labels"]
+    came_back: int = Field(ge=0)
+    among: int = Field(ge=0)
+    reason: str = ""  # why it does not apply
+
+
+class Entry(Config):
+    """One message and what became of its reply."""
+
+    model_config = ConfigDict(strict=True)
+
+    time: str = ""  # UTC, of the writing
+    place: Literal["app", "node"] = "app"  # beside the app, or in the SuperNode
+    run: int
+    round: str
+    kind: str  # of the message
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    pictures: int | None = None  # distinct ones that were seen; None where none were
+    steps: int | None = None
+    outcomes: tuple[Outcome, ...] = ()
+    checks: tuple[str, ...] = ()  # what was suspicious of the model that came in
+    leaves: tuple[str, ...] = ()
+    sha256: str = ""  # of the arrays that leave
+    multiplier: float | None = None  # of the noise
+    seconds: float = 0.0
+
+
+class GateLedger:
+    """Appends entries and reads them; several processes may share the file.
+
+    Raises:
+        ConfigError: If its folder does not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.absolute().parent.is_dir():
+            raise ConfigError(f"ledger {str(path)!r}: its folder does not exist; make it first")
+
+    def append(self, entry: Entry, *, delta: float = 1e-5, budget: float | None = None) -> float | None:
+        """Write an entry, so that it outlives a crash.
+
+        Returns:
+            Epsilon of all defended uploads, if this one has noise.
+
+        Raises:
+            DefenceError: If the budget does not allow it, or the file is damaged or cannot be written. Nothing may
+                leave then.
+        """
+        try:
+            with self._locked() as file:
+                epsilon = None
+                if entry.multiplier is not None:
+                    epsilon = epsilon_of([*self._parse(file), entry], delta)
+                    if budget is not None and epsilon > budget:
+                        raise DefenceError(f"the privacy budget, epsilon {budget:g}, does not allow another upload")
+                self._end_of_whole_lines(file)
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                file.write(entry.model_copy(update={"time": now}).model_dump_json(exclude_defaults=True) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise DefenceError(f"the ledger cannot be used: {error.strerror}") from error
+        return epsilon
+
+    def entries(self) -> list[Entry]:
+        """All entries; DefenceError if the file is damaged or cannot be read."""
+        try:
+            with self.path.open() as file:
+                return self._parse(file)
+        except OSError as error:
+            raise DefenceError(f"the ledger {self.path} cannot be read: {error.strerror}") from error
+
+    def approved(self, sha256: str, run: int) -> bool:
+        """Whether the gate beside the app let these arrays pass in this run."""
+        return any(
+            entry.sha256 == sha256 and entry.run == run and entry.place == "app" and entry.verdict != "refused"
+            for entry in self.entries()
+        )
+
+    def _parse(self, file: TextIO) -> list[Entry]:
+        file.seek(0)
+        entries = []
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                break  # of a crash: it was not yet said to be written
+            try:
+                entries.append(Entry.model_validate_json(line))
+            except ValueError as error:
+                raise DefenceError(
+                    f"the ledger is damaged in line {number}, so nobody knows what left; restore it from a copy, or "
+                    "start a new one"
+                ) from error
+        return entries
+
+    def _end_of_whole_lines(self, file: TextIO) -> None:
+        """Take away what a crash left of a line, and go to the end."""
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            content = os.pread(file.fileno(), end, 0)
+            file.truncate(content.rfind(b"\n") + 1)
+            file.seek(0, os.SEEK_END)
+
+    @contextmanager
+    def _locked(self) -> Iterator[TextIO]:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+            yield file
+
+
+def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
+    """Epsilon that all uploads with noise cost together: with z and z' what one with (z^-2 + z'^-2)^-1/2 costs."""
+    inverse = sum(entry.multiplier**-2 for entry in entries if entry.multiplier is not None)
+    if not inverse:
+        return 0.0
+    from fedmjp.defences.accounting import composed_epsilon  # noqa: PLC0415 (imports for a second)
+
+    return composed_epsilon(inverse**-0.5, delta, 1)
+
+
+def as_json(entries: Sequence[Entry]) -> str:
+    """The entries as one JSON document."""
+    return json.dumps([entry.model_dump(mode="json") for entry in entries], indent=1)

@@ -1,0 +1,213 @@
+"""``UploadGate``: nothing leaves an app that the site's policy does not let out."""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
+from clients.gate.incoming import ModelChecks
+from clients.gate.ledger import Entry, GateLedger
+from clients.gate.policy import Answer, Policy
+from clients.gate.reasons import Reason, RefusedError, refusal
+from clients.gate.trying import Tried, try_upload
+from clients.gate.watching import Seen, Watch
+from clients.replies import Sent, Update, read_update
+from fedmjp.errors import DefenceError
+from fedmjp.randomness import Randomness, SystemRandomness
+
+STRICTEST: tuple[Answer, ...] = ("refuse", "defend", "say")
+WHO = "gate"
+KINDS = {"pictures": Reason.PICTURES, "features": Reason.FEATURES, "labels": Reason.LABELS}
+AFTER = ("patch_embedding_wiener", dict[str, Any]())  # what a defended upload is tried with besides
+
+
+class UploadGate:
+    """A Flower mod that lets out what the site's policy allows: ``ClientApp(mods=[UploadGate("policy.yaml")])``.
+
+    It stands first in the list, so that it sees what really leaves. Each round it attacks the upload with the exact
+    attacks of this package, compares with the batches that torch's hooks saw, and passes, defends or refuses. It fails
+    closed: whatever goes wrong, an error leaves in place of the reply, with a reason that holds no data.
+
+    As a mod it is code of the app and holds for honest apps. `fedmjp supernode --policy FILE` puts it where the app
+    cannot leave it out.
+
+    Args:
+        policy: File of the policy, see ``clients.gate.policy.Policy``, or the policy itself.
+        ledger: File of verdicts, where the policy is no file.
+        randomness: For tests. Everything else takes the operating system's.
+        clock: Seconds that the ledger counts.
+
+    Raises:
+        ConfigError: If the policy cannot be read, or the ledger's folder does not exist.
+    """
+
+    def __init__(
+        self,
+        policy: str | Path | Policy,
+        *,
+        ledger: str | Path | None = None,
+        randomness: Randomness | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if isinstance(policy, Policy):
+            self.policy, path = policy, Path(ledger or policy.ledger)
+        else:
+            self.policy, path = Policy.read(Path(policy))
+        self.ledger = GateLedger(path)
+        self.randomness, self.clock = randomness or SystemRandomness(), clock
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """As Flower calls a mod."""
+        visit = _Visit(self, message)
+        try:
+            reply = visit.reply(context, call_next)
+            visit.note(self.policy)
+        except RefusedError as error:
+            return visit.refused(error.reason)
+        except DefenceError as error:
+            return visit.refused(Reason.JUDGED, str(error))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
+            # Its text may quote data.
+            return visit.refused(Reason.ERROR, type(error).__name__)
+        return reply
+
+
+class _Visit:
+    """One message on its way through the gate, and what the ledger will say of it."""
+
+    def __init__(self, gate: UploadGate, message: Message) -> None:
+        self.gate, self.policy, self.message = gate, gate.policy, message
+        self.started, self.inside, self.checking = gate.clock(), 0.0, 0.0
+        said = message.metadata
+        self.stop: Reason | None = None  # why training was ended
+        self.checks = ModelChecks(self.policy, gate.ledger.path, said.dst_node_id, said.run_id)
+        self.entry = Entry(run=said.run_id, round=str(said.group_id), kind=said.message_type, verdict="refused")
+
+    def reply(self, context: Context, call_next: ClientAppCallable) -> Message:
+        """The app's reply as it may leave; RefusedError or DefenceError if nothing may."""
+        if reason := bounds_refusal(self.message, self.policy.bounds):
+            raise RefusedError(reason)
+        sent = Sent(self.message)  # before the app runs, which may change the message
+        with Watch(lambda seen: self._check_model(seen, sent)).watching() as seen:
+            reply = self._called(context, call_next)
+        if self.stop is not None:  # whatever the app made of it
+            raise RefusedError(self.stop)
+        self._see(seen)
+        if reply.has_error():
+            # Whatever text the app put there is as good a way out as any.
+            raise RefusedError(Reason.ANSWERED)
+        self._say(leaves=what_leaves(reply.content))
+        update = None
+        if self.message.metadata.message_type.split(".")[0] == "train":
+            update = read_update(reply, sent, self.policy.kind, WHO)
+        elif reply.content.array_records:
+            raise RefusedError(Reason.ARRAYS)
+        if reason := clear_refusal(reply.content, self.policy.clear, update):
+            raise RefusedError(reason)
+        if update is not None:
+            self._judge(reply, update, seen)
+            self.checks.keep(update)
+        self._say(sha256=reply.content.object_id)
+        # Anew, so that nothing leaves in what is said about the reply.
+        return Message(reply.content, reply_to=self.message)
+
+    def note(self, policy: Policy) -> None:
+        """Put what was decided on the disk; DefenceError if that fails, and then nothing may leave."""
+        if self.entry.verdict == "refused":  # until something better is known
+            self._say(verdict="passed")
+        self._time()
+        self.gate.ledger.append(self.entry, delta=policy.delta, budget=policy.budget)
+
+    def refused(self, reason: Reason, *details: str) -> Message:
+        """An error in place of the reply. Details are for the site alone."""
+        reasons = (reason, *self.entry.reasons, *details)
+        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None)
+        self._time()
+        try:
+            self.gate.ledger.append(self.entry)
+        except Exception:  # noqa: BLE001 (a refusal leaves whatever becomes of the ledger)
+            reason = Reason.LEDGER
+        return refusal(self.message, reason)
+
+    def _called(self, context: Context, call_next: ClientAppCallable) -> Message:
+        began = self.gate.clock()
+        try:
+            return call_next(self.message, context)
+        finally:
+            self.inside = self.gate.clock() - began - self.checking
+
+    def _check_model(self, seen: Seen, sent: Sent) -> None:
+        """Called before the first step: RefusedError, which ends the training, if the model is suspicious."""
+        if self.policy.model_checks == "off":
+            return
+        began = self.gate.clock()
+        records = self.message.content.config_records.values()
+        config = {key: value for record in records for key, value in record.items()}
+        suspicious = self.checks.examine(seen, sent, config)
+        self._say(checks=tuple(f"{finding.check}: {finding.about}" for finding in suspicious))
+        if suspicious and self.policy.model_checks == "refuse":
+            self.stop = Reason.MODEL
+            raise RefusedError(self.stop)
+        self.checking = self.gate.clock() - began
+
+    def _see(self, seen: Seen) -> None:
+        if seen.rows:
+            self._say(pictures=seen.pictures, steps=seen.steps)
+        bound = self.policy.bounds.get("learning-rate")
+        if bound is not None and not all(within(rate, bound) for rate in seen.learning_rates):
+            raise RefusedError(Reason.RATE)
+
+    def _judge(self, reply: Message, update: Update, seen: Seen) -> None:
+        """Leave the reply as it is, or put defended arrays into it; RefusedError if neither may leave."""
+        tried = try_upload(update, seen, psnr=self.policy.psnr, search=self._search())
+        answers = self._answers(update, seen, tried)
+        answer: Answer = next((strict for strict in STRICTEST if strict in answers), "say")
+        self._say(outcomes=tried.outcomes, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
+        if answer == "refuse":
+            first, *others = answers["refuse"]
+            self._say(reasons=tuple(others))
+            raise RefusedError(first)
+        if answer == "defend":
+            self._defend(reply, update, seen)
+
+    def _search(self) -> tuple[str, Any] | None:
+        search = self.policy.search
+        return (search.attack, search.options) if search.every and secrets.randbelow(search.every) == 0 else None
+
+    def _answers(self, update: Update, seen: Seen, tried: Tried) -> dict[Answer, list[Reason]]:
+        """What the policy says, and why."""
+        reasons: list[tuple[Answer, Reason]] = []
+        if not seen.rows:
+            reasons.append((self.policy.unseen, Reason.UNSEEN))
+        else:
+            pictures = min(seen.pictures, update.examples or seen.pictures)
+            if pictures < self.policy.fewest_pictures:
+                reasons.append((self.policy.pictures, Reason.FEW))
+        reasons += [(getattr(self.policy, kind), reason) for kind, reason in KINDS.items() if tried.came_back(kind)]
+        answers: dict[Answer, list[Reason]] = {}
+        for answer, reason in reasons:
+            answers.setdefault(answer, []).append(reason)
+        return answers
+
+    def _defend(self, reply: Message, update: Update, seen: Seen) -> None:
+        protected = self.policy.pipeline.protect(update.change, update.client, randomness=self.gate.randomness)
+        record = update.record(protected)
+        tensors = dict(record.to_torch_state_dict())
+        after = try_upload(replace(update, tensors=tensors), seen, psnr=self.policy.psnr, search=AFTER)
+        self._say(outcomes=after.outcomes)
+        if self.policy.pictures != "say" and after.came_back("pictures"):
+            raise RefusedError(Reason.DEFENCE)
+        reply.content[update.key] = record
+        self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=what_leaves(reply.content))
+
+    def _say(self, **values: Any) -> None:
+        self.entry = self.entry.model_copy(update=values)
+
+    def _time(self) -> None:
+        self._say(seconds=round(self.gate.clock() - self.started - self.inside, 3))

@@ -1,0 +1,53 @@
+"""What a server may be told of a refusal: one of few sentences, none of which holds anything of the data."""
+
+from enum import StrEnum
+
+from flwr.app import Error, Message
+
+from fedmjp.errors import FedmjpError
+from fedmjp.wire import REFUSED
+
+SAID = "the site's upload gate: "
+
+
+class Reason(StrEnum):
+    """Why a reply does not leave."""
+
+    PICTURES = "pictures come back"
+    FEATURES = "features come back"
+    LABELS = "labels come back"
+    FEW = "too few pictures behind the upload"
+    UNSEEN = "the batches behind the upload were not seen"
+    DEFENCE = "the defended upload still gives pictures back"
+    BOUNDS = "a setting of the server's is out of bounds"
+    RATE = "the optimiser's learning rate is out of bounds"
+    MODEL = "the model that came in is suspicious"
+    NAMES = "a metric or setting that is not listed"
+    NUMBERS = "more numbers in clear than may leave"
+    TEXT = "more text in clear than may leave"
+    ARRAYS = "arrays in a reply to another message than train"
+    JUDGED = "the reply cannot be judged or defended"
+    ANSWERED = "the app answered with an error"
+    ERROR = "an error"
+    LEDGER = "the ledger cannot be written"
+    BUNDLE = "the app's bundle is not on the site's list"
+    UNGATED = "the reply did not pass the gate beside the app"
+
+
+class RefusedError(FedmjpError):
+    """The policy does not let a reply out."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def refusal(message: Message, reason: Reason) -> Message:
+    """What leaves in place of the reply to a message."""
+    return Message(Error(code=REFUSED, reason=SAID + reason), reply_to=message)
+
+
+def known_reason(error: Error) -> Reason | None:
+    """The reason in an error that ``refusal`` made; None of any other, whose text may hold anything."""
+    text = str(error.reason).removeprefix(SAID)
+    return Reason(text) if error.code == REFUSED and text in set(Reason) else None

@@ -1,0 +1,250 @@
+"""Attack an upload before it leaves, and hold what comes back against what was trained on.
+
+Attacks come by name from ``fedmjp`` and are given uploads alone, as a server would have them. What they give is
+compared here, by the client, who knows its own batches.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fedmjp
+from clients.gate.ledger import Outcome
+from clients.gate.watching import Seen
+from clients.replies import Update
+from fedmjp.errors import AttackFailedError, BadInputError
+from fedmjp.metrics import METRICS
+from fedmjp.models import names
+from fedmjp.models.sent import SentWeights
+from fedmjp.records import Features, Reconstruction
+from fedmjp.seeds import torch_generator
+from fedmjp.threat import FLOAT32, ThreatModel
+
+EXACT = ("labels", "class_token")  # attacks by name
+RANK_ONE = 1e-3  # share of a layer's gradient that one picture may leave unexplained
+NOISY = 0.05  # share of it that rounding may be, for anything to be told
+TELLING = 0.75  # patches per dimension, of which more leave open whether an upload is of one picture
+MOST = 32  # pictures that are separated: more take long, and are not certified
+EXACT_FEATURE = 0.01  # relative error
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of an upload in the hands of attacks."""
+
+    outcomes: tuple[Outcome, ...]
+
+    def came_back(self, of: str) -> bool:
+        """Whether any of these came back."""
+        return any(outcome.of == of and outcome.came_back for outcome in self.outcomes)
+
+
+def try_upload(
+    update: Update, seen: Seen, *, psnr: float, search: tuple[str, Mapping[str, Any]] | None = None
+) -> Tried:
+    """Which exact attacks apply to an upload, and what they recover.
+
+    Args:
+        update: As it would leave.
+        seen: What it was computed from, as far as it was seen; without batches all that an attack certifies counts.
+        psnr: dB from which on a picture has come back.
+        search: Name and options of a further attack.
+    """
+    attempt = _Attempt(update, seen, psnr)
+    outcomes = [*attempt.one_example(), *attempt.one_picture(), *attempt.labels(), *attempt.features()]
+    if search is not None:
+        outcomes += attempt.search(*search)
+    return Tried(tuple(outcomes))
+
+
+def try_tensors(update: Update) -> Tried:
+    """What the tensors alone show, of no more than one example: for who sees neither batches nor optimiser."""
+    attempt = _Attempt(update, Seen(), psnr=math.inf)
+    return Tried((*attempt.one_example(), *attempt.one_picture()))
+
+
+class _Attempt:
+    def __init__(self, update: Update, seen: Seen, psnr: float) -> None:
+        self.update, self.seen, self.psnr = update, seen, psnr
+        self.change = {name: tensor for name, tensor in update.change.items() if tensor.is_floating_point()}
+        self.layout = SentWeights.of(update.weights)
+        self.count = seen.pictures or update.examples or 1
+        self.images = torch.cat(seen.images).float() if seen.images and _alike(seen.images) else None
+
+    def one_example(self) -> Iterator[Outcome]:
+        """A layer's gradient of one example is a product of two vectors, of which the bias shows one: rank one."""
+        for weight, bias in self._layers():
+            inputs = self._only_input(weight, bias)
+            if inputs is not None:
+                yield Outcome(attack=f"rank one ({weight})", of=self._kind_of(inputs), came_back=1, among=self.count)
+                return
+        yield Outcome(attack="rank one", of="features", came_back=0, among=self.count, reason="no layer has rank one")
+
+    def one_picture(self) -> Iterator[Outcome]:
+        """Patch and position embedding give a picture back exactly, or show that they are of several."""
+        reason = ""
+        patches, positions = (self._sent(name) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING))
+        if patches is None or positions is None:
+            reason = "no patch and position embedding"
+        elif self.images is None and self.layout.grid**2 > TELLING * len(patches):
+            reason = f"{self.layout.grid**2} patches in {len(patches)} dimensions do not show whether it is one picture"
+        else:
+            mean, std = self._normalisation()
+            try:
+                picture = fedmjp.recover(patches, positions.reshape(-1, positions.shape[-1]), mean=mean, std=std)
+            except BadInputError as error:
+                reason = str(error)
+            else:
+                yield self._shown("closed form", picture[None])
+                return
+        yield Outcome(attack="closed form", of="pictures", came_back=0, among=self.count, reason=reason)
+
+    def labels(self) -> Iterator[Outcome]:
+        """What the head's bias says of labels; of several steps by their mean."""
+        disclosed = self._attacked("labels", {}, self._mean_gradient(), ThreatModel(batch_size=self._batch))
+        if isinstance(disclosed, str):
+            yield Outcome(attack="labels", of="labels", came_back=0, among=self.count, reason=disclosed)
+        else:
+            yield self._right_labels("labels", disclosed.labels)
+
+    def features(self) -> Iterator[Outcome]:
+        """What separation says of each picture of one step."""
+        reason = self._not_one_step()
+        threat = ThreatModel(batch_size=self._batch, label_smoothing=self.seen.smoothing)
+        disclosed = reason or self._attacked("class_token", {}, self._mean_gradient(), threat)
+        if isinstance(disclosed, str):
+            yield Outcome(attack="class_token", of="features", came_back=0, among=self.count, reason=disclosed)
+            return
+        yield self._right_labels("class_token", disclosed.labels)
+        yield Outcome(attack="class_token", of="features", came_back=self._right_features(disclosed), among=self._batch)
+
+    def search(self, name: str, options: Mapping[str, Any]) -> Iterator[Outcome]:
+        """Another attack on pictures."""
+        made = self._attacked(name, options, self._mean_gradient(), ThreatModel(batch_size=self._batch))
+        if isinstance(made, Reconstruction):
+            yield self._shown(name, made.images)
+        else:
+            reason = made if isinstance(made, str) else "gave no pictures"
+            yield Outcome(attack=name, of="pictures", came_back=0, among=self.count, reason=reason)
+
+    @property
+    def _batch(self) -> int:
+        return self.seen.rows or self.update.examples or 1
+
+    def _layers(self) -> Iterator[tuple[str, str]]:
+        """Matrices and the biases that follow them."""
+        order = list(self.change)
+        for name, following in pairwise(order):
+            weight, bias = self.change[name], self.change[following]
+            if weight.ndim == 2 and bias.shape == weight.shape[:1] and min(weight.shape) > 1:
+                yield name, following
+
+    def _only_input(self, weight: str, bias: str) -> Tensor | None:
+        """The input of a layer, if its gradient is of one example."""
+        matrix, vector = self.change[weight].double(), self.change[bias].double()
+        size, square = float(matrix.norm()), float(vector.square().sum())
+        if not size or not square:
+            return None
+        rounding = FLOAT32 * float(self.update.base[weight].double().norm()) / size
+        if rounding > NOISY:
+            return None
+        inputs = (vector @ matrix) / square
+        left = float((matrix - torch.outer(vector, inputs)).norm()) / size
+        return inputs if left < max(RANK_ONE, 4 * rounding) else None
+
+    def _kind_of(self, inputs: Tensor) -> str:
+        """Whether the input of a layer is the picture itself."""
+        if self.images is None or inputs.numel() != self.images[0].numel():
+            return "features"
+        error = ((self.images.flatten(1).double() - inputs) ** 2).mean(1).min()
+        spread = float(self.images.max() - self.images.min()) or 1.0
+        return "pictures" if -10 * math.log10(float(error) / spread**2 + 1e-20) >= self.psnr else "features"
+
+    def _sent(self, role: str) -> Tensor | None:
+        sent_name = self.layout.in_message.get(role)
+        return self.change.get(sent_name) if sent_name is not None else None
+
+    def _normalisation(self) -> tuple[list[float], list[float]]:
+        """Which takes the batch into [0, 1]: a server knows the recipe's, and this comes near to it."""
+        if self.images is None or self.images.ndim != 4 or self.images.shape[1] != 3:
+            return [0.0] * 3, [1.0] * 3
+        low, high = self.images.amin((0, 2, 3)), self.images.amax((0, 2, 3))
+        return [-float(a / max(b - a, 1e-6)) for a, b in zip(low, high, strict=True)], [
+            1 / max(float(b - a), 1e-6) for a, b in zip(low, high, strict=True)
+        ]
+
+    def _shown(self, attack: str, pictures: Tensor) -> Outcome:
+        """How many of the client's pictures are near to one of these; all, where the client's were not seen."""
+        if self.images is None or self.images.shape[1:] != pictures.shape[1:]:
+            return Outcome(attack=attack, of="pictures", came_back=len(pictures), among=max(self.count, len(pictures)))
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in self._normalisation())
+        private = (self.images.cpu() * std + mean).clamp(0, 1)
+        psnr = METRICS["psnr"].function
+        best = torch.stack([psnr(picture.expand_as(private), private) for picture in pictures]).amax(0)
+        return Outcome(attack=attack, of="pictures", came_back=int((best >= self.psnr).sum()), among=self.count)
+
+    def _not_one_step(self) -> str:
+        if self.seen.steps > 1:
+            return f"{self.seen.steps} steps are not one gradient"
+        if self.update.kind == "delta" and self.seen.optimiser != "SGD":
+            return f"a step of {self.seen.optimiser or 'an optimiser that was not seen'} is no gradient"
+        if self._batch > MOST:
+            return f"{self._batch} pictures are more than the {MOST} that are tried"
+        return ""
+
+    def _mean_gradient(self) -> dict[str, Tensor] | str:
+        """The update as a gradient of the mean loss, by steps and learning rate as they were seen."""
+        if self.update.kind == "gradient":
+            return self.change
+        if self.seen.optimiser != "SGD":
+            return f"changes by {self.seen.optimiser or 'an optimiser that was not seen'} are no gradients"
+        rate = max(self.seen.learning_rates) * self.seen.steps
+        if not rate:
+            return "a learning rate of zero"
+        decay = self.seen.weight_decay
+        return {name: -tensor / rate - decay * self.update.weights[name] for name, tensor in self.change.items()}
+
+    def _attacked(
+        self, name: str, options: Mapping[str, Any], gradient: dict[str, Tensor] | str, threat: ThreatModel
+    ) -> Any:
+        """What an attack made, or why it did not apply."""
+        if isinstance(gradient, str):
+            return gradient
+        try:
+            upload = self.layout.upload(gradient, examples=self._batch, kind="gradient")
+            generator = torch_generator(0, "gate", name)
+            return fedmjp.ATTACKS.get(name)(options).reconstruct([upload], self.layout, threat, generator=generator)[0]
+        except (BadInputError, AttackFailedError) as error:
+            return str(error).removeprefix(f"{name}: ")
+
+    def _right_labels(self, attack: str, labels: Tensor) -> Outcome:
+        """How many of the client's labels these are; all, where the client's were not seen."""
+        private, right = self.seen.labels, len(labels)
+        if private and sum(map(len, private)) == self.seen.rows:
+            right = int(METRICS["label_accuracy"].function(labels, torch.cat(private).cpu()).sum())
+        return Outcome(attack=attack, of="labels", came_back=right, among=max(right, self._batch))
+
+    def _right_features(self, disclosed: Features) -> int:
+        """Features that are the client's own; where those were not seen, what the attack certifies."""
+        private = self.seen.features
+        if disclosed.features is None:
+            return 0
+        if (
+            not private
+            or sum(map(len, private)) != len(disclosed.features)
+            or private[0].shape[1] != disclosed.features.shape[1]
+        ):
+            return int(disclosed.diagnostics.get("certified_pictures", 0))
+        truth = torch.cat(private).double().cpu()
+        spread = (truth - truth.mean(0)).norm(dim=1) if len(truth) > 1 else truth.norm(dim=1)
+        nearest = torch.cdist(disclosed.features, truth).amin(0)
+        return int((nearest <= EXACT_FEATURE * spread).sum())
+
+
+def _alike(batches: list[Tensor]) -> bool:
+    return len({batch.shape[1:] for batch in batches}) == 1

@@ -1,0 +1,120 @@
+"""What attacks read of a model of which the weights alone are known, as they crossed the wire: no module, no code."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from fedmjp.config import UpdateKind
+from fedmjp.errors import BadInputError
+from fedmjp.models import names
+from fedmjp.models.entrance import denormalised
+from fedmjp.models.probing import MOST_PREFIX_TOKENS
+from fedmjp.models.roles import roles_of_tensors
+from fedmjp.records import Upload
+
+
+@dataclass
+class SentWeights:
+    """Weights by role, as far as names and shapes tell: an ``Entrance``, and the head with the norm before it.
+
+    Roles are likely, not checked: an attack's own certificate says whether they were right. Sizes are 0 where there is
+    no patch embedding of square patches, as in networks without patches.
+    """
+
+    in_message: Mapping[str, str]  # a name of ``fedmjp.models.names`` to that in the message
+    parameters: Mapping[str, nn.Parameter]  # by the names of ``fedmjp.models.names``
+    image_size: int = 0
+    patch_size: int = 0
+    prefix_tokens: int = 0
+    defended: bool = False
+    weights: str = ""  # no digest: uploads come from the same message
+    mean: Tensor = field(default_factory=lambda: torch.zeros(3, 1, 1))
+    std: Tensor = field(default_factory=lambda: torch.ones(3, 1, 1))
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor]) -> Self:
+        """Find roles in weights, in the model's order; names without meaning ("0", "1", ...) are enough."""
+        in_message = _roles(weights)
+        shapes = {name: weights[sent_name].shape for name, sent_name in in_message.items()}
+        parameters = {
+            name: nn.Parameter(weights[sent_name].detach(), requires_grad=False)
+            for name, sent_name in in_message.items()
+            if weights[sent_name].is_floating_point()
+        }
+        image_size, patch_size, prefix_tokens = _sizes(shapes)
+        if names.POSITION_EMBEDDING in parameters:
+            rows = parameters[names.POSITION_EMBEDDING]
+            parameters[names.POSITION_EMBEDDING] = nn.Parameter(rows.reshape(1, -1, rows.shape[-1]), False)
+        return cls(in_message, parameters, image_size, patch_size, prefix_tokens)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether there is a position embedding, and patches that it is of."""
+        return self.image_size > 0
+
+    @property
+    def grid(self) -> int:
+        """Patches per side."""
+        return self.image_size // self.patch_size if self.patch_size else 0
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """A parameter by the name that it has in ``fedmjp.models.names``."""
+        return self.parameters[target]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter whose role is known, by that name."""
+        return iter(self.parameters.items())
+
+    def denormalise(self, images: Tensor) -> Tensor:
+        """As of ``fedmjp.models.entrance.Entrance``."""
+        return denormalised(images, self.mean, self.std)
+
+    def upload(self, update: Mapping[str, Tensor], *, examples: int, kind: UpdateKind) -> Upload:
+        """What crossed the wire as attacks take it; BadInputError if nothing in it has a role."""
+        held = {
+            name: sent_name
+            for name, sent_name in self.in_message.items()
+            if sent_name in update and name in self.parameters
+        }
+        if not held:
+            raise BadInputError("nothing in the update has a role that attacks know")
+        tensors = {name: update[sent_name].reshape(self.parameters[name].shape) for name, sent_name in held.items()}
+        return Upload(tensors, kind, num_examples=examples, server_round=1, node=0, weights=self.weights)
+
+
+def _roles(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """By the names of ``fedmjp.models.names``, those in the message."""
+    roles = roles_of_tensors(weights)
+    pairs = {
+        (names.PATCH_WEIGHT, names.PATCH_BIAS): roles["patch_embedding"],
+        (names.HEAD_WEIGHT, names.HEAD_BIAS): roles["head"],
+    }
+    held: dict[str, str] = {}
+    for (weight, bias), members in pairs.items():
+        for name in members:
+            held[bias if weights[name].ndim == 1 else weight] = name
+    if len(roles["position_embedding"]) == 1:
+        held[names.POSITION_EMBEDDING] = next(iter(roles["position_embedding"]))
+    if names.HEAD_WEIGHT in held:
+        # A LayerNorm right before the head is two vectors as long as the head's rows.
+        order, head = list(weights), held[names.HEAD_WEIGHT]
+        before = order[max(0, order.index(head) - 2) : order.index(head)]
+        if [weights[name].shape for name in before] == 2 * [weights[head].shape[1:]]:
+            held |= {names.NORM_WEIGHT: before[0], names.NORM_BIAS: before[1]}
+    return held
+
+
+def _sizes(shapes: Mapping[str, torch.Size]) -> tuple[int, int, int]:
+    """Sizes of picture and patch, and the prefix tokens, zeros where patch and position embedding do not fit."""
+    patches, rows = shapes.get(names.PATCH_WEIGHT), shapes.get(names.POSITION_EMBEDDING)
+    if patches is None or rows is None or patches[2] != patches[3]:
+        return 0, 0, 0
+    tokens = rows[-2]
+    grid = math.isqrt(tokens)
+    if grid < 2 or tokens - grid**2 > MOST_PREFIX_TOKENS:
+        return 0, 0, 0
+    return grid * patches[2], patches[2], tokens - grid**2
