@@ -11,14 +11,14 @@ from attacks.base import Attack, on_device
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import Entrance
 from fedmjp.records import Features, Upload
 from fedmjp.threat import ThreatModel
 
 CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero may be noise
 
 
-def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
+def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int, ...]:
     """The labels behind an upload, sorted: those that the attacker was told, else recovered ones.
 
     With mean cross-entropy the gradient of the head's bias at class c is p_c - n_c / B, where p_c is
@@ -56,7 +56,7 @@ def labels_of(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tupl
     return tuple(sorted(labels))
 
 
-def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: ThreatModel) -> Tensor:
+def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Tensor:
     """One tensor of the upload as a gradient, float64: a delta divided by minus steps and learning rate."""
     tensor = on_device(upload, name, model)
     if upload.kind == "gradient":
@@ -64,7 +64,7 @@ def mean_gradient(upload: Upload, name: str, model: VitClassifier, threat: Threa
     return -tensor / (threat.gradients_in_delta * threat.local_learning_rate)
 
 
-class Labels(Attack[VitClassifier, Features]):
+class Labels(Attack[Entrance, Features]):
     """Tell the labels of a batch, or of the batches of several clients, from the gradient of the head's bias alone."""
 
     name = "labels"
@@ -73,22 +73,23 @@ class Labels(Attack[VitClassifier, Features]):
     requires = "the gradient of the head's bias; labels that are not told"
     exploits = "mean cross-entropy: the gradient at a class is its mean probability less its share of the batch"
     reveals = "labels"
+    needs_network = False
     takes_sums = True
     # What happens to pictures and positions moves probabilities, never labels.
     handled: ClassVar[frozenset[Mark]] = frozenset({"shuffled", "masked", "summed"})
 
-    def tensors(self, model: VitClassifier) -> Sequence[str]:
+    def tensors(self, model: Entrance) -> Sequence[str]:
         """The head's bias."""
         del model
         return [names.HEAD_BIAS]
 
-    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Labels that are told need not be found out."""
         del model
         return "the server is told the labels: there is nothing to find out" if threat.labels_known else None
 
     @override
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """Puzzles, masks and sums leave labels as they are; to noise it is blind."""
         del model, threat
         return self.handled
@@ -96,7 +97,7 @@ class Labels(Attack[VitClassifier, Features]):
     def _reconstruct(
         self,
         uploads: Sequence[Upload],
-        model: VitClassifier,
+        model: Entrance,
         threat: ThreatModel,
         *,
         generators: Sequence[torch.Generator],

@@ -73,6 +73,12 @@ def pictures(count: int, side: int, channels: int, seed: int) -> list[np.ndarray
     return made
 
 
+def labels(count: int, classes: int, seed: int) -> list[int]:
+    """Labels of which some are frequent and some rare: all alike would be guessed."""
+    share = 1 / (1 + np.arange(classes))
+    return [int(label) for label in np.random.default_rng(seed).choice(classes, count, p=share / share.sum())]
+
+
 def kind_of(name: str) -> tuple[int, int, int]:
     """Side, channels and classes of a data set, by its name."""
     plain = name.lower().replace("_", "").replace("-", "")
@@ -120,10 +126,10 @@ def _hub_dataset(path: str) -> Any:
             rows = {column: pictures(count, side, channels, seed)}
             features = {column: datasets.Image()}
             said = f"parts of bundled pictures, {side} x {side}"
-        rows[label] = [place % classes for place in range(count)]
+        rows[label] = labels(count, classes, seed)
         features[label] = datasets.ClassLabel(num_classes=classes)
         splits[split] = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
-    _say("data set", path, f"{count} {said} for training, as many for testing, labels in turn")
+    _say("data set", path, f"{count} {said} for training, as many for testing")
     return datasets.DatasetDict(splits)
 
 
@@ -153,13 +159,13 @@ def _stand_in_for(kind: Any) -> None:
             side, channels, classes = kind_of(kind.__name__)
             count = _rows(small=side < LARGE)
             self.data = np.stack(pictures(count, side, channels, int(not train)))
-            self.targets = [place % classes for place in range(count)]
+            self.targets = labels(count, classes, int(not train))
             self.classes = [str(number) for number in range(classes)]
             self.root, self.train = named.get("root", arguments[0] if arguments else "."), bool(train)
             self.transform, self.target_transform = named.get("transform"), named.get("target_transform")
             self.transforms = None
             self.stands_in = True
-            said = f"{count} parts of bundled pictures, {side} x {side}, labels in turn"
+            said = f"{count} parts of bundled pictures, {side} x {side}"
             _say("data set", f"torchvision {kind.__name__}", said)
 
     def item_or_stand_in(self: Any, place: int) -> Any:

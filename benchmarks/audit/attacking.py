@@ -1,0 +1,112 @@
+"""The attacker's side of an audit: the app's network, its uploads and its recipe in, disclosures and refusals out."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks import ATTACKS
+from attacks.adversary import Adversary
+from benchmarks.audit.network import Network
+from fedmjp.errors import FedmjpError
+from fedmjp.records import Disclosure
+from fedmjp.threat import ThreatModel
+
+# What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
+RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
+MOST_PICTURES = 128  # behind an upload that is attacked
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one attack on one upload."""
+
+    attack: str
+    reveals: str
+    role: str
+    applies: bool
+    reason: str  # why it does not apply, was not run, or failed; what a reader must know of it otherwise
+    made: Disclosure | None = None
+    seconds: float = 0.0
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is a result."""
+        return self.made is not None
+
+
+def attempt_all(
+    network: Network, update: Mapping[str, Tensor], threat: ThreatModel, *, unreadable: str | None = None
+) -> list[Attempt]:
+    """Run every quick attack of the registry that applies to an update, and say of the others why not.
+
+    Args:
+        network: With the weights that the server sent.
+        update: Gradient or change of the weights, by the app's names.
+        threat: What the server knows of it.
+        unreadable: Why nothing can be read of it at all, if that is so.
+    """
+    return [_attempt(name, network, update, threat, unreadable) for name in ATTACKS if not name.startswith("oracle_")]
+
+
+def _attempt(
+    name: str, network: Network, update: Mapping[str, Tensor], threat: ThreatModel, unreadable: str | None
+) -> Attempt:
+    try:
+        chosen = ATTACKS.get(name)({})
+    except FedmjpError as error:
+        return Attempt(name, "pictures", "attack", applies=False, reason=str(error))
+    about = (name, chosen.reveals, chosen.role)
+    if unreadable is not None and chosen.role != "floor":
+        return Attempt(*about, applies=False, reason=unreadable)
+    if chosen.needs_network and not network.whole:
+        return Attempt(*about, applies=False, reason=f"needs a vision transformer that it can run: {network.why}")
+    if threat.pictures > MOST_PICTURES and chosen.role != "floor":
+        reason = f"{threat.pictures} examples are behind an upload; more than {MOST_PICTURES} are not attacked"
+        return Attempt(*about, applies=False, reason=reason)
+    try:
+        if refusal := chosen.refusal(network.seen, threat):  # type: ignore[arg-type]  # what needs a network has one
+            return Attempt(*about, applies=False, reason=refusal)
+        upload = network.upload(update, threat)
+        missing = [tensor for tensor in chosen.tensors(network.seen) if tensor not in upload.tensors]  # type: ignore[arg-type]
+    except (FedmjpError, LookupError, AttributeError) as error:
+        return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)
+    if missing:
+        return Attempt(*about, applies=False, reason=f"the app does not send {', '.join(missing)}, which it reads")
+    if name not in RUN:
+        return Attempt(*about, applies=True, reason="not run: a search, of minutes to hours")
+    started = time.monotonic()
+    try:
+        adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]
+        made = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]
+    except FedmjpError as error:
+        return Attempt(*about, applies=False, reason=str(error))
+    caveat = chosen.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
+    return Attempt(*about, applies=True, reason=caveat, made=made, seconds=time.monotonic() - started)
+
+
+def classes_held(network: Network, update: Mapping[str, Tensor], *, is_gradient: bool) -> list[int] | None:
+    """Classes whose bias in the last layer a client raised, which those that it holds do whatever the optimiser is.
+
+    None where the bias was not sent, or did not move.
+    """
+    if network.head is None or network.head[1] not in update:
+        return None
+    moved = update[network.head[1]].double() * (-1 if is_gradient else 1)
+    return moved.gt(0).nonzero().flatten().tolist() if moved.any() else None
+
+
+def features_of_one(network: Network, update: Mapping[str, Tensor]) -> Tensor | None:
+    """What the last layer read, (dim,), if one example is behind an update of one step: rows over their biases."""
+    if network.head is None or not set(network.head) <= set(update):
+        return None
+    weight, bias = (update[name].double() for name in network.head)
+    row = int(bias.abs().argmax())
+    return weight[row] / bias[row] if bool(bias[row]) and bool(torch.isfinite(weight).all()) else None
+
+
+def best(attempts: Sequence[Attempt], reveals: str) -> list[Attempt]:
+    """Those with a result of one kind that are attacks, not floors."""
+    return [one for one in attempts if one.ran and one.reveals == reveals and one.role == "attack"]

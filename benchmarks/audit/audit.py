@@ -1,0 +1,262 @@
+"""One audit from an app's folder to a report: run it, attack what it sent, hold it against what it was made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.audit import verbatim
+from benchmarks.audit.app import read_app
+from benchmarks.audit.attacking import Attempt, attempt_all, classes_held
+from benchmarks.audit.control import Control, make_control
+from benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from benchmarks.audit.network import Network, by_name, load_network, take_in
+from benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
+from benchmarks.audit.running import Records, Run, one_line, play
+from benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
+from benchmarks.federation.superlink import PrivateSuperLink
+from fedmjp.errors import BadInputError
+from fedmjp.facade import bundled_pictures
+from fedmjp.records import Reconstruction
+
+BUNDLED = 8
+ALONE = {
+    "what": "an upload is of one example alone",
+    "evidence": "by rule: published attacks read one example out of most networks, whether or not those here do",
+}
+# What no audit looks at; it stands in every report.
+NEVER_TESTED = (
+    "membership: whether a given picture was trained on",
+    "what many rounds together give away: as many were watched as the report says, of two clients each",
+    "attacks that train a decoder, and searches that take longer than minutes",
+    "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
+    "private data in evaluation answers that never went through training, and in anything that the app writes or prints",
+)
+ATTACKED = 2  # answers of the first round whose pictures are searched for
+
+
+@dataclass
+class Findings:
+    """What an audit found, in plain values under the names of ``report.json``, and pictures for its page."""
+
+    report: dict[str, Any]
+    strips: list[tuple[str, Sequence[Tensor]]] = field(default_factory=list)  # a title, and pictures side by side
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One answer with what attacks made of it and what is behind it."""
+
+    answer: Answer
+    network: Network
+    private: Private | None
+    attempts: list[Attempt]
+    update: Mapping[str, Tensor]
+
+
+def audit(
+    folder: Path, *, stand_in: bool, rounds: int, limit: float, on_stage: Callable[[str], None] = lambda _: None
+) -> Findings:
+    """Audit a Flower app; nothing in its folder is changed.
+
+    Args:
+        folder: Of the app.
+        stand_in: Whether bundled pictures and drawn weights stand in for data and weights that cannot be loaded.
+        rounds: That are watched.
+        limit: Seconds for the app's run.
+        on_stage: Called with what begins.
+
+    Raises:
+        AppError: If the folder holds no app.
+    """
+    app = read_app(folder)
+    with PrivateSuperLink() as superlink:
+        on_stage(f"{app.name}: {rounds} rounds on a SuperLink of its own")
+        pictures = superlink.home / "pictures.npz"
+        np.savez(pictures, pictures=_bundled())
+        records = Records(superlink.home / "audit")
+        given = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
+        run = play(superlink, app, records, given, limit=limit)
+        return _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+
+
+def _bundled() -> np.ndarray[Any, Any]:
+    shown = [picture.image.permute(1, 2, 0) for picture in bundled_pictures(BUNDLED, size=224)]
+    return np.stack([(image * 255).round().byte().numpy() for image in shown])
+
+
+def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
+    recipe = read_recipe(records)
+    report: dict[str, Any] = {
+        "app": name,
+        "clients": run.clients,
+        "rounds": max((int(line["round"]) for line in records.wire()), default=0),
+        "seconds": round(run.seconds, 1),
+        "stand_ins": records.stand_ins() if stand_in else [],
+        "leaves": leaves(records),
+        "server_controls": server_controls(records, recipe),
+        "recipe": recipe,
+        "attacks": [],
+        "recovered": [],
+        "leaks": [],
+        "not_tested": list(NEVER_TESTED),
+        "unusual": [],
+        "cheating": [],
+        "protections": [],
+        "advice": None,
+        "problem": run.problem,
+        "control": None,
+        "network_uploads": any(answer.kind in ("weights", "gradient") for answer in read_answers(records)),
+    }
+    findings = Findings(report)
+    report["leaks"] += _private_in_clear(records, recipe, report)
+    if recipe["trains"]:
+        on_stage("attacks on what was sent")
+        _attack(records, recipe, findings)
+        if recipe["examples"] == 1 and report["network_uploads"]:
+            report["leaks"].append(ALONE)
+    else:
+        report["not_tested"].append(f"attacks on uploads: {recipe['why']}")
+    return findings
+
+
+def _private_in_clear(records: Records, recipe: Mapping[str, Any], report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Private examples in what leaves, of each client against its own."""
+    mean, std = channels(recipe)
+    seen: dict[int, list[Private]] = {}
+    behind: dict[str, Private] = {}
+    nodes = {line["id"]: int(line["node"]) for line in records.wire() if line["way"] == "down"}
+    for message, node in nodes.items():
+        private = read_private(records.evaluator, message, mean, std)
+        if private is not None:
+            seen.setdefault(node, []).append(private)
+            behind[message] = private
+    leaks: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for line in records.wire():
+        if line["way"] != "up":
+            continue
+        one = behind.get(line.get("reply_to", ""))
+        against = [one] if one else seen.get(int(line["node"]), [])[:1]
+        for record, described in line.get("records", {}).items():
+            for value, size in verbatim.unusual(described):
+                flagged = f"{record}.{value} holds {size} numbers in clear, more than a metric or a setting needs"
+                if flagged not in report["unusual"]:
+                    report["unusual"].append(flagged)
+            for value, correlation in verbatim.find_private(described.get("values", {}), against):
+                leaks.setdefault(
+                    (line["type"], record, value), _clear(line["type"], record, value, correlation)
+                )
+    for answer in read_answers(records):
+        private = behind.get(answer.message)
+        strange = verbatim.as_values(answer.arrays, answer.sent)
+        for value, correlation in verbatim.find_private(strange, [private] if private else []):
+            leaks.setdefault(("train", "arrays", value), _clear("train", "arrays", value, correlation))
+    return list(leaks.values())
+
+
+def _clear(message: str, record: str, value: str, correlation: float) -> dict[str, Any]:
+    return {
+        "what": f"{record}.{value} of the {message} answer holds a private example as it is",
+        "evidence": f"correlation {correlation:.4f} with an example of the client's own batch",
+    }
+
+
+def _attack(records: Records, recipe: dict[str, Any], findings: Findings) -> None:
+    report = findings.report
+    answers = [answer for answer in read_answers(records) if answer.server_round == 1][:ATTACKED]
+    if not answers:
+        report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
+        return
+    mean, std = channels(recipe)
+    private = read_private(records.evaluator, answers[0].message, mean, std)
+    side = private.side if private else 0
+    try:
+        module = load_network(records.model, records.root / "app" / "audited")
+        network = take_in(module, by_name(module, answers[0].sent), mean=mean, std=std, side=max(side, 1))
+    except BadInputError as error:
+        report["not_tested"].append(f"attacks on uploads: {error}")
+        return
+    report["network"] = {
+        "class": type(module).__name__,
+        "read_as": "whole" if network.whole else type(network.seen).__name__,
+        "why_not_whole": network.why,
+    }
+    attacked = [_attack_one(answer, network, recipe, records) for answer in answers]
+    report["attacks"] = [
+        {
+            "attack": one.attack, "reveals": one.reveals, "role": one.role, "applies": one.applies,
+            "reason": one.reason, "seconds": round(one.seconds, 2),
+        }
+        for one in attacked[0].attempts
+    ]  # fmt: skip
+    for place, one in enumerate(attacked, start=1):
+        _tell_recovered(place, one, recipe, findings)
+    report["not_tested"] += [
+        f"{one.attack}: applies, {one.reason}" for one in attacked[0].attempts if one.applies and not one.ran
+    ]
+    _tell_control(network, private, findings)
+
+
+def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
+    update = by_name(network.module, answer.update)
+    why = unreadable(recipe, answer.kind)
+    attempts = attempt_all(network, update, threat_of(recipe, answer.kind), unreadable=why)
+    private = read_private(records.evaluator, answer.message, *channels(recipe))
+    return Attacked(answer, network, private, attempts, update)
+
+
+def _tell_recovered(place: int, attacked: Attacked, recipe: Mapping[str, Any], findings: Findings) -> None:
+    report, private = findings.report, attacked.private
+    where = f"client {place}, round {attacked.answer.server_round}"
+    if private is None:
+        report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
+        return
+    for attempt in attacked.attempts:
+        values = scored(attempt, private, attacked.network) if attempt.ran else {}
+        if not values:
+            continue
+        report["recovered"].append({"upload": where, "attack": attempt.attack, "reveals": attempt.reveals, **values})
+        if attempt.role == "attack" and leaking(values):
+            report["leaks"].append(
+                {
+                    "what": f"{values['above_floor']} of {values['pictures']} pictures of {where} come back",
+                    "evidence": f"{attempt.attack}: {values['psnr_worst_case']} dB at best, a grey picture "
+                    f"{values['floor_median']} dB",
+                }
+            )
+        if isinstance(attempt.made, Reconstruction) and private.pictures is not None and attempt.role == "attack":
+            shown = [private.pictures[0], attempt.made.images[0]]
+            findings.strips.append((f"{where}, {attempt.attack}", shown))
+    held = classes_held(attacked.network, attacked.update, is_gradient=attacked.answer.kind == "gradient")
+    if held is not None and private.labels is not None and attacked.network.head is not None:
+        classes = len(attacked.update[attacked.network.head[1]])
+        counts = score_classes(held, private.labels, classes)
+        report["recovered"].append({"upload": where, "attack": "signs of the head's bias", "reveals": "classes", **counts})
+
+
+def _tell_control(network: Network, private: Private | None, findings: Findings) -> None:
+    report = findings.report
+    side, count = (private.side, int(private.pictures.shape[1])) if private and private.pictures is not None else (0, 3)
+    try:
+        control: Control = make_control(network, side=side, channels=count)
+    except BadInputError as error:
+        report["control"] = {"made": False, "reason": one_line(error), "leaks": []}
+        return
+    attempts = attempt_all(network, control.update, control.threat)
+    rows = []
+    for attempt in attempts:
+        values = scored(attempt, control.private, network) if attempt.ran else {}
+        if values:
+            rows.append({"attack": attempt.attack, "reveals": attempt.reveals, "role": attempt.role, **values})
+        if isinstance(attempt.made, Reconstruction) and attempt.role == "attack":
+            shown = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
+            findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", shown))
+    kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
+    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds)}
+
+
+def _succeeded(row: Mapping[str, Any]) -> bool:
+    return leaking(row) or row.get("labels_right") == 1.0 or bool(row.get("features_near"))

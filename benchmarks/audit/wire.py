@@ -1,0 +1,134 @@
+"""What crossed the wire in a watched run, and what it is: weights, a change of them, a gradient, or something else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.audit.running import Records
+from fedmjp.wire import are_weights
+
+Kind = str  # "weights", "gradient", "unknown" or "nothing"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer to one training message, of which arrays were kept."""
+
+    message: str  # identifier of the training message, by which the evaluator knows what is behind it
+    server_round: int
+    node: int
+    sent: Mapping[str, Tensor]  # by name, of all array records of the message
+    arrays: Mapping[str, Tensor]  # by name, of all array records of the answer
+
+    @property
+    def kind(self) -> Kind:
+        """What the arrays are."""
+        if not self.arrays:
+            return "nothing"
+        shared = {name: self.sent[name] for name in self.arrays if name in self.sent}
+        if are_weights(self.arrays, shared):
+            return "weights"
+        same = len(shared) == len(self.arrays) and all(self.arrays[n].shape == s.shape for n, s in shared.items())
+        return "gradient" if same else "unknown"
+
+    @property
+    def update(self) -> dict[str, Tensor]:
+        """The gradient, or the change of the weights."""
+        floating = {name: tensor for name, tensor in self.arrays.items() if tensor.is_floating_point()}
+        if self.kind != "weights":
+            return dict(floating)
+        return {name: tensor.double().sub(self.sent[name].double()).float() for name, tensor in floating.items()}
+
+
+def read_answers(records: Records) -> list[Answer]:
+    """Every answer of which arrays were kept, in the order in which they came."""
+    sent = {line["id"]: line for line in records.wire() if line["way"] == "down"}
+    answers = []
+    for line in records.wire():
+        question = sent.get(line.get("reply_to", ""))
+        if line["way"] == "up" and "file" in line and question is not None and "file" in question:
+            pair = (_arrays(records, question["file"]), _arrays(records, line["file"]))
+            answers.append(Answer(question["id"], int(question["round"]), int(line["node"]), *pair))
+    return answers
+
+
+def _arrays(records: Records, name: str) -> dict[str, Tensor]:
+    """Tensors by their own names; records that hold the same names keep theirs before them."""
+    with np.load(records.server / name) as file:
+        arrays = {key: file[key] for key in file.files if file[key].dtype.kind in "fiub"}
+    short = [key.partition("/")[2] for key in arrays]
+    keys = short if len(set(short)) == len(short) else list(arrays)
+    return {key: torch.from_numpy(np.array(array)) for key, array in zip(keys, arrays.values(), strict=True)}
+
+
+def leaves(records: Records) -> list[dict[str, Any]]:
+    """What leaves a client, an entry for each name in each record, in the order in which it is first seen."""
+    kinds = {(answer.server_round, answer.node): answer.kind for answer in read_answers(records)}
+    entries: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for line in records.wire():
+        if line["way"] != "up":
+            continue
+        kind = kinds.get((int(line["round"]), int(line["node"])))
+        for record, described in line.get("records", {}).items():
+            for entry in _entries(described, kind if line["type"].startswith("train") else None):
+                key = (line["type"], record, entry["name"])
+                known = entries.setdefault(key, {"message": line["type"], "record": record, **entry, "times": 0})
+                known["times"] += 1
+    return list(entries.values())
+
+
+def _entries(described: Mapping[str, Any], kind: Kind | None) -> list[dict[str, Any]]:
+    if described["kind"] == "arrays":
+        return [
+            {"name": name, "what": kind or "arrays", "dtype": dtype, "shape": shape, "bytes": size}
+            for name, (dtype, shape, size) in described["entries"].items()
+        ]
+    what = "metric in clear" if described["kind"] == "metrics" else "configuration in clear"
+    return [
+        {"name": name, "what": what, "dtype": type(value).__name__, "bytes": _size(value), "example": _short(value)}
+        for name, value in described["values"].items()
+    ]
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return len(value["bytes"]) * 3 // 4
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, str) else 8
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, int | float | bool):
+        return value
+    text = "bytes" if isinstance(value, Mapping) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004
+
+
+def server_controls(records: Records, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the server chooses of a client's work: weights, and values of which some are seen again in the recipe."""
+    controls: dict[str, dict[str, Any]] = {}
+    rate = recipe.get("learning_rate")
+    for line in records.wire():
+        if line["way"] != "down":
+            continue
+        for record, described in line.get("records", {}).items():
+            if described["kind"] == "arrays":
+                size = sum(entry[2] for entry in described["entries"].values())
+                meaning = f"{len(described['entries'])} tensors, {size} bytes: a client computes with whatever is sent"
+                controls.setdefault(record, {"name": record, "what": "weights", "meaning": meaning})
+                continue
+            for name, value in described["values"].items():
+                meaning = "value that the app's client may read"
+                if isinstance(value, int | float) and rate is not None and abs(float(value) - rate) <= 1e-6 * rate:
+                    meaning = "the learning rate that clients train with: the server's to choose"
+                controls.setdefault(
+                    f"{record}.{name}",
+                    {"name": f"{record}.{name}", "what": "configuration", "value": _short(value), "meaning": meaning},
+                )
+    code = "whoever may submit a run sends the code that clients run"
+    return [*controls.values(), {"name": "app bundle", "what": "code", "meaning": code}]
