@@ -32,7 +32,9 @@ class App:
     @property
     def code(self) -> str:
         """All of its Python."""
-        return "\n".join(path.read_text(errors="replace") for path in sorted(_files(self.folder)) if path.suffix == ".py")
+        return "\n".join(
+            path.read_text(errors="replace") for path in sorted(_files(self.folder)) if path.suffix == ".py"
+        )
 
     @property
     def literals(self) -> list[str]:

@@ -11,11 +11,12 @@ from attacks import ATTACKS
 from attacks.adversary import Adversary
 from benchmarks.audit.network import Network
 from fedmjp.errors import FedmjpError
-from fedmjp.records import Disclosure
+from fedmjp.records import Disclosure, Upload
 from fedmjp.threat import ThreatModel
 
 # What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
-RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
+RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey", "chance")
+NOT_RUN = "not run: a search, of minutes to hours"
 MOST_PICTURES = 128  # behind an upload that is attacked
 
 
@@ -48,12 +49,18 @@ def attempt_all(
         threat: What the server knows of it.
         unreadable: Why nothing can be read of it at all, if that is so.
     """
-    return [_attempt(name, network, update, threat, unreadable) for name in ATTACKS if not name.startswith("oracle_")]
+    upload: Upload | str
+    try:
+        upload = network.upload(update, threat)
+    except FedmjpError as error:
+        upload = str(error)
+    return [attempt(name, network, upload, threat, unreadable) for name in ATTACKS if not name.startswith("oracle_")]
 
 
-def _attempt(
-    name: str, network: Network, update: Mapping[str, Tensor], threat: ThreatModel, unreadable: str | None
+def attempt(
+    name: str, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None = None
 ) -> Attempt:
+    """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none."""
     try:
         chosen = ATTACKS.get(name)({})
     except FedmjpError as error:
@@ -69,14 +76,15 @@ def _attempt(
     try:
         if refusal := chosen.refusal(network.seen, threat):  # type: ignore[arg-type]  # what needs a network has one
             return Attempt(*about, applies=False, reason=refusal)
-        upload = network.upload(update, threat)
+        if isinstance(upload, str):
+            return Attempt(*about, applies=False, reason=upload)
         missing = [tensor for tensor in chosen.tensors(network.seen) if tensor not in upload.tensors]  # type: ignore[arg-type]
     except (FedmjpError, LookupError, AttributeError) as error:
         return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)
     if missing:
         return Attempt(*about, applies=False, reason=f"the app does not send {', '.join(missing)}, which it reads")
     if name not in RUN:
-        return Attempt(*about, applies=True, reason="not run: a search, of minutes to hours")
+        return Attempt(*about, applies=True, reason=NOT_RUN)
     started = time.monotonic()
     try:
         adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]

@@ -9,11 +9,14 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.audit import verbatim
+from benchmarks.audit.advice import Case, advise
 from benchmarks.audit.app import read_app
 from benchmarks.audit.attacking import Attempt, attempt_all, classes_held
+from benchmarks.audit.cheating import play_servers
 from benchmarks.audit.control import Control, make_control
 from benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
 from benchmarks.audit.network import Network, by_name, load_network, take_in
+from benchmarks.audit.protections import verify
 from benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
 from benchmarks.audit.running import Records, Run, one_line, play
 from benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
@@ -89,14 +92,14 @@ def _bundled() -> np.ndarray[Any, Any]:
 
 
 def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
-    recipe = read_recipe(records)
+    recipe, answers = read_recipe(records), read_answers(records)
     report: dict[str, Any] = {
         "app": name,
         "clients": run.clients,
         "rounds": max((int(line["round"]) for line in records.wire()), default=0),
         "seconds": round(run.seconds, 1),
         "stand_ins": records.stand_ins() if stand_in else [],
-        "leaves": leaves(records),
+        "leaves": leaves(records, answers),
         "server_controls": server_controls(records, recipe),
         "recipe": recipe,
         "attacks": [],
@@ -109,13 +112,13 @@ def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage:
         "advice": None,
         "problem": run.problem,
         "control": None,
-        "network_uploads": any(answer.kind in ("weights", "gradient") for answer in read_answers(records)),
+        "network_uploads": any(answer.kind in ("weights", "gradient") for answer in answers),
     }
     findings = Findings(report)
-    report["leaks"] += _private_in_clear(records, recipe, report)
+    report["leaks"] += _private_in_clear(records, answers, report)
     if recipe["trains"]:
         on_stage("attacks on what was sent")
-        _attack(records, recipe, findings)
+        _attack(records, answers, findings)
         if recipe["examples"] == 1 and report["network_uploads"]:
             report["leaks"].append(ALONE)
     else:
@@ -123,9 +126,9 @@ def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage:
     return findings
 
 
-def _private_in_clear(records: Records, recipe: Mapping[str, Any], report: dict[str, Any]) -> list[dict[str, Any]]:
+def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[str, Any]) -> list[dict[str, Any]]:
     """Private examples in what leaves, of each client against its own."""
-    mean, std = channels(recipe)
+    mean, std = channels(report["recipe"])
     seen: dict[int, list[Private]] = {}
     behind: dict[str, Private] = {}
     nodes = {line["id"]: int(line["node"]) for line in records.wire() if line["way"] == "down"}
@@ -146,10 +149,8 @@ def _private_in_clear(records: Records, recipe: Mapping[str, Any], report: dict[
                 if flagged not in report["unusual"]:
                     report["unusual"].append(flagged)
             for value, correlation in verbatim.find_private(described.get("values", {}), against):
-                leaks.setdefault(
-                    (line["type"], record, value), _clear(line["type"], record, value, correlation)
-                )
-    for answer in read_answers(records):
+                leaks.setdefault((line["type"], record, value), _clear(line["type"], record, value, correlation))
+    for answer in answers:
         private = behind.get(answer.message)
         strange = verbatim.as_values(answer.arrays, answer.sent)
         for value, correlation in verbatim.find_private(strange, [private] if private else []):
@@ -159,14 +160,14 @@ def _private_in_clear(records: Records, recipe: Mapping[str, Any], report: dict[
 
 def _clear(message: str, record: str, value: str, correlation: float) -> dict[str, Any]:
     return {
-        "what": f"{record}.{value} of the {message} answer holds a private example as it is",
+        "what": f"the answer to {message} holds a private example, or a part of one, as it is: {value} of {record}",
         "evidence": f"correlation {correlation:.4f} with an example of the client's own batch",
     }
 
 
-def _attack(records: Records, recipe: dict[str, Any], findings: Findings) -> None:
-    report = findings.report
-    answers = [answer for answer in read_answers(records) if answer.server_round == 1][:ATTACKED]
+def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> None:
+    report, recipe = findings.report, findings.report["recipe"]
+    answers = [answer for answer in kept if answer.server_round == 1][:ATTACKED]
     if not answers:
         report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
         return
@@ -194,10 +195,34 @@ def _attack(records: Records, recipe: dict[str, Any], findings: Findings) -> Non
     ]  # fmt: skip
     for place, one in enumerate(attacked, start=1):
         _tell_recovered(place, one, recipe, findings)
-    report["not_tested"] += [
-        f"{one.attack}: applies, {one.reason}" for one in attacked[0].attempts if one.applies and not one.ran
-    ]
-    _tell_control(network, private, findings)
+    if searches := [one.attack for one in attacked[0].attempts if one.applies and not one.ran]:
+        report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
+    report["cheating"] = play_servers(network, recipe, answers[0].kind)
+    control = _tell_control(network, private, findings)
+    report["protections"] = verify(records, recipe, answers, module)
+    if control is not None:
+        report["advice"] = _advise(network, attacked, control, recipe)
+
+
+def _advise(network: Network, attacked: Sequence[Attacked], control: Control, recipe: Mapping[str, Any]) -> Any:
+    """Of what the app sends where that leaks, else of the control."""
+    leaks = [one for one in attacked if one.private is not None and _gives_pictures(one)]
+    if len(leaks) > 1:
+        threat = threat_of(recipe, leaks[0].answer.kind)
+        pair = [Case(one.update, threat, one.private) for one in leaks[:2] if one.private is not None]
+        return advise(network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
+    picture = control.private.pictures
+    assert picture is not None  # noqa: S101 (a control is of a picture)
+    other = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
+    pair = [Case(one.update, one.threat, one.private) for one in (control, other)]
+    return advise(network, pair[0], pair[1], "On the control, since no attack read pictures out of the app's uploads.")
+
+
+def _gives_pictures(attacked: Attacked) -> bool:
+    private = attacked.private
+    return private is not None and any(
+        leaking(scored(one, private, attacked.network)) for one in attacked.attempts if one.ran and one.role == "attack"
+    )
 
 
 def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
@@ -218,7 +243,8 @@ def _tell_recovered(place: int, attacked: Attacked, recipe: Mapping[str, Any], f
         values = scored(attempt, private, attacked.network) if attempt.ran else {}
         if not values:
             continue
-        report["recovered"].append({"upload": where, "attack": attempt.attack, "reveals": attempt.reveals, **values})
+        about = {"upload": where, "attack": attempt.attack, "role": attempt.role, "reveals": attempt.reveals}
+        report["recovered"].append({**about, **values})
         if attempt.role == "attack" and leaking(values):
             report["leaks"].append(
                 {
@@ -234,17 +260,18 @@ def _tell_recovered(place: int, attacked: Attacked, recipe: Mapping[str, Any], f
     if held is not None and private.labels is not None and attacked.network.head is not None:
         classes = len(attacked.update[attacked.network.head[1]])
         counts = score_classes(held, private.labels, classes)
-        report["recovered"].append({"upload": where, "attack": "signs of the head's bias", "reveals": "classes", **counts})
+        about = {"upload": where, "attack": "signs of the head's bias", "role": "attack", "reveals": "classes"}
+        report["recovered"].append({**about, **counts})
 
 
-def _tell_control(network: Network, private: Private | None, findings: Findings) -> None:
+def _tell_control(network: Network, private: Private | None, findings: Findings) -> Control | None:
     report = findings.report
     side, count = (private.side, int(private.pictures.shape[1])) if private and private.pictures is not None else (0, 3)
     try:
         control: Control = make_control(network, side=side, channels=count)
     except BadInputError as error:
-        report["control"] = {"made": False, "reason": one_line(error), "leaks": []}
-        return
+        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": []}
+        return None
     attempts = attempt_all(network, control.update, control.threat)
     rows = []
     for attempt in attempts:
@@ -256,6 +283,7 @@ def _tell_control(network: Network, private: Private | None, findings: Findings)
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", shown))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
     report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds)}
+    return control
 
 
 def _succeeded(row: Mapping[str, Any]) -> bool:

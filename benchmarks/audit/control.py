@@ -15,7 +15,6 @@ from fedmjp.models.probing import tensors_of
 from fedmjp.threat import ThreatModel
 
 
-
 @dataclass(frozen=True)
 class Control:
     """An update of one picture that nobody needs to protect, and the picture."""
@@ -25,18 +24,18 @@ class Control:
     private: Private
 
 
-def make_control(network: Network, *, side: int, channels: int, label: int = 1) -> Control:
+def make_control(network: Network, *, side: int, channels: int, number: int = 0) -> Control:
     """Compute the gradient of a bundled picture; BadInputError if the network does not take it.
 
     Args:
         network: With the weights that the server sent.
         side: Pixels per side of the app's pictures.
         channels: One or three.
-        label: Of the picture.
+        number: Which of the bundled pictures, from 0; its label is the next number.
     """
     if side == 0:
         raise BadInputError("the app's network takes no pictures, and the control is of one")
-    picture = bundled_pictures(1, size=side)[0].image[None]
+    picture = bundled_pictures(number + 1, size=side)[number].image[None]
     if channels == 1:
         picture = picture.mean(dim=1, keepdim=True)
     seen = network.seen
@@ -46,10 +45,10 @@ def make_control(network: Network, *, side: int, channels: int, label: int = 1) 
         value.requires_grad_(True)
     try:
         logits = next(iter(tensors_of(network.module(entered))))
-        loss = F.cross_entropy(logits, torch.tensor([min(label, logits.shape[1] - 1)]))
+        labels = torch.tensor([min(number + 1, logits.shape[1] - 1)])
+        loss = F.cross_entropy(logits, labels)
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     except Exception as error:
         raise BadInputError(f"the app's network does not take a picture of {side} x {side}: {error}") from None
     update = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
-    labels = torch.tensor([min(label, logits.shape[1] - 1)])
     return Control(update, ThreatModel(), Private((entered,), picture, labels))

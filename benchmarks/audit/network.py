@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -66,7 +67,7 @@ class Network:
         """Whether every attack can run it."""
         return self.carried is not None
 
-    @property
+    @cached_property
     def weights(self) -> str:
         """Digest of the weights as attacks see them."""
         if isinstance(self.seen, Adopted):

@@ -26,6 +26,7 @@ PARALLEL = 0.98  # correlation from which on a vector is an example's
 FEWEST_OF_PART, PARALLEL_PART = 64, 0.999
 EXAMPLES = 16  # of each upload that are compared
 LARGE = 64  # numbers in one metric or configuration value that nobody needs for a metric
+HUGE = 1e12  # of bytes that are no numbers of this kind
 MOST = 4_000_000  # numbers of a vector that is searched
 
 
@@ -87,9 +88,9 @@ def _of_bytes(content: bytes) -> Iterator[Vector]:
         pass
     for kind in (np.uint8, np.float32, np.float64, np.float16):
         if len(content) % np.dtype(kind).itemsize == 0 and len(content) >= FEWEST:
-            values = np.frombuffer(content, dtype=kind).astype(np.float64)
-            if np.isfinite(values).all():
-                yield values
+            values = np.frombuffer(content, dtype=kind)
+            if np.isfinite(values).all() and float(np.abs(values).max()) < HUGE:
+                yield values.astype(np.float64)
 
 
 def _views(private: Private) -> Iterator[tuple[Vector, bool]]:

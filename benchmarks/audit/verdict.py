@@ -30,14 +30,16 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     """A few sentences, the most important first."""
     sentences = []
     if report["problem"]:
-        sentences.append(f"The app could not be seen to the end: {report['problem']}. What was seen until then follows.")
+        sentences.append(
+            f"The app could not be seen to the end: {report['problem']}. What was seen until then follows."
+        )
     leaks: Sequence[Mapping[str, str]] = report["leaks"]
     if leaks:
         sentences.append("Uploads of this app give private data away, against the policy.")
         sentences += [f"{leak['what'][0].upper()}{leak['what'][1:]} ({leak['evidence']})." for leak in leaks[:5]]
         if len(leaks) > 5:  # noqa: PLR2004
             sentences.append(f"{len(leaks) - 5} more stand in the report.")
-        return sentences
+        return [*sentences, *_besides(report)]
     if report["problem"]:
         return sentences
     return [*sentences, _of_pictures(report), *_besides(report)]
@@ -45,7 +47,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
 
 def _of_pictures(report: Mapping[str, Any]) -> str:
     control = report["control"] or {"made": False, "reason": "nothing was attacked", "leaks": []}
-    ran = [row for row in report["recovered"] if row["reveals"] == "pictures" and row["attack"] != "grey"]
+    ran = [row for row in _attacks(report) if row["reveals"] == "pictures"]
     if not control["made"]:
         return f"Nothing is known of pictures or texts: {control['reason']}. That is no evidence of protection."
     if "pictures" not in control["leaks"]:
@@ -62,16 +64,24 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
     return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {shown}."
 
 
+def _attacks(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in report["recovered"] if row["role"] == "attack"]
+
+
 def _besides(report: Mapping[str, Any]) -> list[str]:
-    classes = [row for row in report["recovered"] if row["reveals"] == "classes"]
-    labels = [row for row in report["recovered"] if "labels_right" in row]
-    features = [row for row in report["recovered"] if row.get("features_near")]
+    classes = [row for row in _attacks(report) if row["reveals"] == "classes"]
+    labels = [row for row in _attacks(report) if "labels_right" in row]
+    features = [row for row in _attacks(report) if row.get("features_near")]
+    cheats = [row for row in report["cheating"] if row.get("leaks")]
     sentences = []
+    if cheats:
+        row = max(cheats, key=lambda one: one["psnr"])
+        sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")
     if classes:
         row = classes[0]
         sentences.append(
-            f"Which classes a client holds shows: of {row['held']} held, {row['right']} were named, among "
-            f"{row['named']} named of {row['classes']}."
+            f"Which classes a client holds shows in the head's bias: {row['named']} of {row['classes']} classes rose, "
+            f"{row['right']} of them among the {row['held']} that the client holds."
         )
     if labels:
         row = max(labels, key=lambda one: one["labels_right"])

@@ -1,7 +1,9 @@
 """What crossed the wire in a watched run, and what it is: weights, a change of them, a gradient, or something else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +23,29 @@ class Answer:
     message: str  # identifier of the training message, by which the evaluator knows what is behind it
     server_round: int
     node: int
-    sent: Mapping[str, Tensor]  # by name, of all array records of the message
-    arrays: Mapping[str, Tensor]  # by name, of all array records of the answer
+    question_file: Path
+    file: Path
 
     @property
+    def sent(self) -> Mapping[str, Tensor]:
+        """What the message held, of all its array records, by name."""
+        return _arrays(self.question_file)
+
+    @property
+    def arrays(self) -> Mapping[str, Tensor]:
+        """What the answer holds, likewise."""
+        return _arrays(self.file)
+
+    @cached_property
     def kind(self) -> Kind:
         """What the arrays are."""
-        if not self.arrays:
+        arrays, sent = self.arrays, self.sent
+        if not arrays:
             return "nothing"
-        shared = {name: self.sent[name] for name in self.arrays if name in self.sent}
-        if are_weights(self.arrays, shared):
+        shared = {name: sent[name] for name in arrays if name in sent}
+        if are_weights(arrays, shared):
             return "weights"
-        same = len(shared) == len(self.arrays) and all(self.arrays[n].shape == s.shape for n, s in shared.items())
+        same = len(shared) == len(arrays) and all(arrays[name].shape == one.shape for name, one in shared.items())
         return "gradient" if same else "unknown"
 
     @property
@@ -41,7 +54,8 @@ class Answer:
         floating = {name: tensor for name, tensor in self.arrays.items() if tensor.is_floating_point()}
         if self.kind != "weights":
             return dict(floating)
-        return {name: tensor.double().sub(self.sent[name].double()).float() for name, tensor in floating.items()}
+        sent = self.sent
+        return {name: tensor.double().sub(sent[name].double()).float() for name, tensor in floating.items()}
 
 
 def read_answers(records: Records) -> list[Answer]:
@@ -51,23 +65,24 @@ def read_answers(records: Records) -> list[Answer]:
     for line in records.wire():
         question = sent.get(line.get("reply_to", ""))
         if line["way"] == "up" and "file" in line and question is not None and "file" in question:
-            pair = (_arrays(records, question["file"]), _arrays(records, line["file"]))
-            answers.append(Answer(question["id"], int(question["round"]), int(line["node"]), *pair))
+            files = (records.server / question["file"], records.server / line["file"])
+            answers.append(Answer(question["id"], int(question["round"]), int(line["node"]), *files))
     return answers
 
 
-def _arrays(records: Records, name: str) -> dict[str, Tensor]:
+@lru_cache(maxsize=2)
+def _arrays(path: Path) -> Mapping[str, Tensor]:
     """Tensors by their own names; records that hold the same names keep theirs before them."""
-    with np.load(records.server / name) as file:
+    with np.load(path) as file:
         arrays = {key: file[key] for key in file.files if file[key].dtype.kind in "fiub"}
     short = [key.partition("/")[2] for key in arrays]
     keys = short if len(set(short)) == len(short) else list(arrays)
     return {key: torch.from_numpy(np.array(array)) for key, array in zip(keys, arrays.values(), strict=True)}
 
 
-def leaves(records: Records) -> list[dict[str, Any]]:
+def leaves(records: Records, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """What leaves a client, an entry for each name in each record, in the order in which it is first seen."""
-    kinds = {(answer.server_round, answer.node): answer.kind for answer in read_answers(records)}
+    kinds = {(answer.server_round, answer.node): answer.kind for answer in answers}
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for line in records.wire():
         if line["way"] != "up":

@@ -131,9 +131,7 @@ def _end_sources(module: nn.Module, blocks: Sequence[tuple[str, nn.Module]], ent
         raise BadInputError("found no linear layer that gives the module's output")
     inside = tuple(f"{prefix}." for prefix, _ in blocks)
     norms = [
-        name
-        for name, part in module.named_modules()
-        if isinstance(part, nn.LayerNorm) and not name.startswith(inside)
+        name for name, part in module.named_modules() if isinstance(part, nn.LayerNorm) and not name.startswith(inside)
     ]
     if len(norms) != 1:
         raise BadInputError(f"found {len(norms)} norms outside of the blocks, not the one before the head")

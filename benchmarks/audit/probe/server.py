@@ -99,7 +99,9 @@ class Tap(Grid):
                 "reply_to": about.reply_to_message_id, "node": about.dst_node_id if way == "down" else about.src_node_id,
             }  # fmt: skip
             if message.has_error():
-                settings.note(FOLDER, "wire.jsonl", {**line, "error": message.error.code, "reason": message.error.reason})
+                settings.note(
+                    FOLDER, "wire.jsonl", {**line, "error": message.error.code, "reason": message.error.reason}
+                )
                 continue
             line["records"] = {name: _described(record) for name, record in message.content.items()}
             if _trains(message) and self._wanted(int(line["node"])):

@@ -27,7 +27,9 @@ TEXT_COLUMNS = ("text", "sentence", "content", "review")
 LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
 PER_CLIENT = {True: 40, False: 10}  # rows of a split for each client, of small pictures or texts and of large pictures
 LARGE = 96  # pixels per side
-WORDS = tuple("the a patient was seen with pain in left right arm and is well again good bad film very not at all".split())
+WORDS = tuple(
+    "the a patient was seen with pain in left right arm and is well again good bad film very not at all".split()
+)
 
 # Libraries that would wait for the network are told that there is none.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
@@ -233,7 +235,9 @@ def _transformers() -> None:
 
     _stand_in(transformers.PreTrainedModel, _drawn_model, "weights", "drawn weights")
     _stand_in(_BaseAutoModelClass, _drawn_model, "weights", "drawn weights")
-    _stand_in(transformers.AutoConfig, lambda _kind, name, named: _config(name, named), "configuration", "a default one")
+    _stand_in(
+        transformers.AutoConfig, lambda _kind, name, named: _config(name, named), "configuration", "a default one"
+    )
     _stand_in(transformers.AutoTokenizer, _tokenizer, "tokenizer", "a tokenizer of letters")
     _stand_in(transformers.PreTrainedTokenizerBase, _tokenizer, "tokenizer", "a tokenizer of letters")
     if hasattr(transformers, "AutoImageProcessor"):

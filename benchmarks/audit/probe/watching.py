@@ -88,7 +88,11 @@ class Watch:
         target = arguments[1] if len(arguments) > 1 else named.get("target")
         if not self._loss:
             smoothing = named.get("label_smoothing", 0.0)
-            self._loss = {"name": name, "label_smoothing": float(smoothing), "reduction": named.get("reduction", "mean")}
+            self._loss = {
+                "name": name,
+                "label_smoothing": float(smoothing),
+                "reduction": named.get("reduction", "mean"),
+            }
         if isinstance(target, Tensor) and self._batches and len(self._batches) == len(self._sizes):
             self._batches[-1].setdefault("target", target.detach().cpu().clone())
 
@@ -120,7 +124,9 @@ class Watch:
         }
         np.savez(self._folder / f"{name}.npz", **arrays)
         trained = {} if self._module is None else _matching(self._module, self._message).state_dict()
-        np.savez(self._folder / f"{name}-trained.npz", **{entry: value.cpu().numpy() for entry, value in trained.items()})
+        np.savez(
+            self._folder / f"{name}-trained.npz", **{entry: value.cpu().numpy() for entry, value in trained.items()}
+        )
         settings.note(
             self._folder,
             "seen.jsonl",
@@ -232,8 +238,22 @@ def _opacus() -> list[dict[str, Any]]:
     if "opacus" not in sys.modules:
         return []
     names = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
-    made = [one for one in gc.get_objects() if type(one).__name__.startswith("DP") and hasattr(one, "original_optimizer")]
-    return [{name: getattr(one, name, None) for name in names} for one in made]
+    made = [
+        one for one in gc.get_objects() if type(one).__name__.startswith("DP") and hasattr(one, "original_optimizer")
+    ]
+    return [{**{name: getattr(one, name, None) for name in names}, "measured_noise": _noise(one)} for one in made]
+
+
+def _noise(optimiser: Any) -> float | None:
+    """Standard deviation of what one of Opacus' optimisers added to the sum of clipped gradients, before its step."""
+    expected = float(optimiser.expected_batch_size or 1)
+    parameters = [one for group in optimiser.param_groups for one in group["params"]]
+    added = [
+        (one.grad * expected - one.summed_grad).flatten()
+        for one in parameters
+        if one.grad is not None and getattr(one, "summed_grad", None) is not None
+    ]
+    return float(torch.cat(added).std()) if added else None
 
 
 def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
