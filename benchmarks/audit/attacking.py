@@ -1,10 +1,10 @@
 """The attacker's side of an audit: the app's network, its uploads and its recipe in, disclosures and refusals out."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from attacks import ATTACKS
@@ -66,33 +66,36 @@ def attempt(
     except FedmjpError as error:
         return Attempt(name, "pictures", "attack", applies=False, reason=str(error))
     about = (name, chosen.reveals, chosen.role)
-    if unreadable is not None and chosen.role != "floor":
-        return Attempt(*about, applies=False, reason=unreadable)
-    if chosen.needs_network and not network.whole:
-        return Attempt(*about, applies=False, reason=f"needs a vision transformer that it can run: {network.why}")
-    if threat.pictures > MOST_PICTURES and chosen.role != "floor":
-        reason = f"{threat.pictures} examples are behind an upload; more than {MOST_PICTURES} are not attacked"
-        return Attempt(*about, applies=False, reason=reason)
     try:
-        if refusal := chosen.refusal(network.seen, threat):  # type: ignore[arg-type]  # what needs a network has one
+        if refusal := _refusal(chosen, network, upload, threat, unreadable):
             return Attempt(*about, applies=False, reason=refusal)
-        if isinstance(upload, str):
-            return Attempt(*about, applies=False, reason=upload)
-        missing = [tensor for tensor in chosen.tensors(network.seen) if tensor not in upload.tensors]  # type: ignore[arg-type]
+        if name not in RUN:
+            return Attempt(*about, applies=True, reason=NOT_RUN)
+        started = time.monotonic()
+        adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]  # what needs a network has one
+        made = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]  # type: ignore[list-item]
+        caveat = chosen.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
     except (FedmjpError, LookupError, AttributeError) as error:
         return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)
-    if missing:
-        return Attempt(*about, applies=False, reason=f"the app does not send {', '.join(missing)}, which it reads")
-    if name not in RUN:
-        return Attempt(*about, applies=True, reason=NOT_RUN)
-    started = time.monotonic()
-    try:
-        adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]
-        made = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]
-    except FedmjpError as error:
-        return Attempt(*about, applies=False, reason=str(error))
-    caveat = chosen.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
     return Attempt(*about, applies=True, reason=caveat, made=made, seconds=time.monotonic() - started)
+
+
+def _refusal(
+    chosen: Any, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None
+) -> str | None:
+    """Why an attack cannot be run on this upload; floors need nothing of it."""
+    if chosen.needs_network and not network.whole:
+        return f"needs a vision transformer that it can run: {network.why}"
+    if chosen.role != "floor":
+        if unreadable is not None:
+            return unreadable
+        if threat.pictures > MOST_PICTURES:
+            return f"{threat.pictures} examples are behind an upload; more than {MOST_PICTURES} are not attacked"
+    refusal: str | None = chosen.refusal(network.seen, threat)
+    if refusal or isinstance(upload, str):
+        return refusal or str(upload)
+    missing = [tensor for tensor in chosen.tensors(network.seen) if tensor not in upload.tensors]
+    return f"the app does not send {', '.join(missing)}, which it reads" if missing else None
 
 
 def classes_held(network: Network, update: Mapping[str, Tensor], *, is_gradient: bool) -> list[int] | None:
@@ -104,17 +107,3 @@ def classes_held(network: Network, update: Mapping[str, Tensor], *, is_gradient:
         return None
     moved = update[network.head[1]].double() * (-1 if is_gradient else 1)
     return moved.gt(0).nonzero().flatten().tolist() if moved.any() else None
-
-
-def features_of_one(network: Network, update: Mapping[str, Tensor]) -> Tensor | None:
-    """What the last layer read, (dim,), if one example is behind an update of one step: rows over their biases."""
-    if network.head is None or not set(network.head) <= set(update):
-        return None
-    weight, bias = (update[name].double() for name in network.head)
-    row = int(bias.abs().argmax())
-    return weight[row] / bias[row] if bool(bias[row]) and bool(torch.isfinite(weight).all()) else None
-
-
-def best(attempts: Sequence[Attempt], reveals: str) -> list[Attempt]:
-    """Those with a result of one kind that are attacks, not floors."""
-    return [one for one in attempts if one.ran and one.reveals == reveals and one.role == "attack"]

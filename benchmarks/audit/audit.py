@@ -36,7 +36,7 @@ NEVER_TESTED = (
     "what many rounds together give away: as many were watched as the report says, of two clients each",
     "attacks that train a decoder, and searches that take longer than minutes",
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
-    "private data in evaluation answers that never went through training, and in anything that the app writes or prints",
+    "private data that is used in evaluation alone, and whatever the app writes or prints",
 )
 ATTACKED = 2  # answers of the first round whose pictures are searched for
 
@@ -129,32 +129,30 @@ def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage:
 def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[str, Any]) -> list[dict[str, Any]]:
     """Private examples in what leaves, of each client against its own."""
     mean, std = channels(report["recipe"])
-    seen: dict[int, list[Private]] = {}
     behind: dict[str, Private] = {}
-    nodes = {line["id"]: int(line["node"]) for line in records.wire() if line["way"] == "down"}
-    for message, node in nodes.items():
-        private = read_private(records.evaluator, message, mean, std)
-        if private is not None:
-            seen.setdefault(node, []).append(private)
-            behind[message] = private
-    leaks: dict[tuple[str, str, str], dict[str, Any]] = {}
+    first: dict[int, Private] = {}  # of each client, for answers to other messages
     for line in records.wire():
-        if line["way"] != "up":
-            continue
-        one = behind.get(line.get("reply_to", ""))
-        against = [one] if one else seen.get(int(line["node"]), [])[:1]
-        for record, described in line.get("records", {}).items():
-            for value, size in verbatim.unusual(described):
-                flagged = f"{record}.{value} holds {size} numbers in clear, more than a metric or a setting needs"
-                if flagged not in report["unusual"]:
-                    report["unusual"].append(flagged)
-            for value, correlation in verbatim.find_private(described.get("values", {}), against):
-                leaks.setdefault((line["type"], record, value), _clear(line["type"], record, value, correlation))
+        private = read_private(records.evaluator, line["id"], mean, std) if line["way"] == "down" else None
+        if private is not None:
+            behind[line["id"]] = private
+            first.setdefault(int(line["node"]), private)
+    leaks: dict[tuple[str, str, str], dict[str, Any]] = {}
+
+    def compare(message: str, record: str, values: Mapping[str, Any], private: Private | None) -> None:
+        for value, correlation in verbatim.find_private(values, [private] if private else []):
+            leaks.setdefault((message, record, value), _clear(message, record, value, correlation))
+
+    for line in records.wire():
+        for record, described in line.get("records", {}).items() if line["way"] == "up" else ():
+            said = [
+                f"{record}.{value} holds {size} numbers in clear, more than a metric or a setting needs"
+                for value, size in verbatim.unusual(described)
+            ]
+            report["unusual"] += [one for one in said if one not in report["unusual"]]
+            private = behind.get(line["reply_to"], first.get(int(line["node"])))
+            compare(line["type"], record, described.get("values", {}), private)
     for answer in answers:
-        private = behind.get(answer.message)
-        strange = verbatim.as_values(answer.arrays, answer.sent)
-        for value, correlation in verbatim.find_private(strange, [private] if private else []):
-            leaks.setdefault(("train", "arrays", value), _clear("train", "arrays", value, correlation))
+        compare("train", "arrays", verbatim.as_values(answer.arrays, answer.sent), behind.get(answer.message))
     return list(leaks.values())
 
 
@@ -194,7 +192,7 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
         for one in attacked[0].attempts
     ]  # fmt: skip
     for place, one in enumerate(attacked, start=1):
-        _tell_recovered(place, one, recipe, findings)
+        _tell_recovered(place, one, findings)
     if searches := [one.attack for one in attacked[0].attempts if one.applies and not one.ran]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
     report["cheating"] = play_servers(network, recipe, answers[0].kind)
@@ -233,7 +231,7 @@ def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], rec
     return Attacked(answer, network, private, attempts, update)
 
 
-def _tell_recovered(place: int, attacked: Attacked, recipe: Mapping[str, Any], findings: Findings) -> None:
+def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
     report, private = findings.report, attacked.private
     where = f"client {place}, round {attacked.answer.server_round}"
     if private is None:

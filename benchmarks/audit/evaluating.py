@@ -57,7 +57,7 @@ def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequenc
 
 
 def _pictures(entered: Sequence[Tensor], mean: Sequence[float], std: Sequence[float]) -> Tensor | None:
-    batches = [tensor for tensor in entered if tensor.ndim == 4 and tensor.shape[1] in CHANNELS]  # noqa: PLR2004
+    batches = [tensor for tensor in entered if tensor.ndim == 4 and tensor.shape[1] in CHANNELS]
     if not batches or len({tensor.shape[1:] for tensor in batches}) > 1 or not batches[0].is_floating_point():
         return None
     whole = torch.cat(batches).float()
@@ -114,7 +114,8 @@ def score_features(features: Tensor, network: Network, private: Private, *, limi
     if grey is None:
         return None
     distances = torch.cdist(entered.double(), features.double()).min(dim=1).values
-    return (distances / (entered - grey).double().norm(dim=1)).tolist()
+    relative: list[float] = (distances / (entered - grey).double().norm(dim=1)).tolist()
+    return relative
 
 
 def _features(network: Network, entered: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Protections that an app has, as far as two looks show them: at what was trained and left, and at Opacus' own noise."""
+"""Protections that an app has, as two looks show them: at what was trained and what left, and at Opacus' noise."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ def _compare(answer: Answer, folder: Path, module: Any) -> str | None:
     factor = float((reply @ update) / (update @ update))
     noise = reply - factor * update
     share = float(noise.norm() / (abs(factor) * update.norm())) if factor else math.inf
-    if share <= 1e-3:  # noqa: PLR2004
+    if share <= 1e-3:
         return f"The update was scaled by {factor:.3g} before it left, as clipping does; no noise was added."
     return (
         f"The update was scaled by {factor:.3g} and something was added to it before it left: standard deviation "

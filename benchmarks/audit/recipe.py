@@ -57,7 +57,7 @@ def channels(recipe: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     if stated is None:
         return PLAIN
     mean, std = (values * 3 if len(values) == 1 else values for values in (stated["mean"], stated["std"]))
-    return (mean, std) if len(mean) == len(std) == 3 else PLAIN  # noqa: PLR2004
+    return (mean, std) if len(mean) == len(std) == 3 else PLAIN
 
 
 def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:

@@ -18,7 +18,10 @@ from fedmjp import provenance
 from fedmjp.errors import FederationError
 
 HANGS = "the app hangs"
-FEWEST, MORE = 2, 10  # clients that are tried, one after the other; Flower's own simulation has ten
+POLL_SECONDS = 0.5
+# Clients that are tried, one after the other, with how long an app may wait for more of them before it sends anything.
+# Flower's own simulation has ten.
+TRIED = {2: 20, 10: 120}
 NETWORK = re.compile(
     r"ConnectionError|OfflineModeIsEnabled|URLError|getaddrinfo|gaierror|Name or service not known|"
     r"Temporary failure in name resolution|Network is unreachable|Max retries exceeded|LocalEntryNotFound|"
@@ -86,18 +89,18 @@ def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping
         limit: Seconds, after which it is stopped.
     """
     started = time.monotonic()
-    for clients in (FEWEST, MORE):
+    for clients, waiting in TRIED.items():
         shutil.rmtree(records.root, ignore_errors=True)
         for folder in (records.server, records.evaluator):
             folder.mkdir(parents=True)
-        shared = {**given, "clients": clients, "literals": app.literals}
+        shared = {**given, "clients": clients, "waiting": waiting, "literals": app.literals}
         copy = copy_with_probe(
             app,
             records.root / "app" / "audited",
             {**shared, "folder": str(records.server)},
             {**shared, "folder": str(records.evaluator), "model": str(records.model)},
         )
-        ended = _once(superlink, copy, clients, limit - (time.monotonic() - started))
+        ended = _once(superlink, copy, records, clients, limit - (time.monotonic() - started))
         waits = bool(lines(records.server / "waiting.jsonl"))
         if not waits and (replies(records) or ended or _problems(records)):
             break
@@ -133,7 +136,7 @@ def _trains(line: Mapping[str, Any]) -> bool:
     return str(line["type"]).partition(".")[0] == "train"
 
 
-def _once(superlink: PrivateSuperLink, copy: Path, clients: int, limit: float) -> str | None:
+def _once(superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, limit: float) -> str | None:
     cores = min(provenance.hardware()["cores"], clients)
     empty = superlink.home / "run-config.toml"
     empty.write_text("", encoding="utf-8")
@@ -149,8 +152,12 @@ def _once(superlink: PrivateSuperLink, copy: Path, clients: int, limit: float) -
         ended.set()
 
     threading.Thread(target=follow, daemon=True).start()
-    if not ended.wait(max(limit, 1.0)):
-        return f"{HANGS}: it was stopped after {limit:.0f} s, the time limit"
+    deadline = time.monotonic() + limit
+    while not ended.wait(POLL_SECONDS):
+        if any((records.server / name).exists() for name in ("ended.jsonl", "waiting.jsonl")):
+            return None
+        if time.monotonic() > deadline:
+            return f"{HANGS}: it was stopped after the time limit"
     if superlink.status(run).endswith("completed"):
         return None
     errors = [line.strip() for line in tail if ERROR.match(line)]
@@ -173,5 +180,6 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
 
 
 def one_line(text: str) -> str:
+    """The last line of a text that says something, no longer than a terminal shows."""
     flat = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason")
-    return flat if len(flat) <= 240 else f"{flat[:237]}..."  # noqa: PLR2004
+    return flat if len(flat) <= 240 else f"{flat[:237]}..."

@@ -96,7 +96,7 @@ def _of_bytes(content: bytes) -> Iterator[Vector]:
 def _views(private: Private) -> Iterator[tuple[Vector, bool]]:
     """Every example as a vector, in several layouts and sizes, and whether parts of it are looked for."""
     for example in [example for entered in private.entered for example in entered][:EXAMPLES]:
-        if example.ndim != 3:  # noqa: PLR2004 (no picture)
+        if example.ndim != 3:
             yield example.double().flatten().numpy(), True
             continue
         for side in (None, 4, 8, 14, 16, 28, 32, 56, 64):

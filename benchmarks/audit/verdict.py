@@ -37,7 +37,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     if leaks:
         sentences.append("Uploads of this app give private data away, against the policy.")
         sentences += [f"{leak['what'][0].upper()}{leak['what'][1:]} ({leak['evidence']})." for leak in leaks[:5]]
-        if len(leaks) > 5:  # noqa: PLR2004
+        if len(leaks) > 5:
             sentences.append(f"{len(leaks) - 5} more stand in the report.")
         return [*sentences, *_besides(report)]
     if report["problem"]:

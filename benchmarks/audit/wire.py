@@ -120,8 +120,8 @@ def _size(value: Any) -> int:
 def _short(value: Any) -> Any:
     if isinstance(value, int | float | bool):
         return value
-    text = "bytes" if isinstance(value, Mapping) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004
+    text = f"{len(value)} values" if isinstance(value, list) else "bytes" if isinstance(value, Mapping) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def server_controls(records: Records, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ def carry(module: nn.Module, *, mean: Sequence[float], std: Sequence[float]) -> 
     entrance = find_entrance(module)
     parameters = dict(module.named_parameters())
     blocks = _blocks(module)
-    sources = {"patch_embed.proj.weight": (f"{entrance.embedding.name}.weight",)}
+    sources: Sources = {"patch_embed.proj.weight": (f"{entrance.embedding.name}.weight",)}
     sources["pos_embed"] = (entrance.positions.name,)
     if f"{entrance.embedding.name}.bias" in parameters:
         sources["patch_embed.proj.bias"] = (f"{entrance.embedding.name}.bias",)
@@ -103,9 +103,9 @@ def _blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
 def _block_sources(prefix: str, block: nn.Module) -> Sources:
     """Norms and matrices of a block by their places."""
     norms = [name for name, part in block.named_modules() if isinstance(part, nn.LayerNorm)]
-    matrices = [(name, parameter) for name, parameter in block.named_parameters() if parameter.ndim == 2]  # noqa: PLR2004
+    matrices = [(name, parameter) for name, parameter in block.named_parameters() if parameter.ndim == 2]
     split = bool(matrices) and matrices[0][1].shape[0] == matrices[0][1].shape[1]
-    if len(norms) != 2 or len(matrices) != (6 if split else 4):  # noqa: PLR2004
+    if len(norms) != 2 or len(matrices) != (6 if split else 4):
         raise BadInputError(f"block {prefix} has {len(norms)} norms and {len(matrices)} matrices, not those of a ViT")
     held = set(dict(block.named_parameters()))
     first = 3 if split else 1
@@ -168,7 +168,7 @@ def _candidates(
             img_size=entrance.embedding.patch_size * entrance.positions.grid,
             patch_size=entrance.embedding.patch_size,
             num_classes=held[sources["head.weight"][0]].shape[0],
-            global_pool=pool,
+            global_pool=cast(Any, pool),
             embed_dim=dim,
             depth=len(blocks),
             num_heads=count,
@@ -201,7 +201,7 @@ def _agree(module: nn.Module, classifier: VitClassifier) -> bool:
 
 def _shaped(parts: Sequence[Tensor], shape: torch.Size, pixel_order: Sequence[int]) -> Tensor:
     joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-    if len(shape) == 4 and joined.ndim == 2:  # noqa: PLR2004 (a Linear over flattened patches)
+    if len(shape) == 4 and joined.ndim == 2:
         sides = shape[1:]
         pixels = joined.reshape(shape[0], *(sides[axis] for axis in pixel_order))
         back = sorted(range(3), key=lambda place: pixel_order[place])

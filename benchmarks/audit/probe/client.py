@@ -25,14 +25,13 @@ class WatchedClientApp(ClientApp):
                 stand_ins.install(SETTINGS)
             watch_torch()
             app = settings.load(SETTINGS["component"])
-            if not training:
-                return app(message, context)
             with Watch(FOLDER, Path(SETTINGS["model"]), message) as watch:
                 reply: Message = app(message, context)
         except Exception as error:
             settings.note_problem(FOLDER, "client", error)
             raise
-        watch.keep(reply)
+        if training:
+            watch.keep(reply)
         return reply
 
 

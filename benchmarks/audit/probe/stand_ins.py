@@ -27,9 +27,7 @@ TEXT_COLUMNS = ("text", "sentence", "content", "review")
 LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
 PER_CLIENT = {True: 40, False: 10}  # rows of a split for each client, of small pictures or texts and of large pictures
 LARGE = 96  # pixels per side
-WORDS = tuple(
-    "the a patient was seen with pain in left right arm and is well again good bad film very not at all".split()
-)
+WORDS = tuple("abcdefghijklmnop")
 
 # Libraries that would wait for the network are told that there is none.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
@@ -40,7 +38,7 @@ _given: dict[str, Any] = {}
 
 def install(given: dict[str, Any]) -> None:
     """Put everything in place, once; ``given`` are the settings of a side."""
-    global _installed  # noqa: PLW0603
+    global _installed
     if _installed:
         return
     _installed = True
@@ -69,7 +67,7 @@ def pictures(count: int, side: int, channels: int, seed: int) -> list[np.ndarray
         size = int(generator.integers(whole.shape[0] // 2, whole.shape[0] + 1))
         top, left = (int(generator.integers(0, whole.shape[0] - size + 1)) for _ in range(2))
         part = Image.fromarray(whole[top : top + size, left : left + size]).resize((side, side))
-        if generator.random() < 0.5:  # noqa: PLR2004
+        if generator.random() < 0.5:
             part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         made.append(np.asarray(part if channels > 1 else part.convert("L")))
     return made
@@ -122,7 +120,7 @@ def _hub_dataset(path: str) -> Any:
             generator = np.random.default_rng(seed)
             rows: dict[str, Any] = {text: [" ".join(generator.choice(WORDS, 24)) for _ in range(count)]}
             features = {text: datasets.Value("string")}
-            said = "sentences of drawn words"
+            said = "sentences of drawn letters"
         else:
             count, column = _rows(small=side < LARGE), image or "image"
             rows = {column: pictures(count, side, channels, seed)}
@@ -193,7 +191,8 @@ def _torchvision_weights() -> None:
     import torch  # noqa: PLC0415
     from torchvision.models import _api  # noqa: PLC0415
 
-    original, load = _api.WeightsEnum.get_state_dict, torch.nn.Module.load_state_dict
+    module: Any = torch.nn.Module
+    original, load = _api.WeightsEnum.get_state_dict, module.load_state_dict
 
     def get_state_dict(self: Any, *arguments: Any, **named: Any) -> Any:
         try:
@@ -207,13 +206,14 @@ def _torchvision_weights() -> None:
         return None if isinstance(state, _Drawn) else load(self, state, *arguments, **named)
 
     _api.WeightsEnum.get_state_dict = get_state_dict
-    torch.nn.Module.load_state_dict = load_state_dict
+    module.load_state_dict = load_state_dict
 
 
 def _timm_weights() -> None:
     import timm  # noqa: PLC0415
 
-    original = timm.create_model
+    library: Any = timm
+    original = library.create_model
 
     @wraps(original)
     def create_model(name: str, *arguments: Any, **named: Any) -> Any:
@@ -226,7 +226,7 @@ def _timm_weights() -> None:
             _say("weights", f"timm {name}", "drawn weights")
             return original(name, *([False, *arguments[1:]] if arguments else ()), **{**named, "pretrained": False})
 
-    timm.create_model = timm.models.create_model = create_model
+    library.create_model = library.models.create_model = create_model
 
 
 def _transformers() -> None:
@@ -293,7 +293,7 @@ def _drawn_model(kind: Any, name: str, named: dict[str, Any]) -> Any:
 
 
 def _tokenizer(_kind: Any, _name: str, named: dict[str, Any]) -> Any:
-    from transformers import BertTokenizerFast  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
 
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
@@ -301,4 +301,5 @@ def _tokenizer(_kind: Any, _name: str, named: dict[str, Any]) -> Any:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(vocabulary))
     length = named.get("model_max_length", 512)
-    return BertTokenizerFast(vocab_file=str(path), model_max_length=length)
+    library: Any = transformers
+    return library.BertTokenizerFast(vocab_file=str(path), model_max_length=length)

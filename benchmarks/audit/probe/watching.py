@@ -32,6 +32,7 @@ NUMBERS = (int, float, bool)
 _watch: "Watch | None" = None
 _normalisations: list[tuple[list[float], list[float]]] = []
 _depth = 0
+_patched = False
 
 
 class Watch:
@@ -57,12 +58,12 @@ class Watch:
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
-        global _watch  # noqa: PLW0603 (torch's patches reach it by no other way)
+        global _watch
         _watch = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _watch  # noqa: PLW0603
+        global _watch
         _watch = None
 
     def see_call(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -117,7 +118,7 @@ class Watch:
     def _keep(self, reply: Message) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         name = self._message.metadata.message_id
-        arrays = {
+        arrays: dict[str, Any] = {
             f"{place}/{entry}": tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
             for place, batch in enumerate(self._batches)
             for entry, tensor in batch.items()
@@ -166,10 +167,12 @@ class Watch:
 
 def watch_torch() -> None:
     """Put the patches in place, once."""
-    if getattr(nn.Module, "fedmjp_watched", False):
+    global _patched  # noqa: PLW0603
+    if _patched:
         return
-    nn.Module.fedmjp_watched = True
-    nn.Module.__call__ = _seen_call(nn.Module.__call__)
+    _patched = True
+    kind: Any = nn.Module
+    kind.__call__ = _seen_call(kind.__call__)
     for name in LOSSES:
         setattr(F, name, _seen_loss(name, getattr(F, name)))
     register_optimizer_step_pre_hook(_seen_step)
@@ -178,7 +181,7 @@ def watch_torch() -> None:
 
 def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-        global _depth  # noqa: PLW0603
+        global _depth
         if _watch is not None and _depth == 0:
             _watch.see_call(module, arguments, named)
         counted = next(module.parameters(), None) is not None
