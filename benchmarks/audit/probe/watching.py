@@ -167,7 +167,7 @@ class Watch:
 
 def watch_torch() -> None:
     """Put the patches in place, once."""
-    global _patched  # noqa: PLW0603
+    global _patched
     if _patched:
         return
     _patched = True
