@@ -31,6 +31,7 @@ from benchmarks.audit.wire import Answer
 from fedmjp.errors import AppError, BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.carrying import carry
+from fedmjp.seeds import scoped_randomness
 from fedmjp.threat import ThreatModel
 from tests.apps import vit_app
 
@@ -39,14 +40,14 @@ SIDE = 32
 
 
 def small_vit() -> nn.Module:
-    torch.manual_seed(0)
-    return VisionTransformer(img_size=SIDE, patch_size=8, embed_dim=48, depth=2, num_heads=2, num_classes=6)
+    with scoped_randomness(0):
+        return VisionTransformer(img_size=SIDE, patch_size=8, embed_dim=48, depth=2, num_heads=2, num_classes=6)
 
 
 def torchvision_vit() -> nn.Module:
-    torch.manual_seed(0)
-    made = torchvision.models.VisionTransformer(SIDE, 8, 2, 2, 48, 96, num_classes=6)
-    nn.init.normal_(made.heads.head.weight)
+    with scoped_randomness(0):
+        made = torchvision.models.VisionTransformer(SIDE, 8, 2, 2, 48, 96, num_classes=6)
+        nn.init.normal_(made.heads.head.weight)
     return made
 
 
@@ -147,8 +148,8 @@ def test_one_picture_comes_back_and_a_batch_does_not(examples: Private) -> None:
 
 
 def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(3, 4, 5, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 6))
+    with scoped_randomness(0):
+        module = nn.Sequential(nn.Conv2d(3, 4, 5, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 6))
     network = take_in(module, {}, mean=MEAN, std=STD, side=SIDE)
     assert not network.whole
     made = outcome(network, examples, uploaded(module, examples), ThreatModel(batch_size=4))
