@@ -39,12 +39,16 @@ def advise(network: Network, first: Case, second: Case, about: str) -> dict[str,
 
     None where no attack here reads pictures out of the network.
     """
-    if _best(network, first, None)[0] is None:
+    try:
+        uploads = [_read_alone(network.upload(case.update, case.threat), network) for case in (first, second)]
+    except FedmjpError:
+        return None
+    if _best(network, first, uploads[0], None)[0] is None:
         return None
     rows = []
     for text in (None, *TRIED):
-        psnr, why = _best(network, first, text)
-        again, _ = _best(network, second, text)
+        psnr, why = _best(network, first, uploads[0], text)
+        again, _ = _best(network, second, uploads[1], text)
         rows.append({"defence": text or "none", "psnr": psnr, "again": again, "why": why})
     rows.sort(key=lambda row: -1.0 if row["psnr"] is None else row["psnr"])
     said = (
@@ -54,12 +58,11 @@ def advise(network: Network, first: Case, second: Case, about: str) -> dict[str,
     return {"about": said, "rows": rows}
 
 
-def _best(network: Network, case: Case, text: str | None) -> tuple[float | None, str]:
+def _best(network: Network, case: Case, upload: Upload, text: str | None) -> tuple[float | None, str]:
     """The best that a picture comes back under a defence, in dB; None, with the reasons, where no attack applies."""
     try:
         configs = () if text is None else (DefenceConfig.parse(text),)
         threat = case.threat.model_copy(update={"defences": configs})
-        upload = _read_alone(network.upload(case.update, case.threat), network)
         client = Client(case.threat.update, roles_of(network.seen), case.threat.pictures)
         randomness = SeededRandomness(0, ("audit", "advice"))
         protected = Pipeline(configs).protect(upload.tensors, client, randomness=randomness)

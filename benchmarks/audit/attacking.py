@@ -15,7 +15,7 @@ from fedmjp.records import Disclosure, Upload
 from fedmjp.threat import ThreatModel
 
 # What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
-RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey", "chance")
+RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
 NOT_RUN = "not run: a search, of minutes to hours"
 MOST_PICTURES = 128  # behind an upload that is attacked
 

@@ -105,7 +105,7 @@ def score_classes(held: Sequence[int], true: Tensor, classes: int) -> dict[str, 
     }
 
 
-def score_features(features: Tensor, network: Network, private: Private, *, limit: int = 32) -> list[float] | None:
+def score_features(features: Tensor, network: Network, private: Private, *, limit: int = 8) -> list[float] | None:
     """Distance of the nearest disclosed feature to each private one, relative to what a grey picture has."""
     entered = _features(network, torch.cat(list(private.entered))[:limit])
     if entered is None or private.pictures is None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from . import settings
@@ -25,6 +25,8 @@ class WatchedClientApp(ClientApp):
                 stand_ins.install(SETTINGS)
             watch_torch()
             app = settings.load(SETTINGS["component"])
+            if message.metadata.message_type == settings.WARM:
+                return Message(RecordDict(), reply_to=message)
             with Watch(FOLDER, Path(SETTINGS["model"]), message) as watch:
                 reply: Message = app(message, context)
         except Exception as error:

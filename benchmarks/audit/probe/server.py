@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from . import settings
 
 SETTINGS = settings.read(settings.SERVER)
 FOLDER = Path(SETTINGS["folder"])
+WARM_SECONDS = 180
 KEPT_NODES = 2  # of which arrays are kept, in each round
 KEPT_BYTES = 2**31  # of all arrays that are kept
 
@@ -85,7 +86,9 @@ class Tap(Grid):
 
     def _count(self, outgoing: list[Message]) -> None:
         """Count rounds as the app names them; where it does not, by how often a client is asked to train."""
-        self._sent = self._sent or bool(outgoing)
+        if outgoing and not self._sent:
+            self._sent = True
+            self._warm()
         for message in outgoing:
             # Secure aggregation takes several messages to a round, one of which holds the weights.
             if _trains(message) and message.content.array_records:
@@ -96,6 +99,13 @@ class Tap(Grid):
                 self._round = max(self._round, int(stated[0]) if stated else self._trained[node])
         if self._round > self._rounds:
             end("ended.jsonl", {"ended": "enough"})
+
+    def _warm(self) -> None:
+        """Have every client import the app; what that fails of, its answers to the app's own messages say again."""
+        asked = [
+            Message(RecordDict(), dst_node_id=node, message_type=settings.WARM) for node in self._grid.get_node_ids()
+        ]
+        list(self._grid.send_and_receive(asked, timeout=WARM_SECONDS))
 
     def _keep(self, way: str, messages: list[Message]) -> None:
         shared: dict[int, str] = {}

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 SERVER, CLIENT = "server.json", "client.json"
+# Asks a client to import the app, before the app's own first message: imports are slow, and apps have time limits.
+WARM = "query.fedmjp_warm"
 
 
 def read(name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ OTHERS = (224, 3, 10)
 IMAGE_COLUMNS = ("img", "image", "pixel_values", "images")
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
-PER_CLIENT = {True: 40, False: 10}  # rows of a split for each client, of small pictures or texts and of large pictures
+PER_CLIENT = {True: 40, False: 8}  # rows of a split for each client, of small pictures or texts and of large pictures
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
 
