@@ -48,6 +48,7 @@ def test_an_app_that_gives_its_pictures_away_is_told_so(tmp_path: Path) -> None:
 
 
 def test_what_is_no_app_is_one_line(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["audit", str(tmp_path), "--output", str(tmp_path / "out")])
+    (tmp_path / "app").mkdir()
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / "app"), "--output", str(tmp_path / "out")])
     assert done.exception is not None
     assert "no pyproject.toml" in str(done.exception)

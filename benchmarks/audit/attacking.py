@@ -16,6 +16,7 @@ from fedmjp.threat import ThreatModel
 
 # What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
 RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
+BROKE = "broke down, which says nothing"
 NOT_RUN = "not run: a search, of minutes to hours"
 MOST_PICTURES = 128  # behind an upload that is attacked
 
@@ -77,6 +78,9 @@ def attempt(
         caveat = chosen.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
     except (FedmjpError, LookupError, AttributeError) as error:
         return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)
+    except (ArithmeticError, RuntimeError, ValueError) as error:  # of numbers that no audit chose
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return Attempt(*about, applies=True, reason=f"{BROKE}: {first}")
     return Attempt(*about, applies=True, reason=caveat, made=made, seconds=time.monotonic() - started)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.audit import verbatim
 from benchmarks.audit.advice import Case, advise
 from benchmarks.audit.app import read_app
-from benchmarks.audit.attacking import Attempt, attempt_all, classes_held
+from benchmarks.audit.attacking import BROKE, NOT_RUN, Attempt, attempt_all, classes_held
 from benchmarks.audit.cheating import play_servers
 from benchmarks.audit.control import Control, make_control
 from benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
@@ -38,7 +38,7 @@ NEVER_TESTED = (
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
     "private data that is used in evaluation alone, and whatever the app writes or prints",
 )
-ATTACKED = 2  # answers of the first round whose pictures are searched for
+ATTACKED = 2  # answers of the last round whose pictures are searched for
 
 
 @dataclass
@@ -46,6 +46,7 @@ class Findings:
     """What an audit found, in plain values under the names of ``report.json``, and pictures for its page."""
 
     report: dict[str, Any]
+    log: tuple[str, ...] = ()  # the end of Flower's log, where there is a problem
     strips: list[tuple[str, Sequence[Tensor]]] = field(default_factory=list)  # a title, and pictures side by side
 
 
@@ -114,7 +115,7 @@ def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage:
         "control": None,
         "network_uploads": any(answer.kind in ("weights", "gradient") for answer in answers),
     }
-    findings = Findings(report)
+    findings = Findings(report, run.log)
     report["leaks"] += _private_in_clear(records, answers, report)
     if recipe["trains"]:
         on_stage("attacks on what was sent")
@@ -165,7 +166,9 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
 
 def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> None:
     report, recipe = findings.report, findings.report["recipe"]
-    answers = [answer for answer in kept if answer.server_round == 1][:ATTACKED]
+    # Of the last round: in the first one a head may still be zero, which no gradient passes.
+    last = max((answer.server_round for answer in kept), default=0)
+    answers = [answer for answer in kept if answer.server_round == last][:ATTACKED]
     if not answers:
         report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
         return
@@ -193,8 +196,9 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
     ]  # fmt: skip
     for place, one in enumerate(attacked, start=1):
         _tell_recovered(place, one, findings)
-    if searches := [one.attack for one in attacked[0].attempts if one.applies and not one.ran]:
+    if searches := [one.attack for one in attacked[0].attempts if one.reason == NOT_RUN]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
+    report["not_tested"] += [f"{one.attack} {one.reason}" for one in attacked[0].attempts if BROKE in one.reason]
     report["cheating"] = play_servers(network, recipe, answers[0].kind)
     control = _tell_control(network, private, findings)
     report["protections"] = verify(records, recipe, answers[:1], module)

@@ -40,8 +40,8 @@ def _play(name: str, network: Network, recipe: Mapping[str, Any], kind: str) -> 
         return _not_played(f"it changes vision transformers: {network.why}")
     try:
         return _measure(name, network.seen, recipe, kind)
-    except FedmjpError as error:
-        return _not_played(str(error))
+    except (FedmjpError, ArithmeticError, RuntimeError) as error:  # of numbers that no audit chose
+        return _not_played((str(error).splitlines() or [type(error).__name__])[0])
 
 
 def _not_played(reason: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from benchmarks.audit.verdict import POLICY, exit_code, first_line, verdict
 from benchmarks.folder.output import write_json, write_text
 from fedmjp import provenance
 
-JSON, PAGE, SUMMARY = "report.json", "report.html", "summary.html"
+JSON, PAGE, SUMMARY, LOG = "report.json", "report.html", "summary.html", "flower.log"
 SHOWN_SIDE = 160  # pixels of a picture on the page
 TITLES = ("private", "recovered")
 MOST_STRIPS = 8
@@ -32,6 +32,9 @@ def write_report(findings: Findings, folder: Path, *, command: str) -> None:
     said = verdict(report)
     report |= {"first_line": first_line(report), "verdict": said, "policy": POLICY, "exit_code": exit_code(report)}
     write_json(folder / JSON, report)
+    (folder / LOG).unlink(missing_ok=True)
+    if findings.log:
+        write_text(folder / LOG, "\n".join(findings.log) + "\n")
     strips = [(title, [_png(picture) for picture in pictures]) for title, pictures in findings.strips[:MOST_STRIPS]]
     values = {"report": report, "records": records(report["leaves"]), "strips": strips, "titles": TITLES}
     for name in (PAGE, SUMMARY):

@@ -17,6 +17,7 @@ from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
 from fedmjp.errors import FederationError
 
+GENERIC = "Ending simulation"  # Flower's last words, whatever went wrong
 HANGS = "the app hangs"
 POLL_SECONDS = 0.5
 # Clients that are tried, one after the other, with how long an app may wait for more of them before it sends anything.
@@ -69,6 +70,7 @@ class Run:
     clients: int
     seconds: float
     problem: str | None  # in one line: why the app could not be seen to the end
+    log: tuple[str, ...] = ()  # the end of Flower's log, where there is a problem
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -89,7 +91,9 @@ def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping
         limit: Seconds, after which it is stopped.
     """
     started = time.monotonic()
+    tail: deque[str] = deque(maxlen=200)
     for clients, waiting in TRIED.items():
+        tail.clear()
         shutil.rmtree(records.root, ignore_errors=True)
         for folder in (records.server, records.evaluator):
             folder.mkdir(parents=True)
@@ -100,14 +104,15 @@ def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping
             {**shared, "folder": str(records.server)},
             {**shared, "folder": str(records.evaluator), "model": str(records.model)},
         )
-        ended = _once(superlink, copy, records, clients, limit - (time.monotonic() - started))
+        ended = _once(superlink, copy, records, clients, limit - (time.monotonic() - started), tail)
         waits = bool(lines(records.server / "waiting.jsonl"))
         if not waits and (replies(records) or ended or _problems(records)):
             break
     seconds = time.monotonic() - started
     if waits:
         return Run(clients, seconds, f"the app waits for more than {clients} clients")
-    return Run(clients, seconds, _why_not(records, ended))
+    problem = _why_not(records, ended)
+    return Run(clients, seconds, problem, tuple(tail) if problem else ())
 
 
 def _why_not(records: Records, ended: str | None) -> str | None:
@@ -136,7 +141,9 @@ def _trains(line: Mapping[str, Any]) -> bool:
     return str(line["type"]).partition(".")[0] == "train"
 
 
-def _once(superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, limit: float) -> str | None:
+def _once(
+    superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, limit: float, tail: deque[str]
+) -> str | None:
     cores = min(provenance.hardware()["cores"], clients)
     empty = superlink.home / "run-config.toml"
     empty.write_text("", encoding="utf-8")
@@ -144,7 +151,6 @@ def _once(superlink: PrivateSuperLink, copy: Path, records: Records, clients: in
         run = superlink.submit(copy, empty, str(Resources(clients, cores, cores=1, gpus=0)))
     except FederationError as error:
         return f"the app does not start: {one_line(str(error))}"
-    tail: deque[str] = deque(maxlen=200)
     ended = threading.Event()
 
     def follow() -> None:
@@ -160,7 +166,7 @@ def _once(superlink: PrivateSuperLink, copy: Path, records: Records, clients: in
             return f"{HANGS}: it was stopped after the time limit"
     if superlink.status(run).endswith("completed"):
         return None
-    errors = [line.strip() for line in tail if ERROR.match(line)]
+    errors = [line.strip() for line in tail if ERROR.match(line) and GENERIC not in line]
     return f"the app does not start: {one_line((errors or ['its log holds no error'])[-1])}"
 
 
