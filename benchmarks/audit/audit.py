@@ -251,7 +251,7 @@ def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
             report["leaks"].append(
                 {
                     "what": f"{values['above_floor']} of {values['pictures']} pictures of {where} come back",
-                    "evidence": f"{attempt.attack}: {values['psnr_worst_case']} dB at best, a grey picture "
+                    "evidence": f"{attempt.attack}: {values['psnr_worst_case']} dB at best, their mean colour "
                     f"{values['floor_median']} dB",
                 }
             )

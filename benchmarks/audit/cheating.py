@@ -84,7 +84,7 @@ def _measure(name: str, model: VitClassifier, recipe: Mapping[str, Any], kind: s
     scores = score_pictures(disclosed, made.private.clean[wanted])
     best = max(scores, key=lambda one: one["psnr"])
     behind = "a sum of two clients" if summed else f"a batch of {len(labels)}"
-    said = f"{attack} gets a picture out of {behind} at {best['psnr']:.1f} dB; grey {best['floor']:.1f} dB"
+    said = f"{attack} gets a picture out of {behind} at {best['psnr']:.1f} dB; its mean colour {best['floor']:.1f} dB"
     if kind == "weights" and recipe["steps"] > 1:
         said += f" (played for one step; clients of this app take {recipe['steps']})"
     return {

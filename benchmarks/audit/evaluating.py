@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.grey import LEVEL
 from benchmarks.audit.attacking import Attempt
 from benchmarks.audit.network import Network
 from fedmjp.metrics import metric
 from fedmjp.records import Features, Reconstruction
 
 CHANNELS = (1, 3)
-ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than a grey one, to count as leaking
+ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
 EXACT_FEATURE = 0.05  # of a feature's distance from a picture of grey
 
 
@@ -66,7 +65,7 @@ def _pictures(entered: Sequence[Tensor], mean: Sequence[float], std: Sequence[fl
 
 
 def score_pictures(made: Reconstruction, pictures: Tensor) -> list[dict[str, float]]:
-    """Of each private picture the best that any recovered one comes to, and what grey comes to."""
+    """Of each private picture the best that any recovered one comes to, and what its mean colour alone comes to."""
     colour = pictures.expand(-1, 3, -1, -1)
     distinct = torch.unique(made.images, dim=0)
     if distinct.shape[-2:] != colour.shape[-2:]:
@@ -77,7 +76,8 @@ def score_pictures(made: Reconstruction, pictures: Tensor) -> list[dict[str, flo
         psnr = metric("psnr").function(distinct, target)
         place = int(psnr.argmax())
         ssim = metric("ssim").function(distinct[place][None], picture[None])
-        floor = metric("psnr").function(torch.full_like(picture[None], LEVEL), picture[None])
+        colour_alone = picture.mean(dim=(1, 2), keepdim=True).expand_as(picture)
+        floor = metric("psnr").function(colour_alone[None], picture[None])
         scores.append({"psnr": float(psnr[place]), "ssim": float(ssim), "floor": float(floor), "place": place})
     return scores
 

@@ -17,6 +17,7 @@ from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
 from fedmjp.errors import FederationError
 
+BUSY = "timed out during startup"
 GENERIC = "Ending simulation"  # Flower's last words, whatever went wrong
 HANGS = "the app hangs"
 POLL_SECONDS = 0.5
@@ -167,7 +168,9 @@ def _once(
     if superlink.status(run).endswith("completed"):
         return None
     errors = [line.strip() for line in tail if ERROR.match(line) and GENERIC not in line]
-    return f"the app does not start: {one_line((errors or ['its log holds no error'])[-1])}"
+    if any(BUSY in line for line in errors):
+        return "Flower's simulation did not start within Ray's 30 s: this machine is too busy, run the audit again"
+    return f"the app does not start: {one_line((errors or ['its log holds no error'])[0])}"
 
 
 def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 POLICY = (
-    "No private example leaves as it is. No picture comes back better than a grey one by more than 3 dB. "
+    "No private example leaves as it is. No picture comes back better than its mean colour by more than 3 dB. "
     "No upload is of one example alone. Labels and features that come back are reported and break no policy."
 )
 HOLDS, LEAKS, FAILED = 0, 1, 2
