@@ -88,13 +88,13 @@ def _refusal(
     chosen: Any, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None
 ) -> str | None:
     """Why an attack cannot be run on this upload; floors need nothing of it."""
-    if chosen.needs_network and not network.whole:
-        return f"needs a vision transformer that it can run: {network.why}"
     if chosen.role != "floor":
         if unreadable is not None:
             return unreadable
         if threat.pictures > MOST_PICTURES:
             return f"{threat.pictures} examples are behind an upload; more than {MOST_PICTURES} are not attacked"
+    if chosen.needs_network and not network.whole:
+        return f"needs a vision transformer that it can run: {network.why}"
     refusal: str | None = chosen.refusal(network.seen, threat)
     if refusal or isinstance(upload, str):
         return refusal or str(upload)
