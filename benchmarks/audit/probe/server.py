@@ -94,7 +94,10 @@ class Tap(Grid):
             if _trains(message) and message.content.array_records:
                 node = message.metadata.dst_node_id
                 self._trained[node] = self._trained.get(node, 0) + 1
-                configs = [*message.content.config_records.values(), {"server-round": message.metadata.group_id}]
+                configs: list[Any] = [
+                    *message.content.config_records.values(),
+                    {"server-round": message.metadata.group_id},
+                ]
                 stated = [one["server-round"] for one in configs if str(one.get("server-round", "")).isdigit()]
                 self._round = max(self._round, int(stated[0]) if stated else self._trained[node])
         if self._round > self._rounds:
