@@ -73,6 +73,7 @@ class Labels(Attack[Entrance, Features]):
     requires = "the gradient of the head's bias; labels that are not told"
     exploits = "mean cross-entropy: the gradient at a class is its mean probability less its share of the batch"
     reveals = "labels"
+    needs_network = False
     takes_sums = True
     needs_network = False
     # What happens to pictures and positions moves probabilities, never labels.

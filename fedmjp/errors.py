@@ -108,5 +108,9 @@ class FederationError(FedmjpError):
     """The Flower run failed. Remedy: read the client's or server's error in the message."""
 
 
+class AppError(BadInputError):
+    """Somebody's Flower app that cannot be audited. Remedy: see the message; what was seen is kept."""
+
+
 class TrainingError(FedmjpError):
     """Training broke down. Remedy: see the message; the last checkpoint is kept."""

@@ -6,6 +6,7 @@ import typer
 
 import fedmjp
 from fedmjp.cli.attack import attack
+from fedmjp.cli.audit import audit
 from fedmjp.cli.benchmark import benchmark
 from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
@@ -40,6 +41,10 @@ app.command(
         "fedmjp attack --attack mjp_prior --uploads results/record",
     ),
 )(attack)
+app.command(
+    rich_help_panel=MEASURE,
+    epilog=examples("fedmjp audit APP_DIR --output results/audit", "fedmjp audit APP_DIR --stand-in --rounds 3"),
+)(audit)
 app.command(
     rich_help_panel=MEASURE,
     epilog=examples(

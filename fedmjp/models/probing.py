@@ -166,7 +166,7 @@ def _run(probe: nn.Module, size: int) -> _Pass:
         if isinstance(part, nn.Linear)
     ]
     with torch.enable_grad():
-        outputs = [tensor for tensor in _tensors(probe(picture)) if tensor.requires_grad]
+        outputs = [tensor for tensor in tensors_of(probe(picture)) if tensor.requires_grad]
         if not outputs:
             raise BadInputError("its output does not depend on its weights")
         parts = [(tensor * torch.randn(tensor.shape, generator=generator).to(tensor)).sum() for tensor in outputs]
@@ -178,13 +178,13 @@ def _run(probe: nn.Module, size: int) -> _Pass:
     return _Pass(picture, reached, head)
 
 
-def _tensors(output: object) -> Iterator[Tensor]:
+def tensors_of(output: object) -> Iterator[Tensor]:
     """Every tensor in what a module returned: a tensor, a tuple, a dictionary or a library's own kind of these."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping | tuple | list):
         for part in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(part)
+            yield from tensors_of(part)
 
 
 def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: Positions) -> tuple[tuple[int, ...], float]:

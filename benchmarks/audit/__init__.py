@@ -1,0 +1,1 @@
+"""Run somebody's Flower app as it stands, and say what its uploads give away."""

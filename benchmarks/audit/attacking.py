@@ -1,0 +1,113 @@
+"""The attacker's side of an audit: the app's network, its uploads and its recipe in, disclosures and refusals out."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from attacks import ATTACKS
+from attacks.adversary import Adversary
+from benchmarks.audit.network import Network
+from fedmjp.errors import FedmjpError
+from fedmjp.records import Disclosure, Upload
+from fedmjp.threat import ThreatModel
+
+# What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
+RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
+BROKE = "broke down, which says nothing"
+NOT_RUN = "not run: a search, of minutes to hours"
+MOST_PICTURES = 128  # behind an upload that is attacked
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one attack on one upload."""
+
+    attack: str
+    reveals: str
+    role: str
+    applies: bool
+    reason: str  # why it does not apply, was not run, or failed; what a reader must know of it otherwise
+    made: Disclosure | None = None
+    seconds: float = 0.0
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is a result."""
+        return self.made is not None
+
+
+def attempt_all(
+    network: Network, update: Mapping[str, Tensor], threat: ThreatModel, *, unreadable: str | None = None
+) -> list[Attempt]:
+    """Run every quick attack of the registry that applies to an update, and say of the others why not.
+
+    Args:
+        network: With the weights that the server sent.
+        update: Gradient or change of the weights, by the app's names.
+        threat: What the server knows of it.
+        unreadable: Why nothing can be read of it at all, if that is so.
+    """
+    upload: Upload | str
+    try:
+        upload = network.upload(update, threat)
+    except FedmjpError as error:
+        upload = str(error)
+    return [attempt(name, network, upload, threat, unreadable) for name in ATTACKS if not name.startswith("oracle_")]
+
+
+def attempt(
+    name: str, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None = None
+) -> Attempt:
+    """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none."""
+    try:
+        chosen = ATTACKS.get(name)({})
+    except FedmjpError as error:
+        return Attempt(name, "pictures", "attack", applies=False, reason=str(error))
+    about = (name, chosen.reveals, chosen.role)
+    try:
+        if refusal := _refusal(chosen, network, upload, threat, unreadable):
+            return Attempt(*about, applies=False, reason=refusal)
+        if name not in RUN:
+            return Attempt(*about, applies=True, reason=NOT_RUN)
+        started = time.monotonic()
+        adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]  # what needs a network has one
+        made = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]  # type: ignore[list-item]
+        caveat = chosen.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
+    except (FedmjpError, LookupError, AttributeError) as error:
+        return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)
+    except (ArithmeticError, RuntimeError, ValueError) as error:  # of numbers that no audit chose
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return Attempt(*about, applies=True, reason=f"{BROKE}: {first}")
+    return Attempt(*about, applies=True, reason=caveat, made=made, seconds=time.monotonic() - started)
+
+
+def _refusal(
+    chosen: Any, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None
+) -> str | None:
+    """Why an attack cannot be run on this upload; floors need nothing of it."""
+    if chosen.role != "floor":
+        if unreadable is not None:
+            return unreadable
+        if threat.pictures > MOST_PICTURES:
+            return f"{threat.pictures} examples are behind an upload; more than {MOST_PICTURES} are not attacked"
+    if chosen.needs_network and not network.whole:
+        return f"needs a vision transformer that it can run: {network.why}"
+    refusal: str | None = chosen.refusal(network.seen, threat)
+    if refusal or isinstance(upload, str):
+        return refusal or str(upload)
+    missing = [tensor for tensor in chosen.tensors(network.seen) if tensor not in upload.tensors]
+    return f"the app does not send {', '.join(missing)}, which it reads" if missing else None
+
+
+def classes_held(network: Network, update: Mapping[str, Tensor], *, is_gradient: bool) -> list[int] | None:
+    """Classes whose bias in the last layer a client raised, which those that it holds do whatever the optimiser is.
+
+    None where the bias was not sent, or did not move.
+    """
+    if network.head is None or network.head[1] not in update:
+        return None
+    moved = update[network.head[1]].double() * (-1 if is_gradient else 1)
+    return moved.gt(0).nonzero().flatten().tolist() if moved.any() else None

@@ -1,0 +1,292 @@
+"""One audit from an app's folder to a report: run it, attack what it sent, hold it against what it was made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.audit import verbatim
+from benchmarks.audit.advice import Case, advise
+from benchmarks.audit.app import read_app
+from benchmarks.audit.attacking import BROKE, NOT_RUN, Attempt, attempt_all, classes_held
+from benchmarks.audit.cheating import play_servers
+from benchmarks.audit.control import Control, make_control
+from benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from benchmarks.audit.network import Network, by_name, load_network, take_in
+from benchmarks.audit.protections import verify
+from benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
+from benchmarks.audit.running import Records, Run, one_line, play
+from benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
+from benchmarks.federation.superlink import PrivateSuperLink
+from fedmjp.errors import BadInputError
+from fedmjp.facade import bundled_pictures
+from fedmjp.records import Reconstruction
+
+BUNDLED = 8
+ALONE = {
+    "what": "an upload is of one example alone",
+    "evidence": "by rule: published attacks read one example out of most networks, whether or not those here do",
+}
+# What no audit looks at; it stands in every report.
+NEVER_TESTED = (
+    "membership: whether a given picture was trained on",
+    "what many rounds together give away: as many were watched as the report says, of two clients each",
+    "attacks that train a decoder, and searches that take longer than minutes",
+    "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
+    "private data that is used in evaluation alone, and whatever the app writes or prints",
+)
+ATTACKED = 2  # answers of the last round whose pictures are searched for
+
+
+@dataclass
+class Findings:
+    """What an audit found, in plain values under the names of ``report.json``, and pictures for its page."""
+
+    report: dict[str, Any]
+    log: tuple[str, ...] = ()  # the end of Flower's log, where there is a problem
+    strips: list[tuple[str, Sequence[Tensor]]] = field(default_factory=list)  # a title, and pictures side by side
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One answer with what attacks made of it and what is behind it."""
+
+    answer: Answer
+    network: Network
+    private: Private | None
+    attempts: list[Attempt]
+    update: Mapping[str, Tensor]
+
+
+def audit(
+    folder: Path, *, stand_in: bool, rounds: int, limit: float, on_stage: Callable[[str], None] = lambda _: None
+) -> Findings:
+    """Audit a Flower app; nothing in its folder is changed.
+
+    Args:
+        folder: Of the app.
+        stand_in: Whether bundled pictures and drawn weights stand in for data and weights that cannot be loaded.
+        rounds: That are watched.
+        limit: Seconds for the app's run.
+        on_stage: Called with what begins.
+
+    Raises:
+        AppError: If the folder holds no app.
+    """
+    app = read_app(folder)
+    with PrivateSuperLink() as superlink:
+        on_stage(f"{app.name}: {rounds} rounds on a SuperLink of its own")
+        pictures = superlink.home / "pictures.npz"
+        np.savez(pictures, pictures=_bundled())
+        records = Records(superlink.home / "audit")
+        given = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
+        run = play(superlink, app, records, given, limit=limit)
+        return _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+
+
+def _bundled() -> np.ndarray[Any, Any]:
+    shown = [picture.image.permute(1, 2, 0) for picture in bundled_pictures(BUNDLED, size=224)]
+    return np.stack([(image * 255).round().byte().numpy() for image in shown])
+
+
+def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
+    recipe, answers = read_recipe(records), read_answers(records)
+    report: dict[str, Any] = {
+        "app": name,
+        "clients": run.clients,
+        "rounds": max((int(line["round"]) for line in records.wire()), default=0),
+        "seconds": round(run.seconds, 1),
+        "stand_ins": records.stand_ins() if stand_in else [],
+        "leaves": leaves(records, answers),
+        "server_controls": server_controls(records, recipe),
+        "recipe": recipe,
+        "attacks": [],
+        "recovered": [],
+        "leaks": [],
+        "not_tested": list(NEVER_TESTED),
+        "unusual": [],
+        "cheating": [],
+        "protections": [],
+        "advice": None,
+        "problem": run.problem,
+        "control": None,
+        "network_uploads": any(answer.kind in ("weights", "gradient") for answer in answers),
+    }
+    findings = Findings(report, run.log)
+    report["leaks"] += _private_in_clear(records, answers, report)
+    if recipe["trains"]:
+        on_stage("attacks on what was sent")
+        _attack(records, answers, findings)
+        if recipe["examples"] == 1 and report["network_uploads"]:
+            report["leaks"].append(ALONE)
+    else:
+        report["not_tested"].append(f"attacks on uploads: {recipe['why']}")
+    return findings
+
+
+def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Private examples in what leaves, of each client against its own."""
+    mean, std = channels(report["recipe"])
+    behind: dict[str, Private] = {}
+    first: dict[int, Private] = {}  # of each client, for answers to other messages
+    for line in records.wire():
+        private = read_private(records.evaluator, line["id"], mean, std) if line["way"] == "down" else None
+        if private is not None:
+            behind[line["id"]] = private
+            first.setdefault(int(line["node"]), private)
+    leaks: dict[tuple[str, str, str], dict[str, Any]] = {}
+
+    def compare(message: str, record: str, values: Mapping[str, Any], private: Private | None) -> None:
+        for value, correlation in verbatim.find_private(values, [private] if private else []):
+            leaks.setdefault((message, record, value), _clear(message, record, value, correlation))
+
+    for line in records.wire():
+        for record, described in line.get("records", {}).items() if line["way"] == "up" else ():
+            said = [
+                f"{record}.{value} holds {size} numbers in clear, more than a metric or a setting needs"
+                for value, size in verbatim.unusual(described)
+            ]
+            report["unusual"] += [one for one in said if one not in report["unusual"]]
+            private = behind.get(line["reply_to"], first.get(int(line["node"])))
+            compare(line["type"], record, described.get("values", {}), private)
+    for answer in answers:
+        compare("train", "arrays", verbatim.as_values(answer.arrays, answer.sent), behind.get(answer.message))
+    return list(leaks.values())
+
+
+def _clear(message: str, record: str, value: str, correlation: float) -> dict[str, Any]:
+    return {
+        "what": f"the answer to {message} holds a private example, or a part of one, as it is: {value} of {record}",
+        "evidence": f"correlation {correlation:.4f} with an example of the client's own batch",
+    }
+
+
+def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> None:
+    report, recipe = findings.report, findings.report["recipe"]
+    # Of the last round: in the first one a head may still be zero, which no gradient passes.
+    last = max((answer.server_round for answer in kept), default=0)
+    answers = [answer for answer in kept if answer.server_round == last][:ATTACKED]
+    if not answers:
+        report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
+        return
+    mean, std = channels(recipe)
+    private = read_private(records.evaluator, answers[0].message, mean, std)
+    side = private.side if private else 0
+    try:
+        module = load_network(records.model, records.root / "app" / "audited")
+        network = take_in(module, by_name(module, answers[0].sent), mean=mean, std=std, side=max(side, 1))
+    except BadInputError as error:
+        report["not_tested"].append(f"attacks on uploads: {error}")
+        return
+    report["network"] = {
+        "class": type(module).__name__,
+        "read_as": "whole" if network.whole else type(network.seen).__name__,
+        "why_not_whole": network.why,
+    }
+    attacked = [_attack_one(answer, network, recipe, records) for answer in answers]
+    report["attacks"] = [
+        {
+            "attack": one.attack, "reveals": one.reveals, "role": one.role, "applies": one.applies,
+            "reason": one.reason, "seconds": round(one.seconds, 2),
+        }
+        for one in attacked[0].attempts
+    ]  # fmt: skip
+    for place, one in enumerate(attacked, start=1):
+        _tell_recovered(place, one, findings)
+    if searches := [one.attack for one in attacked[0].attempts if one.reason == NOT_RUN]:
+        report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
+    report["not_tested"] += [f"{one.attack} {one.reason}" for one in attacked[0].attempts if BROKE in one.reason]
+    report["cheating"] = play_servers(network, recipe, answers[0].kind)
+    control = _tell_control(network, private, findings)
+    report["protections"] = verify(records, recipe, answers[:1], module)
+    if control is not None:
+        report["advice"] = _advise(network, attacked, control, recipe)
+
+
+def _advise(network: Network, attacked: Sequence[Attacked], control: Control, recipe: Mapping[str, Any]) -> Any:
+    """Of what the app sends where that leaks, else of the control."""
+    leaks = [one for one in attacked if one.private is not None and _gives_pictures(one)]
+    if len(leaks) > 1:
+        threat = threat_of(recipe, leaks[0].answer.kind)
+        pair = [Case(one.update, threat, one.private) for one in leaks[:2] if one.private is not None]
+        return advise(network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
+    picture = control.private.pictures
+    assert picture is not None  # noqa: S101 (a control is of a picture)
+    other = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
+    pair = [Case(one.update, one.threat, one.private) for one in (control, other)]
+    return advise(network, pair[0], pair[1], "On the control, since no attack read pictures out of the app's uploads.")
+
+
+def _gives_pictures(attacked: Attacked) -> bool:
+    private = attacked.private
+    return private is not None and any(
+        leaking(scored(one, private, attacked.network)) for one in attacked.attempts if one.ran and one.role == "attack"
+    )
+
+
+def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
+    update = by_name(network.module, answer.update)
+    why = unreadable(recipe, answer.kind)
+    attempts = attempt_all(network, update, threat_of(recipe, answer.kind), unreadable=why)
+    private = read_private(records.evaluator, answer.message, *channels(recipe))
+    return Attacked(answer, network, private, attempts, update)
+
+
+def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
+    report, private = findings.report, attacked.private
+    where = f"client {place}, round {attacked.answer.server_round}"
+    if private is None:
+        report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
+        return
+    for attempt in attacked.attempts:
+        values = scored(attempt, private, attacked.network) if attempt.ran else {}
+        if not values:
+            continue
+        about = {"upload": where, "attack": attempt.attack, "role": attempt.role, "reveals": attempt.reveals}
+        report["recovered"].append({**about, **values})
+        if attempt.role == "attack" and leaking(values):
+            report["leaks"].append(
+                {
+                    "what": f"{values['above_floor']} of {values['pictures']} pictures of {where} come back",
+                    "evidence": f"{attempt.attack}: {values['psnr_worst_case']} dB at best, their mean colour "
+                    f"{values['floor_median']} dB",
+                }
+            )
+        if isinstance(attempt.made, Reconstruction) and private.pictures is not None and attempt.role == "attack":
+            shown = [private.pictures[0], attempt.made.images[0]]
+            findings.strips.append((f"{where}, {attempt.attack}", shown))
+    held = classes_held(attacked.network, attacked.update, is_gradient=attacked.answer.kind == "gradient")
+    if held is not None and private.labels is not None and attacked.network.head is not None:
+        classes = len(attacked.update[attacked.network.head[1]])
+        counts = score_classes(held, private.labels, classes)
+        about = {"upload": where, "attack": "signs of the head's bias", "role": "attack", "reveals": "classes"}
+        report["recovered"].append({**about, **counts})
+
+
+def _tell_control(network: Network, private: Private | None, findings: Findings) -> Control | None:
+    report = findings.report
+    side, count = (private.side, int(private.pictures.shape[1])) if private and private.pictures is not None else (0, 3)
+    try:
+        control: Control = make_control(network, side=side, channels=count)
+    except BadInputError as error:
+        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": []}
+        return None
+    attempts = attempt_all(network, control.update, control.threat)
+    rows = []
+    for attempt in attempts:
+        values = scored(attempt, control.private, network) if attempt.ran else {}
+        if values:
+            rows.append({"attack": attempt.attack, "reveals": attempt.reveals, "role": attempt.role, **values})
+        if isinstance(attempt.made, Reconstruction) and attempt.role == "attack":
+            shown = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
+            findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", shown))
+    kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
+    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds)}
+    return control
+
+
+def _succeeded(row: Mapping[str, Any]) -> bool:
+    return leaking(row) or row.get("labels_right") == 1.0 or bool(row.get("features_near"))

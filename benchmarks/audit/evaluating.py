@@ -1,0 +1,173 @@
+"""The evaluator's side of an audit: what hooks saw of private batches, against what attacks disclosed."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.audit.attacking import Attempt
+from benchmarks.audit.network import Network
+from fedmjp.metrics import metric
+from fedmjp.records import Features, Reconstruction
+
+CHANNELS = (1, 3)
+ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
+EXACT_FEATURE = 0.05  # of a feature's distance from a picture of grey
+
+
+@dataclass(frozen=True)
+class Private:
+    """What is behind one upload, as the network was given it; no attack has a parameter for it."""
+
+    entered: tuple[Tensor, ...]  # every batch's largest tensor, (batch, ...) as it went into the network
+    pictures: Tensor | None  # (n, 1 or 3, height, width) in [0, 1], or None where no pictures went in
+    labels: Tensor | None  # (n,)
+
+    @property
+    def side(self) -> int:
+        """Pixels per side of the pictures; 0 without."""
+        return 0 if self.pictures is None else int(self.pictures.shape[-1])
+
+
+def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequence[float]) -> Private | None:
+    """What hooks kept of one training message; None if they kept nothing."""
+    path = folder / f"{message}.npz"
+    if not path.exists():
+        return None
+    batches: dict[int, dict[str, Tensor]] = {}
+    with np.load(path) as file:
+        for key in file.files:
+            place, _, name = key.partition("/")
+            batches.setdefault(int(place), {})[name] = torch.from_numpy(file[key])
+    entered, labels = [], []
+    for batch in batches.values():
+        inputs = {name: tensor for name, tensor in batch.items() if name != "target" and tensor.ndim > 1}
+        if inputs:
+            entered.append(max(inputs.values(), key=lambda tensor: tensor.numel()))
+        target = batch.get("target", next((t for n, t in batch.items() if n.endswith("labels")), None))
+        if target is not None:
+            labels.append(target.argmax(1) if target.ndim > 1 else target)
+    return Private(tuple(entered), _pictures(entered, mean, std), torch.cat(labels).long() if labels else None)
+
+
+def _pictures(entered: Sequence[Tensor], mean: Sequence[float], std: Sequence[float]) -> Tensor | None:
+    batches = [tensor for tensor in entered if tensor.ndim == 4 and tensor.shape[1] in CHANNELS]
+    if not batches or len({tensor.shape[1:] for tensor in batches}) > 1 or not batches[0].is_floating_point():
+        return None
+    whole = torch.cat(batches).float()
+    centre, scale = (torch.tensor(values[: whole.shape[1]]).view(1, -1, 1, 1) for values in (mean, std))
+    return (whole * scale + centre).clamp(0, 1)
+
+
+def score_pictures(made: Reconstruction, pictures: Tensor) -> list[dict[str, float]]:
+    """Of each private picture the best that any recovered one comes to, and what its mean colour alone comes to."""
+    colour = pictures.expand(-1, 3, -1, -1)
+    distinct = torch.unique(made.images, dim=0)
+    if distinct.shape[-2:] != colour.shape[-2:]:
+        return []
+    scores = []
+    for picture in colour:
+        target = picture[None].expand(len(distinct), -1, -1, -1)
+        psnr = metric("psnr").function(distinct, target)
+        place = int(psnr.argmax())
+        ssim = metric("ssim").function(distinct[place][None], picture[None])
+        colour_alone = picture.mean(dim=(1, 2), keepdim=True).expand_as(picture)
+        floor = metric("psnr").function(colour_alone[None], picture[None])
+        scores.append({"psnr": float(psnr[place]), "ssim": float(ssim), "floor": float(floor), "place": place})
+    return scores
+
+
+def score_labels(labels: Tensor, true: Tensor) -> float:
+    """Share of the labels that are right, in any order."""
+    right = Counter(labels.tolist()) & Counter(true.tolist())
+    return sum(right.values()) / len(true)
+
+
+def labels_floor(true: Tensor, network: Network) -> float:
+    """The same for a guess of as many of each class."""
+    classes = 1 if network.head is None else len(network.module.get_parameter(network.head[1]))
+    return sum(min(count, len(true) / classes) for count in Counter(true.tolist()).values()) / len(true)
+
+
+def score_classes(held: Sequence[int], true: Tensor, classes: int) -> dict[str, Any]:
+    """How many of the classes that a client holds were named, how many others, and what naming all would give."""
+    really = set(true.tolist())
+    return {
+        "held": len(really),
+        "named": len(held),
+        "right": len(really & set(held)),
+        "classes": classes,
+    }
+
+
+def score_features(features: Tensor, network: Network, private: Private, *, limit: int = 8) -> list[float] | None:
+    """Distance of the nearest disclosed feature to each private one, relative to what a grey picture has."""
+    entered = _features(network, torch.cat(list(private.entered))[:limit])
+    if entered is None or private.pictures is None:
+        return None
+    grey = _features(network, torch.zeros_like(private.entered[0][:1]))
+    if grey is None:
+        return None
+    distances = torch.cdist(entered.double(), features.double()).min(dim=1).values
+    relative: list[float] = (distances / (entered - grey).double().norm(dim=1)).tolist()
+    return relative
+
+
+def _features(network: Network, entered: Tensor) -> Tensor | None:
+    """What the last layer reads, of what enters the network."""
+    if network.head is None:
+        return None
+    kept: list[Tensor] = []
+    layer = network.module.get_submodule(network.head[0].rpartition(".")[0])
+    hook = layer.register_forward_hook(lambda _layer, inputs, _output: kept.append(inputs[0].detach()))
+    try:
+        with torch.no_grad():
+            network.module(entered)
+    except Exception:  # noqa: BLE001 (a network that wants more than one tensor)
+        return None
+    finally:
+        hook.remove()
+    return kept[0].reshape(len(entered), -1) if kept else None
+
+
+def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, Any]:
+    """What an attempt's result is worth, in plain values; empty where there is nothing to hold it against."""
+    made = attempt.made
+    if isinstance(made, Reconstruction) and private.pictures is not None:
+        scores = score_pictures(made, private.pictures)
+        if not scores:
+            return {}
+        over = [one for one in scores if one["psnr"] > one["floor"] + ABOVE_FLOOR]
+        ordered = sorted(one["psnr"] for one in scores)
+        return {
+            "pictures": len(scores),
+            "above_floor": len(over),
+            "psnr_median": round(ordered[len(ordered) // 2], 2),
+            "psnr_worst_case": round(ordered[-1], 2),
+            "ssim_worst_case": round(max(one["ssim"] for one in scores), 3),
+            "floor_median": round(sorted(one["floor"] for one in scores)[len(scores) // 2], 2),
+        }
+    if isinstance(made, Features):
+        values: dict[str, Any] = {}
+        if private.labels is not None:
+            values["labels_right"] = round(score_labels(made.labels, private.labels), 3)
+            values["labels_floor"] = round(labels_floor(private.labels, network), 3)
+            values["labels"] = len(private.labels)
+        if made.features is not None:
+            errors = score_features(made.features, network, private)
+            if errors:
+                values["features"] = len(errors)
+                values["features_near"] = sum(error < EXACT_FEATURE for error in errors)
+                values["feature_error_median"] = round(sorted(errors)[len(errors) // 2], 4)
+        return values
+    return {}
+
+
+def leaking(values: Mapping[str, Any]) -> bool:
+    """Whether scores of pictures are a leak against the policy."""
+    return bool(values.get("above_floor"))

@@ -1,0 +1,165 @@
+"""The app's own network as attacks take it: whole, its entrance alone, or its head alone."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedmjp.errors import BadInputError
+from fedmjp.models import names
+from fedmjp.models.adopt import Adopted, adopt
+from fedmjp.models.carrying import Carried, carry
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.entrance import denormalised
+from fedmjp.records import Upload, weights_digest
+from fedmjp.threat import ThreatModel
+
+
+@dataclass
+class HeadOnly:
+    """A network of which attacks know the last layer: an entrance in name, so that what reads heads takes it."""
+
+    has_positions: ClassVar = False
+    defended: ClassVar = False
+    prefix_tokens: ClassVar = 0
+
+    image_size: int
+    patch_size: int
+    mean: Tensor
+    std: Tensor
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+
+    @property
+    def grid(self) -> int:
+        """One patch: the picture."""
+        return 1
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """A parameter of the head."""
+        return self.parameters[target]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the head."""
+        return iter(self.parameters.items())
+
+    def denormalise(self, images: Tensor) -> Tensor:
+        """As of ``fedmjp.models.entrance.Entrance``."""
+        return denormalised(images, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The app's network, with the weights that the server sent, and the form in which attacks read it."""
+
+    module: nn.Module
+    seen: VitClassifier | Adopted | HeadOnly
+    carried: Carried | None
+    head: tuple[str, str] | None  # the app's names of the last layer's weight and bias
+    why: str | None  # why it is not whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether every attack can run it."""
+        return self.carried is not None
+
+    @cached_property
+    def weights(self) -> str:
+        """Digest of the weights as attacks see them."""
+        if isinstance(self.seen, Adopted):
+            return self.seen.weights
+        held = self.seen.state_dict() if isinstance(self.seen, VitClassifier) else dict(self.seen.named_parameters())
+        return weights_digest(held)
+
+    def upload(self, update: Mapping[str, Tensor], threat: ThreatModel) -> Upload:
+        """An update under the names that attacks use; BadInputError if nothing of it has one."""
+        if self.carried is not None:
+            tensors = self.carried.tensors(update)
+        elif isinstance(self.seen, Adopted) and all(role.name in update for role in self.seen.roles.values()):
+            return self.seen.upload(update, examples=threat.pictures, kind=threat.update)
+        else:
+            pairs = zip((names.HEAD_WEIGHT, names.HEAD_BIAS), self.head or (), strict=False)
+            tensors = {ours: update[theirs] for ours, theirs in pairs if theirs in update}
+        if not tensors:
+            raise BadInputError("nothing that was sent is known to any attack")
+        return Upload(tensors, threat.update, threat.pictures, server_round=1, node=0, weights=self.weights)
+
+
+def load_network(path: Path, code: Path) -> nn.Module:
+    """Load the network that a client was about to train; its classes are those of the app's own code.
+
+    Raises:
+        BadInputError: If there is none, or it cannot be loaded.
+    """
+    if not path.exists():
+        raise BadInputError("no network was seen: attacks cannot know what was uploaded")
+    if str(code) not in sys.path:
+        sys.path.append(str(code))  # last: nothing of the app's hides what is installed
+    try:
+        return cast(nn.Module, torch.load(path, weights_only=False, map_location="cpu"))
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInputError(f"the app's network cannot be loaded outside of it: {first}") from error
+
+
+def by_name(module: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays under the names of a module's state: by name, else in order where all shapes are the state's."""
+    state = module.state_dict()
+    if set(arrays) <= set(state):
+        return dict(arrays)
+    values = list(arrays.values())
+    if [tuple(value.shape) for value in values] == [tuple(value.shape) for value in state.values()]:
+        return dict(zip(state, values, strict=True))
+    endings = {name: [own for own in state if own.endswith(f".{name}")] for name in arrays}
+    if all(len(matches) == 1 for matches in endings.values()):
+        return {endings[name][0]: value for name, value in arrays.items()}
+    return dict(arrays)
+
+
+def take_in(
+    module: nn.Module, sent: Mapping[str, Tensor], *, mean: list[float], std: list[float], side: int
+) -> Network:
+    """See a network as attacks do, with the weights that the server sent.
+
+    Args:
+        module: The app's; its weights are replaced.
+        sent: By the module's names; what is missing stays as it is.
+        mean: Of the three channels, as the app normalises them.
+        std: The same.
+        side: Pixels per side of its pictures.
+    """
+    state = module.state_dict()
+    fitting = {name: value for name, value in sent.items() if name in state and value.shape == state[name].shape}
+    module.load_state_dict({**state, **fitting})
+    module.eval()
+    head = head_of(module)
+    try:
+        carried = carry(module, mean=mean, std=std)
+        return Network(module, carried.classifier, carried, head, None)
+    except BadInputError as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001 (somebody else's module, run on a random picture)
+        why = f"its network cannot be run on a random picture: {error}"
+    centre, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    try:
+        return Network(module, adopt(module, mean=mean, std=std), None, head, why)
+    except Exception:  # noqa: BLE001
+        held = dict(module.named_parameters())
+        pairs = zip((names.HEAD_WEIGHT, names.HEAD_BIAS), head or (), strict=False)
+        parameters = {ours: nn.Parameter(held[theirs].detach(), requires_grad=False) for ours, theirs in pairs}
+        return Network(module, HeadOnly(side, side, centre, scale, parameters), None, head, why)
+
+
+def head_of(module: nn.Module) -> tuple[str, str] | None:
+    """Names of weight and bias of the last linear layer; None if it has no bias, or there is no such layer."""
+    linear: list[tuple[str, Any]] = [
+        (name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear) and part.bias is not None
+    ]
+    if not linear:
+        return None
+    name = linear[-1][0]
+    return (f"{name}.weight", f"{name}.bias") if name else ("weight", "bias")

@@ -1,0 +1,40 @@
+"""The app's ClientApp, watched from outside: it gets what it would get, and its reply is passed on as it is."""
+
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from . import settings
+from .watching import Watch, watch_torch
+
+SETTINGS = settings.read(settings.CLIENT)
+FOLDER = Path(SETTINGS["folder"])
+
+
+class WatchedClientApp(ClientApp):
+    """Calls the app's own ClientApp; what hooks saw of a training message goes to the evaluator's folder."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer as the app does."""
+        training = message.metadata.message_type.partition(".")[0] == "train"
+        try:
+            if SETTINGS["stand_in"]:
+                from . import stand_ins  # noqa: PLC0415 (only where asked for)
+
+                stand_ins.install(SETTINGS)
+            watch_torch()
+            app = settings.load(SETTINGS["component"])
+            if message.metadata.message_type == settings.WARM:
+                return Message(RecordDict(), reply_to=message)
+            with Watch(FOLDER, Path(SETTINGS["model"]), message) as watch:
+                reply: Message = app(message, context)
+        except Exception as error:
+            settings.note_problem(FOLDER, "client", error)
+            raise
+        if training:
+            watch.keep(reply)
+        return reply
+
+
+app = WatchedClientApp()

@@ -1,0 +1,40 @@
+"""Settings that the audit leaves beside these modules, one file for each side, and how the app is imported."""
+
+import importlib
+import json
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+SERVER, CLIENT = "server.json", "client.json"
+# Asks a client to import the app, before the app's own first message: imports are slow, and apps have time limits.
+WARM = "query.fedmjp_warm"
+
+
+def read(name: str) -> dict[str, Any]:
+    """The settings of one side."""
+    settings: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return settings
+
+
+def load(component: str) -> Any:
+    """The app's own object by its name in pyproject.toml, ``module:attribute``."""
+    module, _, attribute = component.partition(":")
+    return reduce(getattr, attribute.split("."), importlib.import_module(module))
+
+
+def note(folder: Path, name: str, line: dict[str, Any]) -> None:
+    """Append a line of JSON to a file that several processes write."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, default=str) + "\n")
+
+
+def note_problem(folder: Path, where: str, error: BaseException) -> None:
+    """Keep what the app failed of, with what caused it, outermost last."""
+    chain: list[dict[str, str]] = []
+    seen: BaseException | None = error
+    while seen is not None and len(chain) < 10:
+        chain.append({"type": type(seen).__name__, "text": str(seen)[:2000], "module": str(getattr(seen, "name", ""))})
+        seen = seen.__cause__ or seen.__context__
+    note(folder, "problems.jsonl", {"where": where, "chain": chain})

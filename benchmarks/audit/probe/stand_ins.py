@@ -1,0 +1,305 @@
+"""What takes the place of data sets and weights that are not on this machine: given pictures, and drawn weights.
+
+What is here (a file, a cache) is taken as it is; only where loading fails something stands in, and that is noted. The
+order matters: it is put in place before the app is imported.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import settings
+
+# Of data sets by a part of their name: pixels per side, channels, classes. The longer name goes first.
+PICTURES = {
+    "fashion": (28, 1, 10), "emnist": (28, 1, 47), "mnist": (28, 1, 10), "cifar100": (32, 3, 100),
+    "cifar10": (32, 3, 10), "svhn": (32, 3, 10), "stl10": (96, 3, 10), "tiny-imagenet": (64, 3, 200),
+    "flowers": (224, 3, 102), "pet": (224, 3, 37), "food101": (224, 3, 101), "eurosat": (64, 3, 10),
+}  # fmt: skip
+OTHERS = (224, 3, 10)
+IMAGE_COLUMNS = ("img", "image", "pixel_values", "images")
+TEXT_COLUMNS = ("text", "sentence", "content", "review")
+LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
+PER_CLIENT = {True: 40, False: 8}  # rows of a split for each client, of small pictures or texts and of large pictures
+LARGE = 96  # pixels per side
+WORDS = tuple("abcdefghijklmnop")
+
+# Libraries that would wait for the network are told that there is none.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+
+_installed = False
+_given: dict[str, Any] = {}
+
+
+def install(given: dict[str, Any]) -> None:
+    """Put everything in place, once; ``given`` are the settings of a side."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _given.update(given)
+    os.environ.update(OFFLINE)
+    for replace in (_hub_datasets, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers):
+        try:
+            replace()
+        except ImportError:
+            continue  # the app cannot use what is not installed
+
+
+def _say(what: str, name: str, instead: str) -> None:
+    settings.note(Path(_given["folder"]), "stand-ins.jsonl", {"what": what, "name": name, "instead": instead})
+
+
+def pictures(count: int, side: int, channels: int, seed: int) -> list[np.ndarray[Any, Any]]:
+    """Parts of the given pictures, each another, uint8 (side, side, 3) or (side, side)."""
+    from PIL import Image  # noqa: PLC0415 (apps without pictures may lack it)
+
+    source = np.load(_given["pictures"])["pictures"]
+    generator = np.random.default_rng(seed)
+    made = []
+    for place in range(count):
+        whole = source[place % len(source)]
+        size = int(generator.integers(whole.shape[0] // 2, whole.shape[0] + 1))
+        top, left = (int(generator.integers(0, whole.shape[0] - size + 1)) for _ in range(2))
+        part = Image.fromarray(whole[top : top + size, left : left + size]).resize((side, side))
+        if generator.random() < 0.5:
+            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        made.append(np.asarray(part if channels > 1 else part.convert("L")))
+    return made
+
+
+def labels(count: int, classes: int, seed: int) -> list[int]:
+    """Labels of which some are frequent and some rare: all alike would be guessed."""
+    share = 1 / (1 + np.arange(classes))
+    return [int(label) for label in np.random.default_rng(seed).choice(classes, count, p=share / share.sum())]
+
+
+def kind_of(name: str) -> tuple[int, int, int]:
+    """Side, channels and classes of a data set, by its name."""
+    plain = name.lower().replace("_", "").replace("-", "")
+    return next((kind for part, kind in PICTURES.items() if part.replace("-", "") in plain), OTHERS)
+
+
+def _column(candidates: Sequence[str]) -> str | None:
+    """The first of these names that the app's code has in quotes."""
+    return next((name for name in candidates if name in _given["literals"]), None)
+
+
+def _hub_datasets() -> None:
+    import datasets  # noqa: PLC0415
+
+    original = datasets.load_dataset
+
+    @wraps(original)
+    def load_dataset(path: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return original(path, *arguments, **named)
+        except Exception:  # noqa: BLE001 (of many kinds, all meaning that it is not here)
+            made = _hub_dataset(path)
+            split = named.get("split")
+            return made if split is None else made["train" if "train" in str(split) else "test"]
+
+    datasets.load_dataset = load_dataset
+
+
+def _hub_dataset(path: str) -> Any:
+    import datasets  # noqa: PLC0415
+
+    label = _column(LABEL_COLUMNS) or "label"
+    image, text = _column(IMAGE_COLUMNS), _column(TEXT_COLUMNS)
+    side, channels, classes = kind_of(path)
+    splits = {}
+    for seed, split in enumerate(("train", "test")):
+        if image is None and text is not None:
+            count, classes = _rows(small=True), 2
+            generator = np.random.default_rng(seed)
+            rows: dict[str, Any] = {text: [" ".join(generator.choice(WORDS, 24)) for _ in range(count)]}
+            features = {text: datasets.Value("string")}
+            said = "sentences of drawn letters"
+        else:
+            count, column = _rows(small=side < LARGE), image or "image"
+            rows = {column: pictures(count, side, channels, seed)}
+            features = {column: datasets.Image()}
+            said = f"parts of bundled pictures, {side} x {side}"
+        rows[label] = labels(count, classes, seed)
+        features[label] = datasets.ClassLabel(num_classes=classes)
+        splits[split] = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    _say("data set", path, f"{count} {said} for training, as many for testing")
+    return datasets.DatasetDict(splits)
+
+
+def _rows(*, small: bool) -> int:
+    return int(PER_CLIENT[small] * _given["clients"])
+
+
+def _torchvision_datasets() -> None:
+    from torchvision import datasets  # noqa: PLC0415
+
+    left_alone = {"VisionDataset", "FakeData", "ImageFolder", "DatasetFolder"}
+    for name in datasets.__all__:
+        kind = getattr(datasets, name)
+        if isinstance(kind, type) and issubclass(kind, datasets.VisionDataset) and name not in left_alone:
+            _stand_in_for(kind)
+
+
+def _stand_in_for(kind: Any) -> None:
+    initialise, length, item = kind.__init__, kind.__len__, kind.__getitem__
+
+    @wraps(initialise)
+    def initialise_or_stand_in(self: Any, *arguments: Any, **named: Any) -> None:
+        try:
+            initialise(self, *arguments, **{**named, **({"download": False} if "download" in named else {})})
+        except Exception:  # noqa: BLE001
+            train = arguments[1] if len(arguments) > 1 else named.get("train", named.get("split", "train") == "train")
+            side, channels, classes = kind_of(kind.__name__)
+            count = _rows(small=side < LARGE)
+            self.data = np.stack(pictures(count, side, channels, int(not train)))
+            self.targets = labels(count, classes, int(not train))
+            self.classes = [str(number) for number in range(classes)]
+            self.root, self.train = named.get("root", arguments[0] if arguments else "."), bool(train)
+            self.transform, self.target_transform = named.get("transform"), named.get("target_transform")
+            self.transforms = None
+            self.stands_in = True
+            said = f"{count} parts of bundled pictures, {side} x {side}"
+            _say("data set", f"torchvision {kind.__name__}", said)
+
+    def item_or_stand_in(self: Any, place: int) -> Any:
+        if not getattr(self, "stands_in", False):
+            return item(self, place)
+        from PIL import Image  # noqa: PLC0415
+
+        picture, target = Image.fromarray(self.data[place]), self.targets[place]
+        return (
+            self.transform(picture) if self.transform else picture,
+            self.target_transform(target) if self.target_transform else target,
+        )
+
+    kind.__init__, kind.__getitem__ = initialise_or_stand_in, item_or_stand_in
+    kind.__len__ = lambda self: len(self.targets) if getattr(self, "stands_in", False) else length(self)
+
+
+class _Drawn(dict[str, Any]):
+    """In place of a state dictionary: weights stay as they were drawn."""
+
+
+def _torchvision_weights() -> None:
+    import torch  # noqa: PLC0415
+    from torchvision.models import _api  # noqa: PLC0415
+
+    module: Any = torch.nn.Module
+    original, load = _api.WeightsEnum.get_state_dict, module.load_state_dict
+
+    def get_state_dict(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return original(self, *arguments, **named)
+        except Exception:  # noqa: BLE001
+            _say("weights", f"torchvision {self}", "drawn weights")
+            return _Drawn()
+
+    @wraps(load)
+    def load_state_dict(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
+        return None if isinstance(state, _Drawn) else load(self, state, *arguments, **named)
+
+    _api.WeightsEnum.get_state_dict = get_state_dict
+    module.load_state_dict = load_state_dict
+
+
+def _timm_weights() -> None:
+    import timm  # noqa: PLC0415
+
+    library: Any = timm
+    original = library.create_model
+
+    @wraps(original)
+    def create_model(name: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return original(name, *arguments, **named)
+        except Exception:
+            pretrained = named.get("pretrained", arguments[0] if arguments else False)
+            if not pretrained:
+                raise
+            _say("weights", f"timm {name}", "drawn weights")
+            return original(name, *([False, *arguments[1:]] if arguments else ()), **{**named, "pretrained": False})
+
+    library.create_model = library.models.create_model = create_model
+
+
+def _transformers() -> None:
+    import transformers  # noqa: PLC0415
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass  # noqa: PLC0415
+
+    _stand_in(transformers.PreTrainedModel, _drawn_model, "weights", "drawn weights")
+    _stand_in(_BaseAutoModelClass, _drawn_model, "weights", "drawn weights")
+    _stand_in(
+        transformers.AutoConfig, lambda _kind, name, named: _config(name, named), "configuration", "a default one"
+    )
+    _stand_in(transformers.AutoTokenizer, _tokenizer, "tokenizer", "a tokenizer of letters")
+    _stand_in(transformers.PreTrainedTokenizerBase, _tokenizer, "tokenizer", "a tokenizer of letters")
+    if hasattr(transformers, "AutoImageProcessor"):
+        for kind in (transformers.AutoImageProcessor, transformers.AutoFeatureExtractor):
+            _stand_in(kind, lambda _kind, _name, _named: transformers.ViTImageProcessor(), "processor", "ViT's default")
+        _stand_in(transformers.ViTImageProcessor, lambda kind, _name, _named: kind(), "processor", "ViT's default")
+
+
+def _stand_in(kind: Any, make: Callable[[Any, str, dict[str, Any]], Any], what: str, instead: str) -> None:
+    original = kind.from_pretrained.__func__
+
+    def from_pretrained(cls: Any, name: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return original(cls, name, *arguments, **named)
+        except Exception:  # noqa: BLE001
+            made = make(cls, str(name), named)
+            _say(what, str(name), instead)
+            return made
+
+    kind.from_pretrained = classmethod(from_pretrained)
+
+
+def _config(name: str, named: dict[str, Any]) -> Any:
+    """The configuration that a name speaks of: the longest type in it, the size of it, and what the app asks for."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
+
+    words = name.lower()
+    types = [kind for kind in CONFIG_MAPPING.keys() if re.search(rf"\b{re.escape(kind)}", words)]  # noqa: SIM118
+    if not types:
+        raise OSError(f"nothing stands in for {name!r}: its name speaks of no type of model that transformers knows")
+    config = CONFIG_MAPPING[max(types, key=len)]()
+    return _sized(config, words, named)
+
+
+def _sized(config: Any, words: str, named: dict[str, Any]) -> Any:
+    sizes = {"tiny": (2, 128, 2), "mini": (4, 256, 4), "small": (4, 384, 6)}
+    for word, (layers, hidden, heads) in sizes.items():
+        if word in words and hasattr(config, "hidden_size"):
+            config.num_hidden_layers, config.hidden_size, config.num_attention_heads = layers, hidden, heads
+            config.intermediate_size = 4 * hidden
+    for key, value in named.items():
+        if hasattr(config, key) or key == "num_labels":
+            setattr(config, key, value)
+    return config
+
+
+def _drawn_model(kind: Any, name: str, named: dict[str, Any]) -> Any:
+    config = named.get("config")
+    if config is None:
+        default = getattr(kind, "config_class", None)
+        config = _config(name, named) if default is None else _sized(default(), name.lower(), named)
+    return kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+
+
+def _tokenizer(_kind: Any, _name: str, named: dict[str, Any]) -> Any:
+    import transformers  # noqa: PLC0415
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    path = Path(_given["folder"]) / "vocabulary.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(vocabulary))
+    length = named.get("model_max_length", 512)
+    library: Any = transformers
+    return library.BertTokenizerFast(vocab_file=str(path), model_max_length=length)

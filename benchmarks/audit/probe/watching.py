@@ -1,0 +1,278 @@
+"""What torch does while an app's client trains: its batches, labels, model, optimiser and steps, by patches of torch.
+
+Nothing of the app is changed: calls go on to what they were made to. The patches stand before the app is imported, so
+that names which it takes out of torch are the patched ones.
+"""
+
+import copy
+import gc
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from flwr.app import Message
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from . import settings
+
+KEPT_EXAMPLES = 64  # of one training message
+KEPT_BYTES = 2**28
+LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
+NUMBERS = (int, float, bool)
+
+_watch: "Watch | None" = None
+_normalisations: list[tuple[list[float], list[float]]] = []
+_depth = 0
+_patched = False
+
+
+class Watch:
+    """Sees one training message through; what it saw is kept afterwards.
+
+    Args:
+        folder: The evaluator's.
+        model: Where the model goes as it is before anything was learnt, which a server knows.
+        message: That the client got.
+    """
+
+    def __init__(self, folder: Path, model: Path, message: Message) -> None:
+        self._folder, self._model_file, self._message = folder, model, message
+        self._module: nn.Module | None = None
+        self._batches: list[dict[str, Tensor]] = []
+        self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
+        self._sizes: list[int] = []
+        self._steps: Counter[str] = Counter()
+        self._optimiser: dict[str, Any] = {}
+        self._rates: set[float] = set()
+        self._loss: dict[str, Any] = {}
+        self._private: list[dict[str, Any]] = []
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        global _watch
+        _watch = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _watch
+        _watch = None
+
+    def see_call(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A module with weights is called from outside of any other."""
+        if not module.training or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
+            return
+        if self._module is None:
+            self._keep_model(module)
+        self._module = module
+        self._forwards += 1
+        tensors = dict(_tensors([*arguments, named]))
+        inputs = [tensor for tensor in tensors.values() if tensor.ndim > 1] or list(tensors.values())
+        self._sizes.append(len(inputs[0]) if inputs and inputs[0].ndim else 0)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES:
+            self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+            self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + self._sizes[-1]
+
+    def see_loss(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A loss is computed of outputs and targets."""
+        if not torch.is_grad_enabled() or self._module is None or not self._module.training:
+            return
+        target = arguments[1] if len(arguments) > 1 else named.get("target")
+        if not self._loss:
+            smoothing = named.get("label_smoothing", 0.0)
+            self._loss = {
+                "name": name,
+                "label_smoothing": float(smoothing),
+                "reduction": named.get("reduction", "mean"),
+            }
+        if isinstance(target, Tensor) and self._batches and len(self._batches) == len(self._sizes):
+            self._batches[-1].setdefault("target", target.detach().cpu().clone())
+
+    def see_step(self, optimiser: torch.optim.Optimizer) -> None:
+        """An optimiser is about to take a step."""
+        self._steps[type(optimiser).__name__] += 1
+        group = optimiser.param_groups[0]
+        self._rates |= {float(one["lr"]) for one in optimiser.param_groups}
+        if not self._optimiser:
+            plain = {name: value for name, value in group.items() if isinstance(value, (*NUMBERS, tuple, list))}
+            plain.pop("params", None)
+            self._private = _opacus()
+            self._optimiser = {"name": type(optimiser).__name__, "groups": len(optimiser.param_groups), **plain}
+
+    def keep(self, reply: Message) -> None:
+        """Leave everything for the evaluator; what goes wrong here is noted, and is no failure of the app's."""
+        try:
+            self._keep(reply)
+        except Exception:  # noqa: BLE001 (the app's own work must not be lost by ours)
+            settings.note(self._folder, "notes.jsonl", {"note": traceback.format_exc(limit=3)})
+
+    def _keep(self, reply: Message) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = self._message.metadata.message_id
+        arrays: dict[str, Any] = {
+            f"{place}/{entry}": tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+            for place, batch in enumerate(self._batches)
+            for entry, tensor in batch.items()
+        }
+        np.savez(self._folder / f"{name}.npz", **arrays)
+        trained = {} if self._module is None else _matching(self._module, self._message).state_dict()
+        np.savez(
+            self._folder / f"{name}-trained.npz", **{entry: value.cpu().numpy() for entry, value in trained.items()}
+        )
+        settings.note(
+            self._folder,
+            "seen.jsonl",
+            {
+                "id": name,
+                "node": self._message.metadata.dst_node_id,
+                "error": reply.has_error(),
+                "model": None if self._module is None else type(self._module).__name__,
+                "forwards": self._forwards,
+                "sizes": self._sizes,
+                "steps": sum(self._steps.values()),
+                "optimiser": self._optimiser,
+                "rates": sorted(self._rates),
+                "loss": self._loss,
+                "normalisations": [*_normalisations, *_of_processors()],
+                "opacus": self._private,
+                "seconds": round(time.monotonic() - self._started, 2),
+            },
+        )
+
+    def _keep_model(self, module: nn.Module) -> None:
+        """The network as the client found it, before its first step, if nobody kept it before."""
+        if self._model_file.exists():
+            return
+        bare = copy.deepcopy(_matching(module, self._message))
+        for part in bare.modules():
+            for name, value in vars(part).items():
+                if name.endswith("_hooks") and isinstance(value, dict):
+                    value.clear()
+        self._model_file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.save(bare.cpu(), self._model_file)
+        except Exception as error:  # noqa: BLE001 (somebody else's classes)
+            self._model_file.unlink(missing_ok=True)
+            settings.note(self._folder, "notes.jsonl", {"note": f"the model cannot be kept: {error}"})
+
+
+def watch_torch() -> None:
+    """Put the patches in place, once."""
+    global _patched
+    if _patched:
+        return
+    _patched = True
+    kind: Any = nn.Module
+    kind.__call__ = _seen_call(kind.__call__)
+    for name in LOSSES:
+        setattr(F, name, _seen_loss(name, getattr(F, name)))
+    register_optimizer_step_pre_hook(_seen_step)
+    _see_normalisations()
+
+
+def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+        global _depth
+        if _watch is not None and _depth == 0:
+            _watch.see_call(module, arguments, named)
+        counted = next(module.parameters(), None) is not None
+        _depth += counted
+        try:
+            return original(module, *arguments, **named)
+        finally:
+            _depth -= counted
+
+    return call
+
+
+def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def loss(*arguments: Any, **named: Any) -> Any:
+        if _watch is not None:
+            _watch.see_loss(name, arguments, named)
+        return original(*arguments, **named)
+
+    return loss
+
+
+def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+    if _watch is not None:
+        _watch.see_step(optimiser)
+
+
+def _see_normalisations() -> None:
+    try:
+        from torchvision import transforms  # noqa: PLC0415 (apps without pictures may lack it)
+        from torchvision.transforms import v2  # noqa: PLC0415
+    except ImportError:
+        return
+    for kind in (transforms.Normalize, v2.Normalize):
+        kind.__init__ = _seen_statistics(kind.__init__)
+
+
+def _seen_statistics(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def initialise(self: Any, mean: Any, std: Any, *arguments: Any, **named: Any) -> None:
+        original(self, mean, std, *arguments, **named)
+        _normalisations.append(([float(value) for value in mean], [float(value) for value in std]))
+
+    return initialise
+
+
+def _of_processors() -> list[tuple[list[float], list[float]]]:
+    """What image processors of transformers normalise with."""
+    if "transformers" not in sys.modules:
+        return []
+    made = [one for one in gc.get_objects() if "ImageProcessor" in type(one).__name__ and hasattr(one, "image_mean")]
+    return [(list(one.image_mean), list(one.image_std)) for one in made if getattr(one, "image_mean", None)]
+
+
+def _opacus() -> list[dict[str, Any]]:
+    """What Opacus' optimisers say of themselves."""
+    if "opacus" not in sys.modules:
+        return []
+    names = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
+    made = [
+        one for one in gc.get_objects() if type(one).__name__.startswith("DP") and hasattr(one, "original_optimizer")
+    ]
+    return [{**{name: getattr(one, name, None) for name in names}, "measured_noise": _noise(one)} for one in made]
+
+
+def _noise(optimiser: Any) -> float | None:
+    """Standard deviation of what one of Opacus' optimisers added to the sum of clipped gradients, before its step."""
+    expected = float(optimiser.expected_batch_size or 1)
+    parameters = [one for group in optimiser.param_groups for one in group["params"]]
+    added = [
+        (one.grad * expected - one.summed_grad).flatten()
+        for one in parameters
+        if one.grad is not None and getattr(one, "summed_grad", None) is not None
+    ]
+    return float(torch.cat(added).std()) if added else None
+
+
+def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
+    if isinstance(values, Tensor):
+        return [(name, values)]
+    if isinstance(values, list | tuple):
+        return [pair for place, value in enumerate(values) for pair in _tensors(value, f"{name}-{place}")]
+    if hasattr(values, "items"):
+        return [pair for key, value in values.items() for pair in _tensors(value, f"{name}-{key}")]
+    return []
+
+
+def _matching(module: nn.Module, message: Message) -> nn.Module:
+    """The outermost part whose state is what the server sent, by shapes in order; the module itself if none is."""
+    sent = [list(array.shape) for record in message.content.array_records.values() for array in record.values()]
+    for part in module.modules():
+        if [list(value.shape) for value in part.state_dict().values()] == sent:
+            return part
+    return module

@@ -1,0 +1,90 @@
+"""The recipe that hooks saw: batch, loss, optimiser, rate, steps; and what of it an attacker is told."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.audit.running import Records, lines
+from fedmjp.threat import ThreatModel
+
+SGD = "SGD"
+# Of pictures that are not normalised; and where nothing says how they are.
+PLAIN = ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+
+
+def read_recipe(records: Records) -> dict[str, Any]:
+    """What clients did between a message and its answer, as the first round shows it; rates of all rounds."""
+    seen = lines(records.evaluator / "seen.jsonl")
+    trained = [line for line in seen if line["forwards"]]
+    if not trained:
+        return {"trains": False, "why": "no hook saw a network being trained with torch"}
+    first = trained[0]
+    optimiser = dict(first["optimiser"])
+    rates = sorted({rate for line in trained for rate in line["rates"]})
+    sizes = [size for size in first["sizes"] if size]
+    return {
+        "trains": True,
+        "model": first["model"],
+        "optimiser": optimiser.get("name", "none"),
+        "learning_rate": rates[0] if rates else None,
+        "learning_rates": rates,
+        "momentum": float(optimiser.get("momentum", 0.0)),
+        "weight_decay": float(optimiser.get("weight_decay", 0.0)),
+        "steps": first["steps"],
+        "forwards": first["forwards"],
+        "batch_sizes": dict(Counter(map(str, sizes))),
+        "batch_size": max(sizes, default=0),
+        "examples": sum(sizes),
+        "loss": first["loss"],
+        "normalisation": normalisation(first["normalisations"]),
+        "opacus": first["opacus"],
+        "seconds": first["seconds"],
+    }
+
+
+def normalisation(made: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:
+    """Mean and standard deviation of the three channels that the app makes most use of; None if it makes none."""
+    counts = Counter((tuple(mean), tuple(std)) for mean, std in made)
+    if not counts:
+        return None
+    mean, std = counts.most_common(1)[0][0]
+    return {"mean": list(mean), "std": list(std)}
+
+
+def channels(recipe: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """The same for three channels; pictures that nobody normalises stay as they are."""
+    stated = recipe.get("normalisation")
+    if stated is None:
+        return PLAIN
+    mean, std = (values * 3 if len(values) == 1 else values for values in (stated["mean"], stated["std"]))
+    return (mean, std) if len(mean) == len(std) == 3 else PLAIN
+
+
+def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:
+    """What a server knows that wrote the app: of one step the momentum has had no effect yet."""
+    steps, examples = int(recipe["steps"]), max(int(recipe["examples"]), 1)
+    smoothing = float(recipe["loss"].get("label_smoothing", 0.0)) if recipe["loss"] else 0.0
+    values: dict[str, Any] = {"update": "gradient", "batch_size": examples, "label_smoothing": smoothing}
+    if kind == "weights":
+        values |= {
+            "update": "delta",
+            "local_steps": max(steps, 1),
+            "local_learning_rate": recipe["learning_rate"] or 0.01,
+            "local_momentum": recipe["momentum"] if steps > 1 else 0.0,
+            "local_batch_size": recipe["batch_size"] if recipe["batch_size"] < examples else None,
+        }
+    return ThreatModel.parse(values)
+
+
+def unreadable(recipe: Mapping[str, Any], kind: str) -> str | None:
+    """Why no equation is left in an update, whatever the attack; None if one is."""
+    if kind == "weights" and recipe["optimiser"] != SGD:
+        return (
+            f"the weights moved by steps of {recipe['optimiser']}, which divides every entry of a gradient by its own "
+            "size: the change is no sum of gradients, and no equation is left to solve"
+        )
+    if kind == "weights" and not recipe["steps"]:
+        return "no optimiser took a step: the weights are those that the server sent"
+    if kind not in ("weights", "gradient"):
+        return "what was sent has other names or shapes than the weights: nobody can say what it is of"
+    return None

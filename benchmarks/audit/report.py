@@ -1,0 +1,89 @@
+"""An audit as files: the page, the one-page summary and the JSON that both are made of."""
+
+import io
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.audit.audit import Findings
+from benchmarks.audit.verdict import POLICY, exit_code, first_line, verdict
+from benchmarks.folder.output import write_json, write_text
+from fedmjp import provenance
+
+JSON, PAGE, SUMMARY, LOG = "report.json", "report.html", "summary.html", "flower.log"
+SHOWN_SIDE = 160  # pixels of a picture on the page
+TITLES = ("private", "recovered")
+MOST_STRIPS = 8
+
+
+def write_report(findings: Findings, folder: Path, *, command: str) -> None:
+    """Write all files of an audit, with what made them."""
+    report = {**findings.report, "command": command, "made_by": provenance.environment()}
+    said = verdict(report)
+    report |= {"first_line": first_line(report), "verdict": said, "policy": POLICY, "exit_code": exit_code(report)}
+    write_json(folder / JSON, report)
+    (folder / LOG).unlink(missing_ok=True)
+    if findings.log:
+        write_text(folder / LOG, "\n".join(findings.log) + "\n")
+    strips = [(title, [_png(picture) for picture in pictures]) for title, pictures in findings.strips[:MOST_STRIPS]]
+    values = {"report": report, "records": records(report["leaves"]), "strips": strips, "titles": TITLES}
+    for name in (PAGE, SUMMARY):
+        write_text(folder / name, _environment().get_template(f"{name}.jinja").render(**values))
+
+
+def records(leaves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What leaves by record: how many tensors and bytes, or every value by name."""
+    made = []
+    for (message, record), group in groupby(leaves, key=lambda entry: (entry["message"], entry["record"])):
+        entries = list(group)
+        tensors = [entry for entry in entries if "shape" in entry]
+        made.append(
+            {
+                "message": message,
+                "record": record,
+                "what": entries[0]["what"],
+                "tensors": len(tensors),
+                "bytes": sum(entry["bytes"] for entry in entries),
+                "entries": entries,
+                "values": [entry for entry in entries if "shape" not in entry],
+            }
+        )
+    return made
+
+
+def _png(picture: Tensor) -> str:
+    """A picture (1 or 3, height, width) in [0, 1] as a data address."""
+    pixels = (picture.expand(3, -1, -1).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    image = Image.fromarray(pixels)
+    factor = max(1, SHOWN_SIDE // image.width)
+    shown = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    shown.thumbnail((SHOWN_SIDE * 2, SHOWN_SIDE * 2))
+    content = io.BytesIO()
+    shown.save(content, "png")
+    return f"data:image/png;base64,{b64encode(content.getvalue()).decode()}"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("benchmarks.audit", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = resources.files("benchmarks.report").joinpath("page.css").read_text(encoding="utf-8")
+    style += resources.files("benchmarks.audit").joinpath("report.css").read_text(encoding="utf-8")
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    environment.globals.update(style=Markup(style), digest=f"sha256-{digest}", page=PAGE, json=JSON)  # noqa: S704 (ours)
+    return environment

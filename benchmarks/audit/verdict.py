@@ -1,0 +1,95 @@
+"""What an audit comes to, in sentences: against the policy, and never more than was measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+POLICY = (
+    "No private example leaves as it is. No picture comes back better than its mean colour by more than 3 dB. "
+    "No upload is of one example alone. Labels and features that come back are reported and break no policy."
+)
+HOLDS, LEAKS, FAILED = 0, 1, 2
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """0 where the policy holds, 1 where something leaks against it, 2 where the app could not be seen to the end."""
+    if report["problem"]:
+        return FAILED
+    return LEAKS if report["leaks"] else HOLDS
+
+
+def first_line(report: Mapping[str, Any]) -> str:
+    """The first line of every report: what stood in, or that nothing did."""
+    replaced = report["stand_ins"]
+    if not replaced:
+        return "Nothing stood in: the app's own data and weights were used."
+    said = "; ".join(f"{one['what']} {one['name']}: {one['instead']}" for one in replaced)
+    return f"Stand-ins were used, so steps, batches and weights are not those of the deployment. {said}."
+
+
+def verdict(report: Mapping[str, Any]) -> list[str]:
+    """A few sentences, the most important first."""
+    sentences = []
+    if report["problem"]:
+        sentences.append(
+            f"The app could not be seen to the end: {report['problem']}. What was seen until then follows."
+        )
+    leaks: Sequence[Mapping[str, str]] = report["leaks"]
+    if leaks:
+        sentences.append("Uploads of this app give private data away, against the policy.")
+        sentences += [f"{leak['what'][0].upper()}{leak['what'][1:]} ({leak['evidence']})." for leak in leaks[:5]]
+        if len(leaks) > 5:
+            sentences.append(f"{len(leaks) - 5} more stand in the report.")
+        return [*sentences, *_besides(report)]
+    if report["problem"]:
+        return sentences
+    return [*sentences, _of_pictures(report), *_besides(report)]
+
+
+def _of_pictures(report: Mapping[str, Any]) -> str:
+    control = report["control"] or {"made": False, "reason": "nothing was attacked", "leaks": []}
+    ran = [row for row in _attacks(report) if row["reveals"] == "pictures"]
+    if not control["made"]:
+        return f"Nothing is known of pictures or texts: {control['reason']}. That is no evidence of protection."
+    if "pictures" not in control["leaks"]:
+        return (
+            "Nothing is known of pictures: no attack here reads them out of this network, not even from the "
+            "undefended gradient of one known picture. That is no evidence of protection."
+        )
+    strongest = max(row["psnr_worst_case"] for row in control["rows"] if row["reveals"] == "pictures")
+    shown = f"the undefended gradient of one known picture of the same network gives it back at {strongest} dB"
+    if ran:
+        best = max(row["psnr_worst_case"] for row in ran)
+        return f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {shown}."
+    reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["attack"] == "patch_embedding"]
+    return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {shown}."
+
+
+def _attacks(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in report["recovered"] if row["role"] == "attack"]
+
+
+def _besides(report: Mapping[str, Any]) -> list[str]:
+    classes = [row for row in _attacks(report) if row["reveals"] == "classes"]
+    labels = [row for row in _attacks(report) if "labels_right" in row]
+    features = [row for row in _attacks(report) if row.get("features_near")]
+    cheats = [row for row in report["cheating"] if row.get("leaks")]
+    sentences = []
+    if cheats:
+        row = max(cheats, key=lambda one: one["psnr"])
+        sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")
+    if classes:
+        row = classes[0]
+        sentences.append(
+            f"Which classes a client holds shows in the head's bias: {row['named']} of {row['classes']} classes rose, "
+            f"{row['right']} of them among the {row['held']} that the client holds."
+        )
+    if labels:
+        row = max(labels, key=lambda one: one["labels_right"])
+        sentences.append(
+            f"Labels: {row['labels_right']:.0%} of {row['labels']} came back ({row['attack']}); a guess of as many of "
+            f"each class has {row['labels_floor']:.0%}."
+        )
+    if features:
+        row = max(features, key=lambda one: one["features_near"])
+        sentences.append(f"Features: {row['features_near']} of {row['features']} came back ({row['attack']}).")
+    return sentences

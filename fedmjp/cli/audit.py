@@ -1,0 +1,48 @@
+"""`fedmjp audit`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.options import RUN
+from fedmjp.cli.options import output as output_option
+from fedmjp.cli.runs import require_apart
+
+
+def audit(
+    app_dir: Annotated[Path, typer.Argument(metavar="APP_DIR", help="A Flower app: the folder of its pyproject.toml.")],
+    output: Annotated[Path, output_option("Folder for the report.")] = Path("results/audit"),
+    stand_in: Annotated[
+        bool,
+        typer.Option(
+            "--stand-in",
+            help="Bundled pictures and drawn weights stand in for data sets and weights that are not on this machine.",
+        ),
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Rounds that are watched.", min=1, max=100)] = 2,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds, after which the app is stopped.", min=1, rich_help_panel=RUN)
+    ] = 900.0,
+) -> None:
+    """Run a Flower app as it stands, attack what it sends, and say what it gives away.
+
+    Exit code 0: the policy holds. 1: something leaks against it. 2: the app could not be run.
+    """
+    from benchmarks.audit.audit import audit as audited
+    from benchmarks.audit.report import write_report
+    from benchmarks.audit.verdict import exit_code, first_line, verdict
+    from benchmarks.folder.output import claim_folder
+    from fedmjp.cli.runs import published_command
+
+    console = wide_console()
+    require_apart(output, str(app_dir))
+    claim_folder(output)
+    findings = audited(
+        app_dir, stand_in=stand_in, rounds=rounds, limit=time_limit, on_stage=lambda said: tell(console, f"{said} ...")
+    )
+    write_report(findings, output, command=published_command())
+    tell(console, first_line(findings.report), *verdict(findings.report))
+    tell(console, f"Written to {output}: report.html (open it in a browser), summary.html, report.json.")
+    raise typer.Exit(exit_code(findings.report))

@@ -1,0 +1,290 @@
+import base64
+import hashlib
+import io
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from benchmarks.audit import running, verbatim
+from benchmarks.audit.app import ADDED, copy_with_probe, read_app
+from benchmarks.audit.attacking import Attempt, attempt_all
+from benchmarks.audit.cheating import play_servers
+from benchmarks.audit.control import make_control
+from benchmarks.audit.evaluating import Private, scored
+from benchmarks.audit.network import Network, by_name, take_in
+from benchmarks.audit.protections import verify
+from benchmarks.audit.recipe import unreadable
+from benchmarks.audit.running import Records, play, said_of
+from benchmarks.audit.verdict import exit_code, verdict
+from benchmarks.audit.wire import Answer
+from fedmjp.errors import AppError, BadInputError
+from fedmjp.facade import bundled_pictures
+from fedmjp.models.carrying import carry
+from fedmjp.seeds import scoped_randomness
+from fedmjp.threat import ThreatModel
+from tests.apps import vit_app
+
+MEAN, STD = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
+SIDE = 32
+
+
+def small_vit() -> nn.Module:
+    with scoped_randomness(0):
+        return VisionTransformer(img_size=SIDE, patch_size=8, embed_dim=48, depth=2, num_heads=2, num_classes=6)
+
+
+def torchvision_vit() -> nn.Module:
+    with scoped_randomness(0):
+        made = torchvision.models.VisionTransformer(SIDE, 8, 2, 2, 48, 96, num_classes=6)
+        nn.init.normal_(made.heads.head.weight)
+    return made
+
+
+@pytest.mark.parametrize("make", [small_vit, torchvision_vit])
+def test_a_carried_network_has_the_gradient_of_the_one_that_it_was_carried_from(make: Any) -> None:
+    module = make()
+    carried = carry(module, mean=MEAN, std=STD)
+    picture, label = torch.rand(2, 3, SIDE, SIDE), torch.tensor([1, 3])
+    F.cross_entropy(module((picture - 0.5) / 0.25), label).backward()
+    F.cross_entropy(carried.classifier(picture), label).backward()
+    theirs = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    mapped = carried.tensors(theirs)
+    for name, parameter in carried.classifier.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(mapped[name], parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_what_computes_something_else_is_not_carried() -> None:
+    with pytest.raises(BadInputError, match="found no patch embedding"):
+        carry(torchvision.models.resnet18(), mean=MEAN, std=STD)
+    strange = small_vit()
+    strange.norm = nn.Sequential(nn.LayerNorm(48), nn.Tanh())  # the same tensors, another function
+    with pytest.raises(BadInputError, match="something else"):
+        carry(strange, mean=MEAN, std=STD)
+
+
+@pytest.fixture
+def examples() -> Private:
+    pictures = torch.stack([picture.image for picture in bundled_pictures(4, size=SIDE)])
+    return Private(((pictures - 0.45) / 0.22,), pictures, torch.arange(4))
+
+
+def png(picture: Tensor) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray((picture.permute(1, 2, 0) * 255).byte().numpy()).save(content, "png")
+    return content.getvalue()
+
+
+def in_bytes(content: bytes) -> dict[str, str]:
+    return {"bytes": base64.b64encode(content).decode()}
+
+
+def test_a_private_picture_is_found_however_it_is_sent(examples: Private) -> None:
+    assert examples.pictures is not None
+    picture = examples.pictures[2]
+    pixels = (picture * 255).byte()
+    small = F.interpolate(picture[None], size=16, mode="area")[0]
+    sent = {
+        "floats": picture.mean(0).flatten().tolist(),
+        "part": picture.flatten()[500:700].tolist(),
+        "thumbnail": small.flatten().tolist(),
+        "file": in_bytes(png(picture)),
+        "raw": in_bytes(pixels.permute(1, 2, 0).contiguous().numpy().tobytes()),
+        "text": base64.b64encode(pixels.numpy().tobytes()).decode(),
+        "tensor": (3 * picture - 1).flatten(),
+    }
+    assert {name for name, _ in verbatim.find_private(sent, [examples])} == set(sent)
+    spread = {f"pixel-{place}": value for place, value in enumerate(picture.flatten()[:256].tolist())}
+    assert [name for name, _ in verbatim.find_private(spread, [examples])] == ["all numbers of the record together"]
+
+
+def test_ordinary_metrics_are_not_taken_for_pictures(examples: Private) -> None:
+    generator = np.random.default_rng(0)
+    ordinary = {
+        "losses": [2.3 * 0.97**epoch for epoch in range(200)],
+        "noise": generator.normal(size=3 * SIDE * SIDE).tolist(),
+        "masked": in_bytes(generator.integers(0, 256, 4096).astype(np.uint8).tobytes()),
+        "accuracy": 0.5,
+        "name": "resnet",
+    }
+    assert list(verbatim.find_private(ordinary, [examples])) == []
+
+
+def uploaded(module: nn.Module, private: Private) -> dict[str, Tensor]:
+    assert private.pictures is not None
+    module.zero_grad()
+    F.cross_entropy(module((private.pictures - 0.5) / 0.25), private.labels).backward()
+    return {name: parameter.grad.clone() for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def outcome(network: Network, private: Private, update: dict[str, Tensor], threat: ThreatModel) -> dict[str, Any]:
+    attempts = attempt_all(network, update, threat)
+    return {one.attack: scored(one, private, network) for one in attempts if one.ran}
+
+
+def test_one_picture_comes_back_and_a_batch_does_not(examples: Private) -> None:
+    network = take_in(small_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    assert network.whole
+    assert examples.pictures is not None
+    assert examples.labels is not None
+    one = Private((examples.entered[0][:1],), examples.pictures[:1], examples.labels[:1])
+    alone = outcome(network, one, uploaded(network.module, one), ThreatModel())
+    assert alone["patch_embedding"]["psnr_worst_case"] > 60
+    assert alone["labels"]["labels_right"] == 1
+    batch = outcome(network, examples, uploaded(network.module, examples), ThreatModel(batch_size=4))
+    assert batch["patch_embedding"]["above_floor"] == 0
+    assert batch["grey"]["above_floor"] == 0
+
+
+def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) -> None:
+    with scoped_randomness(0):
+        module = nn.Sequential(nn.Conv2d(3, 4, 5, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 6))
+    network = take_in(module, {}, mean=MEAN, std=STD, side=SIDE)
+    assert not network.whole
+    made = outcome(network, examples, uploaded(module, examples), ThreatModel(batch_size=4))
+    assert made["labels"]["labels_right"] == 1
+    refused = {one.attack: one for one in attempt_all(network, uploaded(module, examples), ThreatModel(batch_size=4))}
+    assert "found no patch embedding" in refused["gradient_matching"].reason
+    assert not any(one.ran and one.role == "attack" and one.reveals == "pictures" for one in refused.values())
+
+
+def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
+    report: dict[str, Any] = {
+        "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [],
+        "control": {"made": True, "rows": [], "leaks": ["labels"]},
+    }  # fmt: skip
+    assert "no evidence of protection" in verdict(report)[0]
+    row = {"attack": "patch_embedding", "role": "attack", "reveals": "pictures", "psnr_worst_case": 9.0}
+    leaking = {"made": True, "rows": [{**row, "psnr_worst_case": 80.0}], "leaks": ["pictures"]}
+    assert verdict({**report, "control": leaking, "recovered": [row]})[0].startswith("No attack recovered more")
+    assert exit_code(report) == 0
+    assert exit_code({**report, "leaks": [{"what": "a", "evidence": "b"}]}) == 1
+    assert exit_code({**report, "problem": "the app hangs", "leaks": [{"what": "a", "evidence": "b"}]}) == 2
+
+
+def test_the_control_of_an_apps_network_gives_its_picture_back() -> None:
+    network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    control = make_control(network, side=SIDE, channels=3)
+    made = outcome(network, control.private, dict(control.update), control.threat)
+    assert made["patch_embedding"]["psnr_worst_case"] > 60
+
+
+def test_steps_of_adam_leave_nothing_to_solve() -> None:
+    recipe = {"optimiser": "AdamW", "steps": 3}
+    assert "AdamW" in str(unreadable(recipe, "weights"))
+    assert unreadable(recipe, "gradient") is None
+    assert unreadable({"optimiser": "SGD", "steps": 3}, "weights") is None
+
+
+def test_servers_that_cheat_are_played_on_the_apps_network() -> None:
+    network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    recipe = {"optimiser": "SGD", "steps": 1, "learning_rate": 0.05}
+    played = {row["server"]: row for row in play_servers(network, recipe, "gradient")}
+    assert played["class_fishing"]["leaks"]
+    assert played["suppression"]["psnr"] > 60
+    refused = play_servers(network, {**recipe, "optimiser": "Adam"}, "weights")
+    assert not any(row["played"] for row in refused)
+
+
+def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for folder in (records.server, records.evaluator):
+        folder.mkdir()
+    generator = np.random.default_rng(0)
+    sent, step = generator.normal(size=5000), 0.01 * generator.normal(size=5000)
+    np.savez(records.server / "sent.npz", **{"arrays/w": sent})
+    np.savez(records.evaluator / "m-trained.npz", w=sent + step)
+    answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / "left.npz")
+    told = []
+    for name, left in {
+        "as-trained": sent + step,
+        "clipped": sent + 0.25 * step,
+        "noisy": sent + 0.5 * step + 0.02 * generator.normal(size=5000),
+    }.items():
+        np.savez(records.server / f"{name}.npz", **{"arrays/w": left})
+        told += verify(records, {}, [replace(answer, file=records.server / f"{name}.npz")], None)
+    assert "nothing is done to it" in told[0]
+    assert "scaled by 0.25" in told[1]
+    assert "standard deviation 0.02" in told[2]
+
+
+def test_arrays_without_names_are_named_by_their_order() -> None:
+    module = nn.Linear(3, 2)
+    named = by_name(module, {"0": torch.ones(2, 3), "1": torch.zeros(2)})
+    assert set(named) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ({"type": "ModuleNotFoundError", "text": "No module named 'wandb'"}, "does not install here"),
+        ({"type": "OfflineModeIsEnabled", "text": "Cannot reach the hub"}, "needs the network"),
+        ({"type": "AssertionError", "text": "Torch not compiled with CUDA enabled"}, "needs a GPU"),
+        ({"type": "KeyError", "text": "'lr'"}, "the app fails (server: KeyError: 'lr')"),
+    ],
+)
+def test_a_failure_is_one_line_that_says_of_which_kind_it_is(error: dict[str, str], said: str) -> None:
+    line = said_of("server", [error])
+    assert said in line
+    assert "\n" not in line
+
+
+class HangingSuperLink:
+    """A SuperLink whose run says nothing and never ends."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def submit(self, *_: object) -> str:
+        return "1"
+
+    def log(self, _run: str) -> Iterator[str]:
+        threading.Event().wait(20)
+        yield ""
+
+
+def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "POLL_SECONDS", 0.05)
+    app = read_app(vit_app(tmp_path / "app", batch=1))
+    superlink: Any = HangingSuperLink(tmp_path)
+    run = play(superlink, app, Records(tmp_path / "audit"), {"rounds": 1, "stand_in": False, "pictures": ""}, limit=0.2)
+    assert run.problem is not None
+    assert run.problem.startswith("the app hangs")
+
+
+def test_the_copy_has_one_package_more_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
+    folder = vit_app(tmp_path / "app", batch=1)
+    before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+    copy = copy_with_probe(read_app(folder), tmp_path / "copy", {"folder": "s"}, {"folder": "secret-place"})
+    assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in before} == before
+    assert {path.name for path in copy.iterdir()} == {"pyproject.toml", "small", ADDED}
+    assert (copy / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
+    assert f'serverapp = "{ADDED}.server:app"' in (copy / "pyproject.toml").read_text()
+    assert "secret-place" not in (copy / ADDED / "server.json").read_text()  # the server is not told where pictures go
+
+
+def test_a_folder_that_is_no_app_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AppError, match=r"no pyproject\.toml"):
+        read_app(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'a'\n")
+    with pytest.raises(AppError, match="names no serverapp and no clientapp"):
+        read_app(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    with pytest.raises(AppError, match="cannot be read"):
+        read_app(tmp_path)
+
+
+def test_attempts_without_a_result_are_not_scored(examples: Private) -> None:
+    network = take_in(small_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    assert scored(Attempt("labels", "labels", "attack", applies=False, reason=""), examples, network) == {}
