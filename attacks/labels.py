@@ -75,7 +75,6 @@ class Labels(Attack[Entrance, Features]):
     reveals = "labels"
     needs_network = False
     takes_sums = True
-    needs_network = False
     # What happens to pictures and positions moves probabilities, never labels.
     handled: ClassVar[frozenset[Mark]] = frozenset({"shuffled", "masked", "summed"})
 
