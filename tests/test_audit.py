@@ -168,7 +168,8 @@ def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
     row = {"attack": "patch_embedding", "role": "attack", "reveals": "pictures", "psnr_worst_case": 9.0}
     leaking = {"made": True, "rows": [{**row, "psnr_worst_case": 80.0}], "leaks": ["pictures"]}
     assert verdict({**report, "control": leaking, "recovered": [row]})[0].startswith("No attack recovered more")
-    assert exit_code(report) == 0
+    assert exit_code(report) == 2
+    assert exit_code({**report, "control": leaking}) == 0
     assert exit_code({**report, "leaks": [{"what": "a", "evidence": "b"}]}) == 1
     assert exit_code({**report, "problem": "the app hangs", "leaks": [{"what": "a", "evidence": "b"}]}) == 2
 

@@ -7,14 +7,19 @@ POLICY = (
     "No private example leaves as it is. No picture comes back better than its mean colour by more than 3 dB. "
     "No upload is of one example alone. Labels and features that come back are reported and break no policy."
 )
-HOLDS, LEAKS, FAILED = 0, 1, 2
+HOLDS, LEAKS, UNKNOWN = 0, 1, 2
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
-    """0 where the policy holds, 1 where something leaks against it, 2 where the app could not be seen to the end."""
+    """0 where the policy holds, 1 where something leaks against it, 2 where nobody can tell.
+
+    Nobody can where the app was not seen to the end, or where attacks do not work on its network without a defence.
+    """
     if report["problem"]:
-        return FAILED
-    return LEAKS if report["leaks"] else HOLDS
+        return UNKNOWN
+    if report["leaks"]:
+        return LEAKS
+    return HOLDS if "pictures" in _control(report)["leaks"] else UNKNOWN
 
 
 def first_line(report: Mapping[str, Any]) -> str:
@@ -46,7 +51,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
 
 
 def _of_pictures(report: Mapping[str, Any]) -> str:
-    control = report["control"] or {"made": False, "reason": "nothing was attacked", "leaks": []}
+    control = _control(report)
     ran = [row for row in _attacks(report) if row["reveals"] == "pictures"]
     if not control["made"]:
         return f"Nothing is known of pictures or texts: {control['reason']}. That is no evidence of protection."
@@ -62,6 +67,11 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
         return f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {shown}."
     reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["attack"] == "patch_embedding"]
     return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {shown}."
+
+
+def _control(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    control: Mapping[str, Any] = report["control"] or {"made": False, "reason": "nothing was attacked", "leaks": []}
+    return control
 
 
 def _attacks(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -28,7 +28,8 @@ def audit(
 ) -> None:
     """Run a Flower app as it stands, attack what it sends, and say what it gives away.
 
-    Exit code 0: the policy holds. 1: something leaks against it. 2: the app could not be run.
+    Exit code 0: the policy holds. 1: something leaks against it. 2: the app could not be run, or attacks on pictures do
+    not work on its network, so that nobody can tell.
     """
     from benchmarks.audit.audit import audit as audited
     from benchmarks.audit.report import write_report
