@@ -270,7 +270,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[OutputFolder, Pr
         {
             "name": "disclosures",
             "data": {"pictures": 8},
-            "shared": {"models": ["deit_tiny"], "attacks": ["labels", "chance"], "threats": [{"batch_size": 2}]},
+            "shared": {"models": ["deit_tiny"], "attacks": ["labels", "chance"], "threats": [{"batch_size": 1}]},
             "grids": [
                 {"defences": [{"name": "withhold", "roles": "body"}, "secure_sum:clients=2"], "settings": ["a"]},
                 {"defences": ["mjp"], "settings": ["c"]},
@@ -299,7 +299,7 @@ def test_a_campaign_of_labels_alone_ends_with_a_table_and_without_pictures(
     assert set(table["reveals"]) == {"labels", "features"}
     ours = table[table["attack"] == "labels"]
     assert (ours["label_accuracy_mean"] == 1).all()
-    assert (ours["verdict"] == "leaks").all()
+    assert dict(zip(ours["uploads"], ours["verdict"], strict=True)) == {8: "leaks", 4: "inconclusive"}
     assert set(ours["defence"]) == {"none", "mjp", "withhold:roles=body", "secure_sum:clients=2"}
     assert {"psnr_mean", "median", "recognisable_share"} <= set(ours.columns)
     assert (
@@ -360,7 +360,7 @@ def test_a_mixed_board_keeps_pictures_first_and_adds_the_section(tmp_path: Path)
 def test_the_command_ends_well_with_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert attack(monkeypatch, tmp_path, "labels", "--batch-size", "4") == 0
+    assert attack(monkeypatch, tmp_path, "labels", "--batch-size", "1") == 0
     shown = capsys.readouterr().out
     assert "labels tells 8 of 8 labels: leaks." in shown
     assert "reconstructions.jpg" not in shown

@@ -18,6 +18,8 @@ from fedmjp import provenance
 from fedmjp.errors import FederationError
 
 BUSY = "timed out during startup"
+TOO_BUSY = "Flower's simulation did not start within Ray's 30 s: this machine is too busy, run the audit again"
+STARTS = 3
 GENERIC = "Ending simulation"  # Flower's last words, whatever went wrong
 HANGS = "the app hangs"
 POLL_SECONDS = 0.5
@@ -145,6 +147,18 @@ def _trains(line: Mapping[str, Any]) -> bool:
 def _once(
     superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, limit: float, tail: deque[str]
 ) -> str | None:
+    """Why the run ended before it was through; None if it did not. Where Ray alone was too slow, it starts again."""
+    deadline = time.monotonic() + limit
+    for _ in range(STARTS):
+        ended = _started(superlink, copy, records, clients, deadline, tail)
+        if ended != TOO_BUSY:
+            break
+    return ended
+
+
+def _started(
+    superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, deadline: float, tail: deque[str]
+) -> str | None:
     cores = min(provenance.hardware()["cores"], clients)
     empty = superlink.home / "run-config.toml"
     empty.write_text("", encoding="utf-8")
@@ -159,7 +173,6 @@ def _once(
         ended.set()
 
     threading.Thread(target=follow, daemon=True).start()
-    deadline = time.monotonic() + limit
     while not ended.wait(POLL_SECONDS):
         if any((records.server / name).exists() for name in ("ended.jsonl", "waiting.jsonl")):
             return None
@@ -169,7 +182,7 @@ def _once(
         return None
     errors = [line.strip() for line in tail if ERROR.match(line) and GENERIC not in line]
     if any(BUSY in line for line in errors):
-        return "Flower's simulation did not start within Ray's 30 s: this machine is too busy, run the audit again"
+        return TOO_BUSY
     return f"the app does not start: {one_line((errors or ['its log holds no error'])[0])}"
 
 

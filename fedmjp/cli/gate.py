@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.options import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ def supernode(
     run_supernode(policy, arguments or [])
 
 
-@gate.command()
+@gate.command(epilog=examples("PATH=$(fedmjp gate programs --policy policy.yaml):$PATH flower-superexec --help"))
 def programs(policy: Annotated[Path, typer.Option(help="The site's policy.", metavar="FILE")]) -> None:
     """Make the folder that goes first on the PATH of flower-superexec, under --isolation process, and print it."""
     from clients.gate.policy import Policy
@@ -37,7 +38,7 @@ def programs(policy: Annotated[Path, typer.Option(help="The site's policy.", met
     typer.echo(write_programs(policy, Policy.read(policy)[1]))
 
 
-@gate.command()
+@gate.command(epilog=examples("fedmjp gate show gate.jsonl"))
 def show(
     ledger: Annotated[Path, typer.Argument(help="The file that the policy names.")],
     json: Annotated[bool, typer.Option("--json", help="All entries, for programs.")] = False,
