@@ -1,11 +1,11 @@
 """The app's own network as attacks take it: whole, its entrance alone, or its head alone."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,41 +15,9 @@ from fedmjp.models import names
 from fedmjp.models.adopt import Adopted, adopt
 from fedmjp.models.carrying import Carried, carry
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.entrance import denormalised
+from fedmjp.models.sent import SentWeights
 from fedmjp.records import Upload, weights_digest
 from fedmjp.threat import ThreatModel
-
-
-@dataclass
-class HeadOnly:
-    """A network of which attacks know the last layer: an entrance in name, so that what reads heads takes it."""
-
-    has_positions: ClassVar = False
-    defended: ClassVar = False
-    prefix_tokens: ClassVar = 0
-
-    image_size: int
-    patch_size: int
-    mean: Tensor
-    std: Tensor
-    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
-
-    @property
-    def grid(self) -> int:
-        """One patch: the picture."""
-        return 1
-
-    def get_parameter(self, target: str) -> nn.Parameter:
-        """A parameter of the head."""
-        return self.parameters[target]
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the head."""
-        return iter(self.parameters.items())
-
-    def denormalise(self, images: Tensor) -> Tensor:
-        """As of ``fedmjp.models.entrance.Entrance``."""
-        return denormalised(images, self.mean, self.std)
 
 
 @dataclass(frozen=True)
@@ -57,7 +25,7 @@ class Network:
     """The app's network, with the weights that the server sent, and the form in which attacks read it."""
 
     module: nn.Module
-    seen: VitClassifier | Adopted | HeadOnly
+    seen: VitClassifier | Adopted | SentWeights  # of these last the head alone
     carried: Carried | None
     head: tuple[str, str] | None  # the app's names of the last layer's weight and bias
     why: str | None  # why it is not whole
@@ -149,9 +117,9 @@ def take_in(
         return Network(module, adopt(module, mean=mean, std=std), None, head, why)
     except Exception:  # noqa: BLE001
         held = dict(module.named_parameters())
-        pairs = zip((names.HEAD_WEIGHT, names.HEAD_BIAS), head or (), strict=False)
-        parameters = {ours: nn.Parameter(held[theirs].detach(), requires_grad=False) for ours, theirs in pairs}
-        return Network(module, HeadOnly(side, side, centre, scale, parameters), None, head, why)
+        sent_names = dict(zip((names.HEAD_WEIGHT, names.HEAD_BIAS), head or (), strict=False))
+        parameters = {ours: nn.Parameter(held[name].detach(), requires_grad=False) for ours, name in sent_names.items()}
+        return Network(module, SentWeights(sent_names, parameters, side, side, mean=centre, std=scale), None, head, why)
 
 
 def head_of(module: nn.Module) -> tuple[str, str] | None:

@@ -54,7 +54,7 @@ class SentWeights:
     @property
     def has_positions(self) -> bool:
         """Whether there is a position embedding, and patches that it is of."""
-        return self.image_size > 0
+        return self.image_size > 0 and names.POSITION_EMBEDDING in self.parameters
 
     @property
     def grid(self) -> int:
