@@ -17,7 +17,7 @@ from fedmjp.threat import ThreatModel
 # What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
 RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
 BROKE = "broke down, which says nothing"
-NOT_RUN = "not run: a search, of minutes to hours"
+NOT_RUN = "not run: a search, of minutes to hours, or a guess that has another floor here"
 MOST_PICTURES = 128  # behind an upload that is attacked
 
 

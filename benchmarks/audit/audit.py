@@ -196,7 +196,7 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
     ]  # fmt: skip
     for place, one in enumerate(attacked, start=1):
         _tell_recovered(place, one, findings)
-    if searches := [one.attack for one in attacked[0].attempts if one.reason == NOT_RUN]:
+    if searches := [one.attack for one in attacked[0].attempts if one.reason == NOT_RUN and one.role == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
     report["not_tested"] += [f"{one.attack} {one.reason}" for one in attacked[0].attempts if BROKE in one.reason]
     report["cheating"] = play_servers(network, recipe, answers[0].kind)
