@@ -1,5 +1,6 @@
 """What would help: defences of this project on what the app sends, each measured with the same quick attacks."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +51,8 @@ def advise(network: Network, first: Case, second: Case, about: str) -> dict[str,
         psnr, why = _best(network, first, uploads[0], text)
         again, _ = _best(network, second, uploads[1], text)
         rows.append({"defence": text or "none", "psnr": psnr, "again": again, "why": why})
-    rows.sort(key=lambda row: -1.0 if row["psnr"] is None else row["psnr"])
+    # That the quick attacks do not apply is no effect that was measured: such rows come last.
+    rows.sort(key=lambda row: math.inf if row["psnr"] is None else row["psnr"])
     said = (
         f"{about} Measured with {' and '.join(ATTACKS)} alone, with default options and the same network: a defence "
         "that stops these may fall to a search. Accuracy was not measured."
