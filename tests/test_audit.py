@@ -161,7 +161,7 @@ def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) 
 
 def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
     report: dict[str, Any] = {
-        "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [],
+        "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [], "protections": [], "recipe": {},
         "control": {"made": True, "rows": [], "leaks": ["labels"]},
     }  # fmt: skip
     assert "no evidence of protection" in verdict(report)[0]
@@ -207,22 +207,23 @@ def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path:
     np.savez(records.server / "sent.npz", **{"arrays/w": sent})
     np.savez(records.evaluator / "m-trained.npz", w=sent + step)
     answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / "left.npz")
-    told = []
+    told = {}
     for name, left in {
         "as-trained": sent + step,
         "clipped": sent + 0.25 * step,
         "noisy": sent + 0.5 * step + 0.02 * generator.normal(size=5000),
     }.items():
         np.savez(records.server / f"{name}.npz", **{"arrays/w": left})
-        told += verify(records, {}, [replace(answer, file=records.server / f"{name}.npz")], None)
-    assert "nothing is done to it" in told[0]
-    assert "scaled by 0.25" in told[1]
-    assert "standard deviation 0.02" in told[2]
+        told[name] = verify(records, {}, [replace(answer, file=records.server / f"{name}.npz")])[0]
+    assert told["as-trained"].verified is None
+    assert "to the last digits" in told["as-trained"].said
+    assert told["clipped"].verified == told["noisy"].verified == "yes"
+    assert "scaled by 0.25" in told["clipped"].said
+    assert "standard deviation 0.02" in told["noisy"].said
 
 
 def test_arrays_without_names_are_named_by_their_order() -> None:
-    module = nn.Linear(3, 2)
-    named = by_name(module, {"0": torch.ones(2, 3), "1": torch.zeros(2)})
+    named = by_name(nn.Linear(3, 2).state_dict(), {"0": torch.ones(2, 3), "1": torch.zeros(2)})
     assert set(named) == {"weight", "bias"}
 
 

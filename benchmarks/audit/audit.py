@@ -1,7 +1,7 @@
 """One audit from an app's folder to a report: run it, attack what it sent, hold it against what it was made of."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,13 @@ class Attacked:
 
 
 def audit(
-    folder: Path, *, stand_in: bool, rounds: int, limit: float, on_stage: Callable[[str], None] = lambda _: None
+    folder: Path,
+    *,
+    stand_in: bool,
+    rounds: int,
+    limit: float,
+    run_config: Sequence[str] = (),
+    on_stage: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """Audit a Flower app; nothing in its folder is changed.
 
@@ -71,6 +77,7 @@ def audit(
         stand_in: Whether bundled pictures and drawn weights stand in for data and weights that cannot be loaded.
         rounds: That are watched.
         limit: Seconds for the app's run.
+        run_config: ``KEY=VALUE`` of the app's run config, as of ``flwr run``.
         on_stage: Called with what begins.
 
     Raises:
@@ -83,8 +90,10 @@ def audit(
         np.savez(pictures, pictures=_bundled())
         records = Records(superlink.home / "audit")
         given = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
-        run = play(superlink, app, records, given, limit=limit)
-        return _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+        run = play(superlink, app, records, given, limit=limit, run_config=run_config)
+        findings = _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+        findings.report["run_config"] = list(run_config)
+        return findings
 
 
 def _bundled() -> np.ndarray[Any, Any]:
@@ -117,6 +126,7 @@ def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage:
     }
     findings = Findings(report, run.log)
     report["leaks"] += _private_in_clear(records, answers, report)
+    report["protections"] = [asdict(protection) for protection in verify(records, recipe, answers)]
     if recipe["trains"]:
         on_stage("attacks on what was sent")
         _attack(records, answers, findings)
@@ -177,7 +187,7 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
     side = private.side if private else 0
     try:
         module = load_network(records.model, records.root / "app" / "audited")
-        network = take_in(module, by_name(module, answers[0].sent), mean=mean, std=std, side=max(side, 1))
+        network = take_in(module, by_name(module.state_dict(), answers[0].sent), mean=mean, std=std, side=max(side, 1))
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
@@ -201,7 +211,6 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
     report["not_tested"] += [f"{one.attack} {one.reason}" for one in attacked[0].attempts if BROKE in one.reason]
     report["cheating"] = play_servers(network, recipe, answers[0].kind)
     control = _tell_control(network, private, findings)
-    report["protections"] = verify(records, recipe, answers[:1], module)
     if control is not None:
         report["advice"] = _advise(network, attacked, control, recipe)
 
@@ -228,7 +237,7 @@ def _gives_pictures(attacked: Attacked) -> bool:
 
 
 def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
-    update = by_name(network.module, answer.update)
+    update = by_name(network.module.state_dict(), answer.update)
     why = unreadable(recipe, answer.kind)
     attempts = attempt_all(network, update, threat_of(recipe, answer.kind), unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))

@@ -74,9 +74,8 @@ def load_network(path: Path, code: Path) -> nn.Module:
         raise BadInputError(f"the app's network cannot be loaded outside of it: {first}") from error
 
 
-def by_name(module: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays under the names of a module's state: by name, else in order where all shapes are the state's."""
-    state = module.state_dict()
+def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays under the names of a network's state: by name, else in order where all shapes are the state's."""
     if set(arrays) <= set(state):
         return dict(arrays)
     values = list(arrays.values())

@@ -15,7 +15,7 @@ PLAIN = ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
 def read_recipe(records: Records) -> dict[str, Any]:
     """What clients did between a message and its answer, as the first round shows it; rates of all rounds."""
     seen = lines(records.evaluator / "seen.jsonl")
-    trained = [line for line in seen if line["forwards"]]
+    trained = [line for line in seen if line["forwards"] and line["repeat"] is None]
     if not trained:
         return {"trains": False, "why": "no hook saw a network being trained with torch"}
     first = trained[0]

@@ -36,7 +36,8 @@ def write_report(findings: Findings, folder: Path, *, command: str) -> None:
     if findings.log:
         write_text(folder / LOG, "\n".join(findings.log) + "\n")
     strips = [(title, [_png(picture) for picture in pictures]) for title, pictures in findings.strips[:MOST_STRIPS]]
-    values = {"report": report, "records": records(report["leaves"]), "strips": strips, "titles": TITLES}
+    grouped = {"records": records(report["leaves"]), "attacks": by_reason(report["attacks"])}
+    values = {"report": report, "strips": strips, "titles": TITLES, **grouped}
     for name in (PAGE, SUMMARY):
         write_text(folder / name, _environment().get_template(f"{name}.jinja").render(**values))
 
@@ -59,6 +60,18 @@ def records(leaves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return made
+
+
+def by_reason(attacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Attacks that share a reason together, without floors; those that apply first."""
+    made: dict[tuple[bool, str], dict[str, Any]] = {}
+    for row in attacks:
+        if row["role"] == "attack":
+            key = (not row["applies"], row["reason"])
+            group = made.setdefault(key, {**row, "attacks": [], "reveals": []})
+            group["attacks"].append(row["attack"])
+            group["reveals"] += [row["reveals"]] if row["reveals"] not in group["reveals"] else []
+    return [made[key] for key in sorted(made, key=lambda one: one[0])]
 
 
 def _png(picture: Tensor) -> str:

@@ -22,6 +22,8 @@ TOO_BUSY = "Flower's simulation did not start within Ray's 30 s: this machine is
 STARTS = 3
 GENERIC = "Ending simulation"  # Flower's last words, whatever went wrong
 HANGS = "the app hangs"
+RUN_CONFIG = "run-config.toml"
+PLACE = re.compile(r"\s\(/[^)]*\)")  # where a module was found, in Python's words
 POLL_SECONDS = 0.5
 # Clients that are tried, one after the other, with how long an app may wait for more of them before it sends anything.
 # Flower's own simulation has ten.
@@ -83,7 +85,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping[str, Any], *, limit: float) -> Run:
+def play(
+    superlink: PrivateSuperLink,
+    app: App,
+    records: Records,
+    given: Mapping[str, Any],
+    *,
+    limit: float,
+    run_config: Sequence[str] = (),
+) -> Run:
     """Run a copy of an app with two clients, or with ten where it waits for more.
 
     Args:
@@ -92,15 +102,17 @@ def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping
         records: Where everything goes that is seen.
         given: ``rounds``, ``stand_in``, ``pictures`` of the probe.
         limit: Seconds, after which it is stopped.
+        run_config: ``KEY=VALUE`` of the app's run config.
     """
     started = time.monotonic()
+    (superlink.home / RUN_CONFIG).write_text("\n".join(run_config), encoding="utf-8")
     tail: deque[str] = deque(maxlen=200)
     for clients, waiting in TRIED.items():
         tail.clear()
         shutil.rmtree(records.root, ignore_errors=True)
         for folder in (records.server, records.evaluator):
             folder.mkdir(parents=True)
-        shared = {**given, "clients": clients, "waiting": waiting, "literals": app.literals}
+        shared = {**given, "clients": clients, "waiting": waiting, "literals": app.literals, "enlarges": app.enlarges}
         copy = copy_with_probe(
             app,
             records.root / "app" / "audited",
@@ -160,10 +172,8 @@ def _started(
     superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, deadline: float, tail: deque[str]
 ) -> str | None:
     cores = min(provenance.hardware()["cores"], clients)
-    empty = superlink.home / "run-config.toml"
-    empty.write_text("", encoding="utf-8")
     try:
-        run = superlink.submit(copy, empty, str(Resources(clients, cores, cores=1, gpus=0)))
+        run = superlink.submit(copy, superlink.home / RUN_CONFIG, str(Resources(clients, cores, cores=1, gpus=0)))
     except FederationError as error:
         return f"the app does not start: {one_line(str(error))}"
     ended = threading.Event()
@@ -193,7 +203,8 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
     everything = " ".join(f"{link['type']} {link['text']}" for link in chain)
     for link in chain:
         if link["type"] in ("ModuleNotFoundError", "ImportError"):
-            return f"the app does not install here: its {where} imports what is missing, {one_line(link['text'])}"
+            missing = one_line(PLACE.sub("", link["text"]))
+            return f"the app does not install here: its {where} imports what is missing, {missing}"
     if NETWORK.search(everything):
         return f"the app needs the network ({where}: {said}); --stand-in replaces data sets and weights"
     if GPU.search(everything):

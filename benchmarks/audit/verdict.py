@@ -70,7 +70,8 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
 
 
 def _control(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    control: Mapping[str, Any] = report["control"] or {"made": False, "reason": "nothing was attacked", "leaks": []}
+    why = f"nothing was attacked, {report['recipe'].get('why', 'as said below')}"
+    control: Mapping[str, Any] = report["control"] or {"made": False, "reason": why, "leaks": []}
     return control
 
 
@@ -83,7 +84,8 @@ def _besides(report: Mapping[str, Any]) -> list[str]:
     labels = [row for row in _attacks(report) if "labels_right" in row]
     features = [row for row in _attacks(report) if row.get("features_near")]
     cheats = [row for row in report["cheating"] if row.get("leaks")]
-    sentences = []
+    failed = [row for row in report["protections"] if row["verified"] == "no"]
+    sentences = [f"{row['protection'].capitalize()}: {row['said']}" for row in failed]
     if cheats:
         row = max(cheats, key=lambda one: one["psnr"])
         sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")

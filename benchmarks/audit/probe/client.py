@@ -27,7 +27,7 @@ class WatchedClientApp(ClientApp):
             app = settings.load(SETTINGS["component"])
             if message.metadata.message_type == settings.WARM:
                 return Message(RecordDict(), reply_to=message)
-            with Watch(FOLDER, Path(SETTINGS["model"]), message) as watch:
+            with Watch(FOLDER, Path(SETTINGS["model"]), message, _repeat(message)) as watch:
                 reply: Message = app(message, context)
         except Exception as error:
             settings.note_problem(FOLDER, "client", error)
@@ -35,6 +35,13 @@ class WatchedClientApp(ClientApp):
         if training:
             watch.keep(reply)
         return reply
+
+
+def _repeat(message: Message) -> int | None:
+    """Which repeat of a message this is; None if it is the app's own. The app does not see the mark."""
+    if settings.REPEAT not in message.content:
+        return None
+    return int(message.content.pop(settings.REPEAT)["number"])  # type: ignore[arg-type]  # a number
 
 
 app = WatchedClientApp()

@@ -25,7 +25,7 @@ OTHERS = (224, 3, 10)
 IMAGE_COLUMNS = ("img", "image", "pixel_values", "images")
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
-PER_CLIENT = {True: 40, False: 8}  # rows of a split for each client, of small pictures or texts and of large pictures
+PER_CLIENT, PER_CLIENT_LARGE = 40, 8  # rows of a split for each client: of large pictures, or enlarged ones, fewer
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
 
@@ -116,13 +116,13 @@ def _hub_dataset(path: str) -> Any:
     splits = {}
     for seed, split in enumerate(("train", "test")):
         if image is None and text is not None:
-            count, classes = _rows(small=True), 2
+            count, classes = _rows(), 2
             generator = np.random.default_rng(seed)
             rows: dict[str, Any] = {text: [" ".join(generator.choice(WORDS, 24)) for _ in range(count)]}
             features = {text: datasets.Value("string")}
             said = "sentences of drawn letters"
         else:
-            count, column = _rows(small=side < LARGE), image or "image"
+            count, column = _rows(side), image or "image"
             rows = {column: pictures(count, side, channels, seed)}
             features = {column: datasets.Image()}
             said = f"parts of bundled pictures, {side} x {side}"
@@ -133,8 +133,10 @@ def _hub_dataset(path: str) -> Any:
     return datasets.DatasetDict(splits)
 
 
-def _rows(*, small: bool) -> int:
-    return int(PER_CLIENT[small] * _given["clients"])
+def _rows(side: int = 0) -> int:
+    """Of all clients, for pictures of so many pixels per side or for texts."""
+    large = side >= LARGE or (side > 0 and _given["enlarges"])
+    return int((PER_CLIENT_LARGE if large else PER_CLIENT) * _given["clients"])
 
 
 def _torchvision_datasets() -> None:
@@ -157,7 +159,7 @@ def _stand_in_for(kind: Any) -> None:
         except Exception:  # noqa: BLE001
             train = arguments[1] if len(arguments) > 1 else named.get("train", named.get("split", "train") == "train")
             side, channels, classes = kind_of(kind.__name__)
-            count = _rows(small=side < LARGE)
+            count = _rows(side)
             self.data = np.stack(pictures(count, side, channels, int(not train)))
             self.targets = labels(count, classes, int(not train))
             self.classes = [str(number) for number in range(classes)]
