@@ -15,6 +15,7 @@ from fedmjp.models import names
 from fedmjp.models.adopt import Adopted, adopt
 from fedmjp.models.carrying import Carried, carry
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of_tensors
 from fedmjp.models.sent import SentWeights
 from fedmjp.records import Upload, weights_digest
 from fedmjp.threat import ThreatModel
@@ -123,10 +124,6 @@ def take_in(
 
 def head_of(module: nn.Module) -> tuple[str, str] | None:
     """Names of weight and bias of the last linear layer; None if it has no bias, or there is no such layer."""
-    linear: list[tuple[str, Any]] = [
-        (name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear) and part.bias is not None
-    ]
-    if not linear:
-        return None
-    name = linear[-1][0]
-    return (f"{name}.weight", f"{name}.bias") if name else ("weight", "bias")
+    parameters = dict(module.named_parameters())
+    found = sorted(roles_of_tensors(parameters)["head"], key=lambda name: -parameters[name].ndim)
+    return (found[0], found[1]) if len(found) == 2 else None

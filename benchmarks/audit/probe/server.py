@@ -115,7 +115,7 @@ class Tap(Grid):
                     settings.note(FOLDER, "repeats.jsonl", {**line, "file": self._arrays("up", reply, {})})
 
     def _count(self, outgoing: list[Message]) -> None:
-        """Count rounds, and end when enough were seen: before another, or before the last is evaluated as others were."""
+        """Count rounds, and end when enough were seen: before another, or before the last is evaluated too."""
         if outgoing and not self._sent:
             self._sent = True
             self._warm()
