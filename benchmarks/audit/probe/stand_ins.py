@@ -158,7 +158,8 @@ def _stand_in_for(kind: Any) -> None:
             initialise(self, *arguments, **{**named, **({"download": False} if "download" in named else {})})
         except Exception:  # noqa: BLE001
             train = arguments[1] if len(arguments) > 1 else named.get("train", named.get("split", "train") == "train")
-            side, channels, classes = kind_of(kind.__name__)
+            name = next(one.__name__ for one in type(self).__mro__ if one.__module__.startswith("torchvision."))
+            side, channels, classes = kind_of(name)
             count = _rows(side)
             self.data = np.stack(pictures(count, side, channels, int(not train)))
             self.targets = labels(count, classes, int(not train))
@@ -168,7 +169,7 @@ def _stand_in_for(kind: Any) -> None:
             self.transforms = None
             self.stands_in = True
             said = f"{count} parts of bundled pictures, {side} x {side}"
-            _say("data set", f"torchvision {kind.__name__}", said)
+            _say("data set", f"torchvision {name}", said)
 
     def item_or_stand_in(self: Any, place: int) -> Any:
         if not getattr(self, "stands_in", False):
