@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import io
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -290,3 +292,80 @@ def test_a_folder_that_is_no_app_is_refused(tmp_path: Path) -> None:
 def test_attempts_without_a_result_are_not_scored(examples: Private) -> None:
     network = take_in(small_vit(), {}, mean=MEAN, std=STD, side=SIDE)
     assert scored(Attempt("labels", "labels", "attack", applies=False, reason=""), examples, network) == {}
+
+
+def masked_round(root: Path, *, weights: list[float], noise: float, in_clear: bool) -> Records:
+    """Records of a round of secure aggregation of three clients: masked answers, and the next weights."""
+    records, generator = Records(root), np.random.default_rng(0)
+    for folder in (records.server, records.evaluator):
+        folder.mkdir(parents=True)
+    start = generator.normal(size=(100, 60)).astype(np.float32)
+    steps = [0.01 * generator.normal(size=start.shape) for _ in weights]
+    lines: list[dict[str, Any]] = []
+    described = {"fitins.parameters": {"kind": "arrays", "entries": {"0": ["float32", [100, 60], start.nbytes]}}}
+    for server_round in (1, 2):
+        change = sum(weight * step for weight, step in zip(weights, steps, strict=True))
+        sent = start if server_round == 1 else start + change + noise * generator.normal(size=start.shape)
+        np.savez(records.server / f"{server_round}.npz", **{"fitins.parameters/0": sent})
+        about = {"type": "train", "round": server_round, "records": described, "file": f"{server_round}.npz"}
+        lines += [{"way": "down", "id": f"{server_round}-{node}", "node": node, **about} for node in range(len(steps))]
+    for node, step in enumerate(steps):
+        np.savez(records.evaluator / f"1-{node}-trained.npz", layer=start + step)
+        mask = 0 if in_clear else generator.integers(0, 2**32, size=start.shape)
+        content = io.BytesIO()
+        np.save(content, ((start + step + 8) * 2**18).astype(np.int64) + mask)
+        values = {"masked_params": [in_bytes(content.getvalue())]}
+        answer = {"way": "up", "type": "train", "round": 1, "id": "a", "reply_to": f"1-{node}", "node": node}
+        lines.append({**answer, "records": {"configs": {"kind": "config", "values": values}}})
+    (records.server / "wire.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("weights", "noise", "in_clear", "verified", "said"),
+    [
+        ([0.5, 0.25, 0.25], 0.0, False, "yes", "3 of 3 clients, each times 0.25 to 0.5"),
+        ([0.5, 0.25, 0.25], 0.01, False, "yes", "standard deviation 0.01 in each number"),
+        ([0.5, 0.25, 0.25], 1.0, False, "not measured", "drowned"),
+        ([1.0, 0.0, 0.0], 0.0, False, "no", "one alone"),
+        ([0.5, 0.25, 0.25], 0.0, True, "no", "Not masked"),
+    ],
+)
+def test_a_secure_sum_is_told_from_what_only_looks_like_one(
+    tmp_path: Path, weights: list[float], noise: float, in_clear: bool, verified: str, said: str
+) -> None:
+    found = verify(masked_round(tmp_path / "audit", weights=weights, noise=noise, in_clear=in_clear), {}, [])
+    assert [(one.protection, one.verified) for one in found] == [("secure sum", verified)]
+    assert said in found[0].said
+
+
+@pytest.mark.parametrize(
+    ("second", "batches", "verified", "said"),
+    [
+        ("fresh", "same", "yes", "answered with noise of standard deviation 0.02"),
+        ("fresh", "other", "yes", "took other batches each time"),
+        ("same", "same", "no", "whoever holds the seed takes it off"),
+    ],
+)
+def test_noise_is_measured_from_repeats(tmp_path: Path, second: str, batches: str, verified: str, said: str) -> None:
+    records, generator = Records(tmp_path), np.random.default_rng(0)
+    for folder in (records.server, records.evaluator):
+        folder.mkdir()
+    sent, step = generator.normal(size=20000), 0.01 * generator.normal(size=20000)
+    drawn = [0.02 * generator.normal(size=20000) for _ in range(2)]
+    np.savez(records.server / "sent.npz", **{"arrays/w": sent})
+    np.savez(records.evaluator / "m-trained.npz", w=sent + step)
+    for number, noise in enumerate([drawn[0], drawn[second == "fresh"]]):
+        np.savez(records.server / f"{number}.npz", **{"arrays/w": sent + 0.5 * step + noise})
+        np.savez(records.evaluator / f"r{number}.npz", **{"0/input": np.full(3, number if batches == "other" else 0)})
+    told = [{"of": "m", "id": f"r{number}", "file": f"{number}.npz"} for number in range(2)]
+    (records.server / "repeats.jsonl").write_text("\n".join(map(json.dumps, told)))
+    answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / "0.npz")
+    protection = verify(records, {}, [answer])[0]
+    assert protection.verified == verified
+    assert said in protection.said
+    if verified == "yes":
+        # Balle and Wang's exact epsilon of one release: noise 0.02 over twice the norm that the update was scaled to.
+        multiplier = 0.02 / (2 * 0.5 * np.linalg.norm(step))
+        stated = float(protection.said.split("composed over rounds, is ")[1].split(" after")[0])
+        assert stated == pytest.approx(get_epsilon_gaussian(multiplier, 1e-5), rel=0.1)  # as measured

@@ -14,7 +14,6 @@ DELTA = 1e-5
 ROUNDS = (1, 10, 100)
 TOLERANCE = 0.15  # by which measured noise may differ from what is stated
 PARALLEL = 0.9  # correlation from which on a masked message holds what it should hide
-A_SUM = 0.5  # length of what is no sum of updates, relative to the whole, up to which it can be told
 
 Verified = Literal["yes", "no", "not measured"]
 
@@ -132,15 +131,15 @@ def _of_sums(records: Records, answers: Sequence[Answer]) -> list[Protection]:
 def _told(fitted: Sum | None, clients: int) -> tuple[Verified, str]:
     if fitted is None:
         return "not measured", "The weights did not change over the round, so nobody can tell a sum from nothing."
-    if fitted.rest > A_SUM:
-        said = f"{fitted.rest:.0%} of the length of the next weights' change is no sum of {clients} clients' updates"
-        return "not measured", f"{said}: noise, or something else. Whether the rest is a sum cannot be told."
-    share = f"{min(fitted.takes_part):.3g} to {max(fitted.takes_part):.3g}"
-    rest = f"{fitted.rest:.2g} of its length is something else, as rounding or noise are"
-    if len(fitted.takes_part) < 2:
-        return "no", f"Not a sum: the next weights change by one client's update, times {share}; {rest}."
-    said = f"The change of the next weights is a sum of {len(fitted.takes_part)} of {clients} clients' updates"
-    return "yes", f"{said}, each times {share}; {rest}."
+    rest = f"standard deviation {fitted.deviation:.2g} in each number, {fitted.rest:.0%} of the length"
+    if not fitted.takes_part:
+        return "not measured", f"Whether the next weights are a sum is drowned in something else, as noise: {rest}."
+    part, share = len(fitted.takes_part), f"{min(fitted.takes_part):.3g} to {max(fitted.takes_part):.3g}"
+    besides = f"Something else, as rounding or noise, is added: {rest}."
+    if part == 1:
+        return "no", f"Not a sum: of clients' updates the next weights hold one alone, times {share}. {besides}"
+    said = f"The change of the next weights is a sum of the updates of {part} of {clients} clients, each times {share}."
+    return "yes", f"{said} {besides}"
 
 
 def _masked(records: Records) -> bool:

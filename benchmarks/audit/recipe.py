@@ -85,6 +85,8 @@ def unreadable(recipe: Mapping[str, Any], kind: str) -> str | None:
         )
     if kind == "weights" and not recipe["steps"]:
         return "no optimiser took a step: the weights are those that the server sent"
+    if kind == "nothing":
+        return "answers hold no arrays that could be read"
     if kind not in ("weights", "gradient"):
         return "what was sent has other names or shapes than the weights: nobody can say what it is of"
     return None

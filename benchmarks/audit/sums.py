@@ -4,6 +4,7 @@ The evaluator knows each client's update from hooks. A sum holds several of them
 none of the numbers that it hides.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +24,7 @@ from benchmarks.audit.wire import read_arrays
 ENTRIES = 2_000_000  # of all updates together that a sum is fitted on
 WINDOW = 4096  # numbers of a client's own that are looked for in its messages
 TAKES_PART = 0.1  # of the largest share, from which on a client is in a sum
+BEYOND_DOUBT = 4.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,16 @@ class Sum:
     """What the next weights are of clients' updates."""
 
     shares: tuple[float, ...]  # factor of each client's update
-    rest: float  # length of what is no multiple of them, relative to the whole
+    errors: tuple[float, ...]  # standard error of each
+    deviation: float  # standard deviation, in one number, of what is no multiple of them
+    rest: float  # its length, relative to the whole
 
     @property
     def takes_part(self) -> tuple[float, ...]:
-        """Of the clients that are in it."""
+        """Shares of the clients that are in it beyond doubt."""
         largest = max(map(abs, self.shares))
-        return tuple(share for share in self.shares if abs(share) >= TAKES_PART * largest)
+        pairs = zip(self.shares, self.errors, strict=True)
+        return tuple(share for share, error in pairs if abs(share) > max(BEYOND_DOUBT * error, TAKES_PART * largest))
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,10 @@ def fit_sum(before: Mapping[str, Tensor], trained: Sequence[Trained], after: Map
     if not bool(change.any()) or not bool(updates.any()):
         return None
     shares = torch.linalg.lstsq(updates, change[:, None], driver="gelsd").solution[:, 0]
-    rest = (updates @ shares - change).norm() / change.norm()
-    return Sum(tuple(shares.tolist()), float(rest))
+    rest = change - updates @ shares
+    deviation = float(rest.norm()) / math.sqrt(max(len(rest) - len(shares), 1))
+    errors = deviation * torch.linalg.pinv(updates.mT @ updates, hermitian=True).diagonal().clamp_min(0).sqrt()
+    return Sum(tuple(shares.tolist()), tuple(errors.tolist()), deviation, float(rest.norm() / change.norm()))
 
 
 def strongest_correlation(records: Records, before: Mapping[str, Tensor], trained: Sequence[Trained]) -> float:
