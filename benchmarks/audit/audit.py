@@ -148,6 +148,7 @@ def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[
             behind[line["id"]] = private
             first.setdefault(int(line["node"]), private)
     leaks: dict[tuple[str, str, str], dict[str, Any]] = {}
+    large: dict[tuple[str, str], int] = {}
 
     def compare(message: str, record: str, values: Mapping[str, Any], private: Private | None) -> None:
         for value, correlation in verbatim.find_private(values, [private] if private else []):
@@ -155,13 +156,11 @@ def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[
 
     for line in records.wire():
         for record, described in line.get("records", {}).items() if line["way"] == "up" else ():
-            said = [
-                f"{record}.{value} holds {size} numbers in clear, more than a metric or a setting needs"
-                for value, size in verbatim.unusual(described)
-            ]
-            report["unusual"] += [one for one in said if one not in report["unusual"]]
+            for value, size in verbatim.unusual(described):
+                large[record, value] = max(size, large.get((record, value), 0))
             private = behind.get(line["reply_to"], first.get(int(line["node"])))
             compare(line["type"], record, described.get("values", {}), private)
+    report["unusual"] = [{"record": record, "name": name, "size": size} for (record, name), size in large.items()]
     for answer in answers:
         compare("train", "arrays", verbatim.as_values(answer.arrays, answer.sent), behind.get(answer.message))
     return list(leaks.values())

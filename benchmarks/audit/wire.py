@@ -139,7 +139,7 @@ def server_controls(records: Records, recipe: Mapping[str, Any]) -> list[dict[st
                 continue
             for stated, value in described["values"].items():
                 name = "(a value for each client)" if stated.isdigit() else stated
-                meaning = "value that the app's client may read"
+                meaning = "values that the app's client may read"
                 if isinstance(value, int | float) and rate is not None and abs(float(value) - rate) <= 1e-6 * rate:
                     meaning = "the learning rate that clients train with: the server's to choose"
                 controls.setdefault(
