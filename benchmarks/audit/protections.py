@@ -50,14 +50,15 @@ def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Ans
 
 
 def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
-    """Clipping and noise between the last step and the wire."""
-    name = "clipping or noise before sending"
+    """Clipping and noise from the last step to the wire."""
+    name = "clipping or noise"
     repeated = _repeated(repeats)
+    drawn = repeats is not None and repeats.same_batches and repeats.is_noisy
     if change is None:
-        drawn = repeats is not None and repeats.same_batches and repeats.is_noisy
         return Protection(name, "yes" if drawn else "not measured", repeated)
     if not change.is_noisy and not change.is_scaled:
-        return Protection(name, None, f"None: what leaves is what was trained, to the last digits. {repeated}")
+        said = f"After training nothing is done: what leaves is what was trained, to the last digits. {repeated}"
+        return Protection(name, "yes" if drawn else None, said)
     said = f"The update was scaled by {change.factor:.3g} before it left"
     if not change.is_noisy:
         return Protection(name, "yes", f"{said}, as clipping does; no noise was added. {repeated}")
@@ -172,7 +173,7 @@ def _opacus(recipe: Mapping[str, Any]) -> Protection:
     stated = recipe["opacus"][0]
     multiplier, norm = float(stated["noise_multiplier"]), float(stated["max_grad_norm"])
     measured, expected = stated["measured_noise"], multiplier * norm
-    said = f"It states clipping of each example's gradient to {norm:g} and a noise multiplier of {multiplier:g}."
+    said = f"It states clipping of each example's gradient to {norm:g} and a noise multiplier of {multiplier:g} (the least of all clients)."
     if measured is None:
         return Protection(name, "not measured", f"{said} How much noise was added could not be measured.")
     said += f" Noise of standard deviation {measured:.3g} was added to a sum, {expected:.3g} stated."

@@ -37,9 +37,13 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "examples": sum(sizes),
         "loss": first["loss"],
         "normalisation": normalisation(first["normalisations"]),
-        "opacus": first["opacus"],
+        "opacus": min((line["opacus"] for line in trained if line["opacus"]), key=_noise_of, default=[]),
         "seconds": first["seconds"],
     }
+
+
+def _noise_of(optimisers: Sequence[Mapping[str, Any]]) -> float:
+    return min(float(one["noise_multiplier"]) for one in optimisers)
 
 
 def normalisation(made: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:
