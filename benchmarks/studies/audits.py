@@ -2,12 +2,14 @@
 
 ``python -m benchmarks.studies.audits --apps FOLDER --reports FOLDER --output FOLDER``. An app is a folder in FOLDER, or
 below, with a pyproject.toml that names Flower components. A row per app: what it sends, what came back, protections,
-the exit code, the wall-clock seconds of the command, and how many files of the app's folder are other than before.
+the exit code, how many files of the app's folder are other than before, and seconds: on the clock, and of processors, of
+which programs that run beside change little.
 Pages, which show pictures, stay in the folder of the reports.
 """
 
 import hashlib
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,19 @@ from benchmarks.studies.by_view import markdown
 from fedmjp.errors import AppError
 from fedmjp.running import run_function
 
-SHOWN = ("app", "exit_code", "seconds", "network", "read_as", "optimiser", "examples", "psnr", "floor", "control")
+SHOWN = (
+    "app",
+    "exit_code",
+    "seconds",
+    "cpu_seconds",
+    "network",
+    "read_as",
+    "optimiser",
+    "examples",
+    "psnr",
+    "floor",
+    "control",
+)
 
 
 def main(
@@ -62,7 +76,7 @@ def audited(app: Path, output: Path, run_config: Sequence[str], time_limit: floa
     """Audit an app with stand-ins, and tell what its report says."""
     options = [part for text in run_config for part in ("--run-config", text)]
     command = [sys.executable, "-m", "fedmjp", "audit", str(app), "--stand-in", "--output", str(output), *options]
-    before = digests(app)
+    before, busy = digests(app), _busy()
     done, seconds = timed(
         lambda: subprocess.run([*command, "--time-limit", str(time_limit)], capture_output=True, check=False)
     )
@@ -75,6 +89,7 @@ def audited(app: Path, output: Path, run_config: Sequence[str], time_limit: floa
         "changed_files": changed,
         "exit_code": done.returncode,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(_busy() - busy, 1),
         "run_config": " ".join(run_config),
         **told(report),
     }
@@ -87,6 +102,12 @@ def digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def _busy() -> float:
+    """Seconds of processors that finished child processes took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def told(report: Mapping[str, Any]) -> dict[str, Any]:
