@@ -174,8 +174,8 @@ def _opacus(recipe: Mapping[str, Any]) -> Protection:
     multiplier, norm = float(stated["noise_multiplier"]), float(stated["max_grad_norm"])
     measured, expected = stated["measured_noise"], multiplier * norm
     said = (
-        f"It states clipping of each example's gradient to {norm:g} and a noise multiplier of {multiplier:g}, the least "
-        "of all clients."
+        f"It states clipping of each example's gradient to {norm:g} and a noise multiplier of {multiplier:g}, the "
+        "least of all clients."
     )
     if measured is None:
         return Protection(name, "not measured", f"{said} How much noise was added could not be measured.")

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.studies.audits --apps FOLDER --reports FOLDER --output FOLDER``. An app is a folder in FOLDER, or
 below, with a pyproject.toml that names Flower components. A row per app: what it sends, what came back, protections,
-the exit code, how many files of the app's folder are other than before, and seconds: on the clock, and of processors, of
-which programs that run beside change little.
+the exit code, how many files of the app's folder are other than before, and seconds: on the clock, and of processors,
+which other programs change little.
 Pages, which show pictures, stay in the folder of the reports.
 """
 
