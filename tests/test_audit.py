@@ -343,7 +343,7 @@ def test_a_secure_sum_is_told_from_what_only_looks_like_one(
     ("second", "batches", "verified", "said"),
     [
         ("fresh", "same", "yes", "answered with noise of standard deviation 0.02"),
-        ("fresh", "other", "yes", "took other batches each time"),
+        ("fresh", "other", "yes", "took other batches, or began from other weights"),
         ("same", "same", "no", "whoever holds the seed takes it off"),
     ],
 )
@@ -360,6 +360,8 @@ def test_noise_is_measured_from_repeats(tmp_path: Path, second: str, batches: st
         np.savez(records.evaluator / f"r{number}.npz", **{"0/input": np.full(3, number if batches == "other" else 0)})
     told = [{"of": "m", "id": f"r{number}", "file": f"{number}.npz"} for number in range(2)]
     (records.server / "repeats.jsonl").write_text("\n".join(map(json.dumps, told)))
+    seen = [{"id": line["id"], "first_loss": 2.3} for line in told]
+    (records.evaluator / "seen.jsonl").write_text("\n".join(map(json.dumps, seen)))
     answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / "0.npz")
     protection = verify(records, {}, [answer])[0]
     assert protection.verified == verified

@@ -49,7 +49,7 @@ class Change:
 class Repeats:
     """Two answers of one client to the same message."""
 
-    same_batches: bool
+    is_alike: bool  # whether they began with the same weights, batches and draws
     deviation: float  # standard deviation of the noise in one number of one answer
     is_noisy: bool
 
@@ -82,7 +82,6 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
     original = next((one for one in answers if noted and one.message == noted[0]["of"]), None)
     if len(noted) < 2 or original is None:
         return None
-    batches = [_batches(records.evaluator / f"{line['id']}.npz") for line in noted[:2]]
     first, second = (
         Answer(line["id"], original.server_round, original.node, original.question_file, records.server / line["file"])
         for line in noted[:2]
@@ -91,7 +90,9 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
     one, other = (flat(answer.update, names) for answer in (first, second))
     difference = one - other
     deviation = float(difference.norm()) / math.sqrt(2 * max(len(difference), 1))
-    return Repeats(_equal(*batches), deviation, is_noisy=float(difference.norm()) > SMALL * float(one.norm()))
+    return Repeats(
+        _began_alike(records, noted), deviation, is_noisy=float(difference.norm()) > SMALL * float(one.norm())
+    )
 
 
 def flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
@@ -99,12 +100,17 @@ def flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     return torch.cat([state[name].double().flatten() for name in names])
 
 
+def _began_alike(records: Records, noted: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether both repeats saw the same batches, and had the same loss before any noise."""
+    seen = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
+    losses = [seen[line["id"]]["first_loss"] for line in noted[:2] if line["id"] in seen]
+    one, other = (_batches(records.evaluator / f"{line['id']}.npz") for line in noted[:2])
+    alike = one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    return bool(one) and alike and len(losses) == 2 and math.isclose(*losses, rel_tol=EQUAL)
+
+
 def _batches(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     if not path.exists():
         return {}
     with np.load(path) as file:
         return {name: file[name] for name in file.files}
-
-
-def _equal(one: Mapping[str, np.ndarray[Any, Any]], other: Mapping[str, np.ndarray[Any, Any]]) -> bool:
-    return bool(one) and one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)

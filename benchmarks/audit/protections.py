@@ -53,7 +53,7 @@ def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
     """Clipping and noise from the last step to the wire."""
     name = "clipping or noise"
     repeated = _repeated(repeats)
-    drawn = repeats is not None and repeats.same_batches and repeats.is_noisy
+    drawn = repeats is not None and repeats.is_alike and repeats.is_noisy
     if change is None:
         return Protection(name, "yes" if drawn else "not measured", repeated)
     if not change.is_noisy and not change.is_scaled:
@@ -66,7 +66,7 @@ def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
         f", and something was added to each number: standard deviation {change.deviation:.3g}, in all "
         f"{change.added / change.length:.2g} times as long as the update."
     )
-    if repeats is not None and repeats.same_batches and not repeats.is_noisy:
+    if repeats is not None and repeats.is_alike and not repeats.is_noisy:
         return Protection(name, "no", f"{said} It is the same in every repeat: whoever holds the seed takes it off.")
     return Protection(name, "yes", f"{said} {repeated} {_epsilon(change)}")
 
@@ -74,8 +74,11 @@ def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
 def _repeated(repeats: Repeats | None) -> str:
     if repeats is None:
         return "No client was asked twice for the same training: none answered with arrays within seconds."
-    if not repeats.same_batches:
-        return "A client that was asked twice took other batches each time, so noise was not measured from repeats."
+    if not repeats.is_alike:
+        return (
+            "A client that was asked twice took other batches, or began from other weights, so noise was not "
+            "measured from repeats."
+        )
     if not repeats.is_noisy:
         return "A client that was asked twice, with the same weights and batches, answered the same: it draws no noise."
     return (

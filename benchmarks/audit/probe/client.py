@@ -1,5 +1,6 @@
 """The app's ClientApp, watched from outside: it gets what it would get, and its reply is passed on as it is."""
 
+import copy
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
@@ -27,8 +28,10 @@ class WatchedClientApp(ClientApp):
             app = settings.load(SETTINGS["component"])
             if message.metadata.message_type == settings.WARM:
                 return Message(RecordDict(), reply_to=message)
-            with Watch(FOLDER, Path(SETTINGS["model"]), message, _repeat(message)) as watch:
-                reply: Message = app(message, context)
+            repeat = _repeat(message)
+            with Watch(FOLDER, Path(SETTINGS["model"]), message, repeat) as watch:
+                # What an app keeps for its next round is the same in every repeat.
+                reply: Message = app(message, context if repeat is None else copy.deepcopy(context))
         except Exception as error:
             settings.note_problem(FOLDER, "client", error)
             raise

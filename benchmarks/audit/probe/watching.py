@@ -49,7 +49,7 @@ class Watch:
 
     def __init__(self, folder: Path, model: Path, message: Message, repeat: int | None = None) -> None:
         self._folder, self._model_file, self._message, self._repeat = folder, model, message, repeat
-        self._losses = 0
+        self._losses, self._first_loss = 0, 0.0
         self._module: nn.Module | None = None
         self._batches: list[dict[str, Tensor]] = []
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
@@ -88,11 +88,12 @@ class Watch:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
             self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + self._sizes[-1]
 
-    def see_loss(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A loss is computed of outputs and targets."""
+    def see_loss(self, name: str, value: Tensor, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A loss was computed of outputs and targets."""
         if not torch.is_grad_enabled() or self._module is None or not self._module.training:
             return
         self._losses += 1
+        self._first_loss = float(value.detach().mean()) if self._losses == 1 else self._first_loss
         if self._repeat and self._losses == _losses_before(self._folder):
             _seed(self._repeat)
         target = arguments[1] if len(arguments) > 1 else named.get("target")
@@ -149,6 +150,7 @@ class Watch:
                 "sizes": self._sizes,
                 "steps": sum(self._steps.values()),
                 "losses": self._losses,
+                "first_loss": self._first_loss,
                 "repeat": self._repeat,
                 "optimiser": self._optimiser,
                 "rates": sorted(self._rates),
@@ -208,9 +210,10 @@ def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
 def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def loss(*arguments: Any, **named: Any) -> Any:
+        value = original(*arguments, **named)
         if _watch is not None:
-            _watch.see_loss(name, arguments, named)
-        return original(*arguments, **named)
+            _watch.see_loss(name, value, arguments, named)
+        return value
 
     return loss
 
