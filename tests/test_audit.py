@@ -267,6 +267,29 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     assert run.problem.startswith("the app hangs")
 
 
+@pytest.mark.parametrize(
+    ("answer", "ended", "said"),
+    [
+        ({"records": {}}, None, "the app sends nothing: answers to training hold no records"),
+        ({"error": 2, "reason": "first\nlast"}, None, "the app sends nothing: clients answer with errors, last"),
+        (None, None, "the app sends nothing: no client was asked to train"),
+        ({"records": {"a": {}}}, None, None),
+        ({"records": {"a": {}}}, "the app hangs: it was stopped", "waiting for clients to answer train of round 2"),
+    ],
+)
+def test_why_a_run_is_not_complete_is_one_line(
+    tmp_path: Path, answer: dict[str, Any] | None, ended: str | None, said: str | None
+) -> None:
+    records = Records(tmp_path)
+    records.server.mkdir()
+    if answer is not None:
+        asked = [{"way": "down", "type": "train", "id": f"{number}", "round": number} for number in (1, 2)]
+        lines = [asked[0], {"way": "up", "type": "train", "reply_to": "1", "id": "a", "round": 1, **answer}, asked[1]]
+        (records.server / "wire.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    problem = running._why_not(records, ended)
+    assert problem is None if said is None else said in str(problem)
+
+
 def test_the_copy_has_one_package_more_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1)
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}

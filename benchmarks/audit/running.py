@@ -133,14 +133,31 @@ def play(
 def _why_not(records: Records, ended: str | None) -> str | None:
     """Why a run is not complete; a client that failed while others answered, or in evaluation, does not make it so."""
     if ended is not None and ended.startswith(HANGS):
-        return ended
+        return f"{ended}, {_waiting(records)}"
+    if not replies(records) and _empty(records):
+        return "the app sends nothing: answers to training hold no records"
     if (ended is not None or not replies(records)) and (problems := _problems(records)):
         return said_of(problems[0]["where"], problems[0]["chain"])
     if ended is not None or replies(records):
         return ended
     reasons = [str(line.get("reason")) for line in records.wire() if line["way"] == "up" and "error" in line]
-    because = f"clients answer with errors, {one_line(reasons[0])}" if reasons else "no client answered any training"
+    because = f"clients answer with errors, {one_line(reasons[0])}" if reasons else "no client was asked to train"
     return f"the app sends nothing: {because}"
+
+
+def _waiting(records: Records) -> str:
+    """What an app that hangs was waiting for."""
+    answered = {line["reply_to"] for line in records.wire() if line["way"] == "up"}
+    open_ones = [line for line in records.wire() if line["way"] == "down" and line["id"] not in answered]
+    if not open_ones:
+        return "and no client had been asked for anything that was not answered"
+    last = open_ones[-1]
+    return f"waiting for clients to answer {last['type']} of round {last['round']}"
+
+
+def _empty(records: Records) -> bool:
+    """Whether clients answered training, with nothing."""
+    return any(line["way"] == "up" and _trains(line) and line.get("records") == {} for line in records.wire())
 
 
 def _problems(records: Records) -> list[dict[str, Any]]:
@@ -187,7 +204,7 @@ def _started(
         if any((records.server / name).exists() for name in ("ended.jsonl", "waiting.jsonl")):
             return None
         if time.monotonic() > deadline:
-            return f"{HANGS}: it was stopped after the time limit"
+            return f"{HANGS}: it was stopped at the time limit"
     if superlink.status(run).endswith("completed"):
         return None
     errors = [line.strip() for line in tail if ERROR.match(line) and GENERIC not in line]
