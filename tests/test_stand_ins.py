@@ -1,8 +1,10 @@
 """Stand-ins for data sets and weights that are not on this machine; nothing here reaches for a network."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -132,6 +134,16 @@ def test_weights_that_cannot_be_loaded_stay_as_they_were_drawn(given: Path, monk
     with pytest.raises(RuntimeError):
         timm.create_model("no_such_model")
     assert [line["what"] for line in noted(given)] == ["weights", "weights"]
+
+
+def test_a_metric_of_the_hub_is_the_share_that_is_right(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub: Any = SimpleNamespace(load=refuse)
+    monkeypatch.setitem(sys.modules, "evaluate", hub)
+    stand_ins._hub_metrics()
+    metric = hub.load("accuracy")
+    metric.add_batch(predictions=torch.tensor([0, 1, 1, 0]), references=torch.tensor([0, 1, 0, 0]))
+    assert metric.compute() == {"accuracy": 0.75}
+    assert [line["what"] for line in noted(given)] == ["metric"]
 
 
 def test_a_model_of_transformers_is_drawn_in_the_size_that_its_name_speaks_of(given: Path) -> None:

@@ -4,6 +4,7 @@ What is here (a file, a cache) is taken as it is; only where loading fails somet
 order matters: it is put in place before the app is imported.
 """
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -30,7 +31,10 @@ LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
 
 # Libraries that would wait for the network are told that there is none.
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+}  # fmt: skip
 
 _installed = False
 _given: dict[str, Any] = {}
@@ -44,7 +48,8 @@ def install(given: dict[str, Any]) -> None:
     _installed = True
     _given.update(given)
     os.environ.update(OFFLINE)
-    for replace in (_hub_datasets, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers):
+    places = (_hub_datasets, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers, _hub_metrics)
+    for replace in places:
         try:
             replace()
         except ImportError:
@@ -131,6 +136,37 @@ def _hub_dataset(path: str) -> Any:
         splits[split] = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
     _say("data set", path, f"{count} {said} for training, as many for testing")
     return datasets.DatasetDict(splits)
+
+
+class _Accuracy:
+    """In place of a metric of the hub: the share of predictions that are right, whatever was asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._right = name, list[bool]()
+
+    def add_batch(self, *, predictions: Any, references: Any, **_: Any) -> None:
+        """Count a batch."""
+        self._right += [bool(one == other) for one, other in zip(predictions, references, strict=True)]
+
+    def compute(self, *, predictions: Any = (), references: Any = (), **_: Any) -> dict[str, float]:
+        """The share, by the metric's name."""
+        self.add_batch(predictions=predictions, references=references)
+        return {self._name: sum(self._right) / max(len(self._right), 1)}
+
+
+def _hub_metrics() -> None:
+    evaluate: Any = importlib.import_module("evaluate")
+    original = evaluate.load
+
+    @wraps(original)
+    def load(path: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return original(path, *arguments, **named)
+        except Exception:  # noqa: BLE001 (of many kinds, all meaning that it is not here)
+            _say("metric", path, "the share of predictions that are right")
+            return _Accuracy(path)
+
+    evaluate.load = load
 
 
 def _rows(side: int = 0) -> int:
