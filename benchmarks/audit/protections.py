@@ -109,7 +109,7 @@ def _of_sums(records: Records, answers: Sequence[Answer]) -> list[Protection]:
     if not _masked(records):
         if not any(answer.kind in ("weights", "gradient") for answer in answers):
             return []
-        return [Protection(name, None, "None: the server gets each client's own update, and adds them up itself.")]
+        return [Protection(name, None, "The server gets each client's own update, and adds them up itself.")]
     round_seen = read_round(records)
     if round_seen is None:
         said = "Answers hold bytes and no weights, as of secure aggregation. What they hide was not tested"

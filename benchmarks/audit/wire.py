@@ -134,7 +134,9 @@ def server_controls(records: Records, recipe: Mapping[str, Any]) -> list[dict[st
         for record, described in line.get("records", {}).items():
             if described["kind"] == "arrays":
                 size = sum(entry[2] for entry in described["entries"].values())
-                meaning = f"{len(described['entries'])} tensors, {size} bytes: a client computes with whatever is sent"
+                meaning = (
+                    f"{len(described['entries'])} tensors, {size:,} bytes: a client computes with whatever is sent"
+                )
                 controls.setdefault(record, {"name": record, "what": "weights", "meaning": meaning})
                 continue
             for stated, value in described["values"].items():
