@@ -4,6 +4,7 @@ import base64
 import itertools
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -29,6 +30,8 @@ POLL_SECONDS = 0.3
 def end(file: str, line: dict[str, Any]) -> NoReturn:
     """Say why, and end the process: Flower's older loops send from threads, which swallow every exception."""
     settings.note(FOLDER, file, line)
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()  # clients would stay, with gigabytes each
     os._exit(0)
 
 
