@@ -43,7 +43,7 @@ def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Ans
     readable = [answer for answer in answers if answer.kind in ("weights", "gradient")]
     if not readable:
         return stated
-    changes = [measure_change(answer, records.evaluator) for answer in readable if answer.kind == "weights"]
+    changes = (measure_change(answer, records.evaluator) for answer in readable if answer.kind == "weights")
     change = next((one for one in changes if one is not None), None)
     repeats = measure_repeats(records, readable)
     return [*stated, _noise(change, repeats)]
