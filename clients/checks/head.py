@@ -19,7 +19,7 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     """Look at the linear layer that gives the logits, with weight w and bias b.
 
     - *head bias*: max |b - median b| / max(MAD b, MAD w f), with MAD x = median |x - median x| and w f of all pictures
-      and classes: how far a class is preferred whatever is shown. By the biases alone, those of the classes that clients
+      and classes: how far a class is preferred whatever is shown. By biases alone, those of the classes that clients
       have would be odd wherever they have few;
     - *head rows*: the share of rows that are zero, or equal to another one;
     - *certain pictures*: the share of the client's pictures with a class of probability exactly 0 or 1, in float64.
