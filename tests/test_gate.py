@@ -355,6 +355,21 @@ def test_defended_uploads_leave_and_their_epsilon_composes_over_restarts(tmp_pat
     assert spent == pytest.approx(composed_epsilon(gate.policy.multiplier, 1e-5, 2), rel=1e-6)
 
 
+def test_noise_where_the_equations_of_a_head_of_zeros_overflow_is_defended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh() -> nn.Module:  # as torchvision makes it
+        model = of_torchvision()
+        nn.init.zeros_(model.heads.head.weight)
+        return model
+
+    monkeypatch.setitem(MODELS, "fresh", fresh)
+    defences = [{"name": "local_dp", "epsilon": 8, "clipping_norm": 1, "rounds": 10}]
+    gate = gate_of(tmp_path, pictures="defend", defences=defences)
+    assert not app_of("fresh", [batch_of(1)], gate)(asked("fresh"), context()).has_error()
+    assert last(gate).verdict == "defended"
+
+
 def test_a_defence_that_does_not_help_is_a_refusal(tmp_path: Path) -> None:
     gate = gate_of(tmp_path, pictures="defend", defences=["clip:norm=100"])
     reply = app_of("torchvision", [batch_of(1)], gate)(asked("torchvision"), context())
