@@ -17,7 +17,7 @@ from clients.replies import Sent, Update
 from fedmjp.errors import RecordError
 from fedmjp.records import load_tensors, save_tensors
 
-PICTURES = 4  # that models are run on: of more, the checks cost more than a tenth of a round
+PICTURES = 8  # that models are run on: of fewer, units are alone by chance; of more, the checks cost more
 
 
 class ModelChecks:

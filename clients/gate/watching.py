@@ -26,8 +26,8 @@ class Seen:
 
     module: nn.Module | None = None  # the outermost that was trained
     images: list[Tensor] = field(default_factory=list)  # first batches, as they entered the module
-    labels: list[Tensor] = field(default_factory=list)  # of the same batches
-    features: list[Tensor] = field(default_factory=list)  # what the last Linear read of them
+    labels: list[Tensor] = field(default_factory=list)  # of all batches
+    features: list[Tensor] = field(default_factory=list)  # what the last Linear read of the first batches
     rows: int = 0  # pictures with repeats
     digests: set[bytes] = field(default_factory=set)
     optimiser: str = ""
@@ -57,6 +57,7 @@ class Watch:
         self._depth = 0
         self._pictured = False  # whether this pass has shown its pictures
         self._rows = 0  # of this pass
+        self._labelled = True  # whether the labels of this pass are known
         self._keeping = True  # whether what is compared with is still gathered
         self._last: Tensor | None = None  # what the last Linear read in this pass
         self._outermost: nn.Module | None = None
@@ -106,7 +107,7 @@ class Watch:
 
     def _on_pictures(self, images: Tensor) -> None:
         seen = self.seen
-        self._rows = len(images)
+        self._rows, self._labelled = len(images), False
         kept = sum(map(len, seen.images))
         if len(seen.digests) < COUNTED:
             held = images.detach().cpu().contiguous()
@@ -124,10 +125,12 @@ class Watch:
         if not isinstance(target, Tensor) or target.is_floating_point():
             return
         self.seen.smoothing = float(named.get("label_smoothing", 0.0))
-        if len(self.seen.labels) < len(self.seen.images) and target.shape == (self._rows,):
-            self.seen.labels.append(target.detach().clone())
-            if self._last is not None and len(self._last) == self._rows:
-                self.seen.features.append(self._last.clone())
+        if self._labelled or target.shape != (self._rows,):
+            return
+        self._labelled = True
+        self.seen.labels.append(target.detach().clone())
+        if self._keeping and self._last is not None and len(self._last) == self._rows:
+            self.seen.features.append(self._last.clone())
 
     def _on_step(self, optimiser: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
         seen = self.seen
