@@ -226,18 +226,18 @@ def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -
 def _see_normalisations() -> None:
     try:
         from torchvision import transforms  # noqa: PLC0415 (apps without pictures may lack it)
-        from torchvision.transforms import v2  # noqa: PLC0415
+        from torchvision.transforms import _presets, v2  # noqa: PLC0415
     except ImportError:
         return
-    for kind in (transforms.Normalize, v2.Normalize):
+    for kind in (transforms.Normalize, v2.Normalize, _presets.ImageClassification):
         kind.__init__ = _seen_statistics(kind.__init__)
 
 
 def _seen_statistics(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
-    def initialise(self: Any, mean: Any, std: Any, *arguments: Any, **named: Any) -> None:
-        original(self, mean, std, *arguments, **named)
-        _normalisations.append(([float(value) for value in mean], [float(value) for value in std]))
+    def initialise(self: Any, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        _normalisations.append(([float(value) for value in self.mean], [float(value) for value in self.std]))
 
     return initialise
 
