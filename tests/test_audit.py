@@ -18,7 +18,8 @@ from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from benchmarks.audit import running, verbatim
+from attacks import ATTACKS
+from benchmarks.audit import attacking, running, verbatim
 from benchmarks.audit.app import ADDED, copy_with_probe, read_app
 from benchmarks.audit.attacking import Attempt, attempt_all
 from benchmarks.audit.cheating import play_servers
@@ -147,6 +148,16 @@ def test_one_picture_comes_back_and_a_batch_does_not(examples: Private) -> None:
     batch = outcome(network, examples, uploaded(network.module, examples), ThreatModel(batch_size=4))
     assert batch["patch_embedding"]["above_floor"] == 0
     assert batch["grey"]["above_floor"] == 0
+
+
+def test_an_attack_that_takes_too_long_is_stopped_and_told(examples: Private, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacking, "MOST_SECONDS", 0.01)
+    monkeypatch.setattr(ATTACKS.get("class_token"), "_reconstruct", lambda *_, **__: [sum(n % 3 for n in range(10**9))])
+    network = take_in(small_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    attempts = attempt_all(network, uploaded(network.module, examples), ThreatModel(batch_size=4))
+    late = [one.attack for one in attempts if one.reason == attacking.LATE]
+    assert "class_token" in late
+    assert not any(one.ran for one in attempts if one.attack in late)
 
 
 def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) -> None:

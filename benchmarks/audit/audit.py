@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.audit import verbatim
 from benchmarks.audit.advice import Case, advise
 from benchmarks.audit.app import read_app
-from benchmarks.audit.attacking import BROKE, NOT_RUN, Attempt, attempt_all, classes_held
+from benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
 from benchmarks.audit.cheating import play_servers
 from benchmarks.audit.control import Control, make_control
 from benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
@@ -207,7 +207,8 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
         _tell_recovered(place, one, findings)
     if searches := [one.attack for one in attacked[0].attempts if one.reason == NOT_RUN and one.role == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
-    report["not_tested"] += [f"{one.attack} {one.reason}" for one in attacked[0].attempts if BROKE in one.reason]
+    failed = dict.fromkeys((one.attack, one.reason) for each in attacked for one in each.attempts)
+    report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
     report["cheating"] = play_servers(network, recipe, answers[0].kind)
     control = _tell_control(network, private, findings)
     if control is not None:
