@@ -148,7 +148,7 @@ def test_a_metric_of_the_hub_is_the_share_that_is_right(given: Path, monkeypatch
 
 def test_a_model_of_transformers_is_drawn_in_the_size_that_its_name_speaks_of(given: Path) -> None:
     config = stand_ins._config("WinKawaks/vit-tiny-patch16-224", {"num_labels": 7, "trust_remote_code": False})
-    assert (config.model_type, config.num_hidden_layers, config.hidden_size, config.num_labels) == ("vit", 2, 128, 7)
+    assert (config.model_type, config.num_hidden_layers, config.hidden_size, config.num_labels) == ("vit", 12, 192, 7)
     assert stand_ins._config("prajjwal1/bert-mini", {}).hidden_size == 256
     with pytest.raises(OSError, match="speaks of no type of model"):
         stand_ins._config("somebody/thing", {})

@@ -59,7 +59,7 @@ def main(
         table = pd.DataFrame(rows)
         keep_table(output, table, {"run_config": run_config or []})  # as far as it is: an audit takes minutes
         typer.echo(f"{place.name}: exit code {rows[-1]['exit_code']}, {rows[-1]['seconds']:.0f} s")
-    typer.echo(markdown(table[list(SHOWN)].astype(str)))
+    typer.echo(markdown(table[list(SHOWN)].map(lambda value: "" if pd.isna(value) else str(value))))
 
 
 def find_apps(folder: Path) -> Iterator[Path]:

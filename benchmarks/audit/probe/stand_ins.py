@@ -29,6 +29,9 @@ LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
 PER_CLIENT, PER_CLIENT_LARGE = 40, 8  # rows of a split for each client: of large pictures, or enlarged ones, fewer
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
+# Of models by a word of their name: layers, dimensions, heads; as of DeiT, and of the small BERTs.
+VISION_SIZES = {"tiny": (12, 192, 3), "small": (12, 384, 6)}
+TEXT_SIZES = {"tiny": (2, 128, 2), "mini": (4, 256, 4), "small": (4, 512, 8)}
 
 # Libraries that would wait for the network are told that there is none.
 OFFLINE = {
@@ -312,7 +315,7 @@ def _config(name: str, named: dict[str, Any]) -> Any:
 
 
 def _sized(config: Any, words: str, named: dict[str, Any]) -> Any:
-    sizes = {"tiny": (2, 128, 2), "mini": (4, 256, 4), "small": (4, 384, 6)}
+    sizes = VISION_SIZES if getattr(config, "model_type", "") in ("vit", "deit") else TEXT_SIZES
     for word, (layers, hidden, heads) in sizes.items():
         if word in words and hasattr(config, "hidden_size"):
             config.num_hidden_layers, config.hidden_size, config.num_attention_heads = layers, hidden, heads
