@@ -250,6 +250,7 @@ def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
     if private is None:
         report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
         return
+    given: list[dict[str, Any]] = []  # of attacks that give pictures
     for attempt in attacked.attempts:
         values = scored(attempt, private, attacked.network) if attempt.ran else {}
         if not values:
@@ -257,16 +258,19 @@ def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
         about = {"upload": where, "attack": attempt.attack, "role": attempt.role, "reveals": attempt.reveals}
         report["recovered"].append({**about, **values})
         if attempt.role == "attack" and leaking(values):
-            report["leaks"].append(
-                {
-                    "what": f"{values['above_floor']} of {values['pictures']} pictures of {where} come back",
-                    "evidence": f"{attempt.attack}: {values['psnr_worst_case']} dB at best, their mean colour "
-                    f"{values['floor_median']} dB",
-                }
-            )
+            given.append({"attack": attempt.attack, **values})
         if isinstance(attempt.made, Reconstruction) and private.pictures is not None and attempt.role == "attack":
             shown = [private.pictures[0], attempt.made.images[0]]
             findings.strips.append((f"{where}, {attempt.attack}", shown))
+    if given:
+        best = max(given, key=lambda one: (one["above_floor"], one["psnr_worst_case"]))
+        said = f"{best['psnr_worst_case']} dB at best, their mean colour {best['floor_median']} dB"
+        report["leaks"].append(
+            {
+                "what": f"{best['above_floor']} of {best['pictures']} pictures of {where} come back",
+                "evidence": f"{best['attack']}: {said}",
+            }
+        )
     held = classes_held(attacked.network, attacked.update, is_gradient=attacked.answer.kind == "gradient")
     if held is not None and private.labels is not None and attacked.network.head is not None:
         classes = len(attacked.update[attacked.network.head[1]])
