@@ -52,15 +52,6 @@ def train_federated(
         CheckpointError: If the folder's state is of another configuration.
         FederationError: If the run failed.
     """
-    history = History(folder.history, folder.tensorboard)
-
-    def on_line(line: str) -> None:
-        if matched := ROUND_DONE.search(line):
-            rows = history.rows()
-            on_round(rows[rows["round"] == int(matched[1])].iloc[-1].to_dict())
-        elif matched := SKIPPED.search(line):
-            on_skipped(matched[1])
-
     training, shares = training_of(scenario), tuple(map(len, dealt.shares))
     records = str(folder.records.resolve()) if training.records else ""
     run = run_config_of(
@@ -71,9 +62,32 @@ def train_federated(
         uploads_folder=records,
         evaluator_folder=records,
     )
-    run_app([(run.flat(), resources)], on_line)
+    run_app([(run.flat(), resources)], watch(folder, on_round, on_skipped))
     describe_records(scenario, folder.records, shares)
-    draw(folder.history, folder.figure, title=f"{scenario.label}, {training.strategy}")
+    draw_history(scenario, folder)
+
+
+def watch(
+    folder: TrainingFolder,
+    on_round: Callable[[Mapping[Any, Any]], None],
+    on_skipped: Callable[[str], None],
+) -> Callable[[str], None]:
+    """What is to be called with every line of a training run's log; see ``train_federated``."""
+    history = History(folder.history, folder.tensorboard)
+
+    def on_line(line: str) -> None:
+        if matched := ROUND_DONE.search(line):
+            rows = history.rows()
+            on_round(rows[rows["round"] == int(matched[1])].iloc[-1].to_dict())
+        elif matched := SKIPPED.search(line):
+            on_skipped(matched[1])
+
+    return on_line
+
+
+def draw_history(scenario: Scenario, folder: TrainingFolder) -> None:
+    """Draw the curves of a training run."""
+    draw(folder.history, folder.figure, title=f"{scenario.label}, {training_of(scenario).strategy}")
 
 
 def training_of(scenario: Scenario) -> Training:

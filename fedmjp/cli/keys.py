@@ -20,3 +20,8 @@ SIMULATED = {
     **_GROUPS,
     "partition": "scheme, alpha, classes_per_client",
 }
+DEPLOYED = {
+    "": f"{_ALONE}, strategy, rounds, local_epochs, participation, server_learning_rate, server_momentum, proximal_mu, "
+    "round_seconds, labels_known",
+    **_GROUPS,
+}

@@ -1,0 +1,112 @@
+"""Starts and stops the server of a deployment."""
+
+import shutil
+import ssl
+import time
+from pathlib import Path
+
+import httpx
+
+from benchmarks.deployment import supervision
+from benchmarks.deployment.creating import CONNECTION
+from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig, write_private
+from benchmarks.deployment.proxy import find_nginx, proxy_configuration
+from benchmarks.federation.connection import Connection
+from fedmjp.errors import FederationError, OutputError
+from fedmjp.extras import require
+
+START_SECONDS = 90
+POLL_SECONDS = 0.3
+KNOWN_KEY = "public key already in use"  # what Flower says of a key that is registered
+
+
+def start(deployment: Deployment) -> DeploymentConfig:
+    """Start the server, or what of it does not run, wait until it is healthy, and register the sites' keys.
+
+    Returns:
+        The configuration that it was started with.
+
+    Raises:
+        BadInputError: If nginx or supervisor is not installed, or the folder is no deployment.
+        FederationError: If the server does not come up.
+        OutputError: If the folder of the database is not ours alone.
+    """
+    config, nginx = deployment.config(), find_nginx()
+    require("deploy", "fedmjp deploy up")
+    if not supervision.states(deployment):
+        _prepare(deployment, config, nginx)
+        supervision.start(deployment)
+    _wait_until_healthy(deployment, config)
+    connection = connect(deployment)
+    for site in config.sites:
+        register(connection, deployment.public_key(site))
+    return config
+
+
+def stop(deployment: Deployment) -> bool:
+    """Stop the server and remove its database; whether it ran."""
+    config = deployment.config()
+    ran = supervision.stop(deployment)
+    shutil.rmtree(config.state, ignore_errors=True)
+    return ran
+
+
+def connect(deployment: Deployment) -> Connection:
+    """What asks the deployment's SuperLink, from the server itself."""
+    return Connection(deployment.home, CONNECTION)
+
+
+def register(connection: Connection, public_key: Path) -> None:
+    """Let the SuperNode with a key in; no harm if it is known. FederationError if the SuperLink refuses."""
+    answer = connection.ask("supernode", "register", str(public_key), connection.name, "--format", "json")
+    if not answer.get("success") and KNOWN_KEY not in str(answer).lower():
+        raise FederationError(f"the key {public_key} was not registered: {answer.get('error-message', answer)}")
+
+
+def trusting(authority: Path) -> ssl.SSLContext:
+    """TLS that trusts one authority and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(authority)
+    return context
+
+
+def _prepare(deployment: Deployment, config: DeploymentConfig, nginx: str) -> None:
+    """Write what programs read, for this place, and make the folders that they write to."""
+    for folder in (deployment.logs, deployment.empty):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        config.state.mkdir(mode=0o700, exist_ok=True)
+        config.state.chmod(0o700)  # PermissionError if it is somebody else's
+    except OSError as error:
+        raise OutputError(f"{config.state} cannot hold the database: {error.strerror}; set state") from None
+    write_private(
+        deployment.home / "config.toml",
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "{LOOPBACK}:{config.inside}"\nroot-certificates = "{deployment.authority}"\n',
+    )
+    write_private(deployment.proxy, proxy_configuration(deployment, config))
+    write_private(deployment.supervisor, supervision.supervisor_configuration(deployment, config, nginx))
+
+
+def _wait_until_healthy(deployment: Deployment, config: DeploymentConfig) -> None:
+    urls = {
+        supervision.SUPERLINK: (f"https://{LOOPBACK}:{config.inside}/health", httpx.codes.OK),
+        supervision.PROXY: (f"https://{LOOPBACK}:{config.port}/", httpx.codes.FORBIDDEN),
+    }
+    deadline = time.monotonic() + START_SECONDS
+    with httpx.Client(verify=trusting(deployment.authority), trust_env=False, timeout=2) as client:
+        while urls and time.monotonic() < deadline:
+            for name, (url, expected) in list(urls.items()):
+                if _answers(client, url, expected):
+                    del urls[name]
+            time.sleep(POLL_SECONDS if urls else 0)
+    for name in urls:
+        said = supervision.last_words(deployment, name)
+        raise FederationError(f"the {name} did not come up within {START_SECONDS} seconds: {said}")
+
+
+def _answers(client: httpx.Client, url: str, expected: int) -> bool:
+    try:
+        return client.get(url).status_code == expected
+    except httpx.HTTPError:
+        return False
