@@ -1,14 +1,11 @@
 """Makes the folder of a deployment: authority, server certificate, a key and a policy for each site."""
 
-import hashlib
 import secrets
 import shutil
 import tempfile
 from pathlib import Path
 
-from flwr.cli.build import build_fab_from_disk
-
-from benchmarks.deployment import certificates
+from benchmarks.deployment import certificates, flower
 from benchmarks.deployment.layout import Deployment, DeploymentConfig, SiteConfig, as_yaml, write_private
 from benchmarks.federation.bundle import write_app
 from fedmjp.errors import OutputError
@@ -50,7 +47,7 @@ def create(root: Path, config: DeploymentConfig) -> Deployment:
     except (NotADirectoryError, FileExistsError):
         raise OutputError(f"{root} is no folder: name a new one") from None
     _write_server(deployment, config)
-    bundle = bundle_hash()
+    bundle = own_bundle()
     for number, name in enumerate(config.sites):
         _write_site(deployment, config, name, number, bundle)
     values = config.model_dump(mode="json")
@@ -64,11 +61,11 @@ def state_folder() -> Path:
     return (MEMORY if MEMORY.is_dir() else Path("/var/tmp")) / name  # noqa: S108 (made for its owner alone)
 
 
-def bundle_hash() -> str:
+def own_bundle() -> str:
     """SHA-256 of the app bundle that this installation of fedmjp sends to sites."""
     folder = Path(tempfile.mkdtemp(prefix="fedmjp-"))
     try:
-        return hashlib.sha256(build_fab_from_disk(write_app(folder / "fedmjp"))).hexdigest()
+        return flower.bundle_hash(write_app(folder / "fedmjp"))
     finally:
         shutil.rmtree(folder)
 

@@ -6,18 +6,20 @@ import time
 from pathlib import Path
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.supercore.control import ControlHttpClient
 
-from benchmarks.deployment import supervision
+from benchmarks.deployment import flower, supervision
 from benchmarks.deployment.creating import CONNECTION
 from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig, write_private
 from benchmarks.deployment.proxy import find_nginx, proxy_configuration
 from benchmarks.federation.connection import Connection
-from fedmjp.errors import FederationError, OutputError
+from fedmjp.errors import ConfigError, FederationError, OutputError
 from fedmjp.extras import require
 
 START_SECONDS = 90
 POLL_SECONDS = 0.3
-KNOWN_KEY = "public key already in use"  # what Flower says of a key that is registered
 
 
 def start(deployment: Deployment) -> DeploymentConfig:
@@ -37,9 +39,9 @@ def start(deployment: Deployment) -> DeploymentConfig:
         _prepare(deployment, config, nginx)
         supervision.start(deployment)
     _wait_until_healthy(deployment, config)
-    connection = connect(deployment)
-    for site in config.sites:
-        register(connection, deployment.public_key(site))
+    with control(deployment) as client:
+        for site in config.sites:
+            flower.register(client, read_public_key(deployment.public_key(site)))
     return config
 
 
@@ -56,11 +58,20 @@ def connect(deployment: Deployment) -> Connection:
     return Connection(deployment.home, CONNECTION)
 
 
-def register(connection: Connection, public_key: Path) -> None:
-    """Let the SuperNode with a key in; no harm if it is known. FederationError if the SuperLink refuses."""
-    answer = connection.ask("supernode", "register", str(public_key), connection.name, "--format", "json")
-    if not answer.get("success") and KNOWN_KEY not in str(answer).lower():
-        raise FederationError(f"the key {public_key} was not registered: {answer.get('error-message', answer)}")
+def control(deployment: Deployment) -> ControlHttpClient:
+    """The SuperLink's control API, from the server itself; to be closed by ``with``."""
+    return flower.control_client(f"{LOOPBACK}:{deployment.config().inside}", deployment.authority)
+
+
+def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """A public key in OpenSSH's form; ConfigError if the file holds none."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path} is no elliptic-curve key")
+    return key
 
 
 def trusting(authority: Path) -> ssl.SSLContext:

@@ -120,7 +120,16 @@ NAMES = (SUPERLINK, SUPEREXEC, PROXY)
 
 def _commands(deployment: Deployment, config: DeploymentConfig, nginx: str) -> dict[str, list[str]]:
     inside, secret = f"{LOOPBACK}:{config.inside}", ["--superexec-auth-secret-file", str(deployment.secret)]
-    superlink = [program("flower-superlink"), "--host", LOOPBACK, "--port", str(config.inside)]
+    superlink = [
+        sys.executable,
+        "-P",
+        "-m",
+        "benchmarks.deployment.superlink",
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(config.inside),
+    ]
     superlink += ["--ssl-ca-certfile", str(deployment.authority), "--ssl-certfile", str(deployment.certificate)]
     superlink += ["--ssl-keyfile", str(deployment.key), "--enable-supernode-auth", "--isolation", "process", *secret]
     superlink += ["--database", str(database_of(config)), "--disable-runtime-dependency-installation"]

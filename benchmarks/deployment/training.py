@@ -1,6 +1,5 @@
 """One training run over the sites of a deployment, each with pictures of its own."""
 
-import hashlib
 import shutil
 import sqlite3
 import tempfile
@@ -9,11 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from flwr.cli.build import build_fab_from_disk
-
-from benchmarks.deployment import supervision
+from benchmarks.deployment import flower, supervision
 from benchmarks.deployment.layout import Deployment
-from benchmarks.deployment.starting import connect
+from benchmarks.deployment.starting import connect, control
 from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.simulation import follow
 from benchmarks.federation.training import draw_history, training_of, watch
@@ -54,7 +51,7 @@ def train_at_sites(
     work = Path(tempfile.mkdtemp(prefix="fedmjp-"))
     try:
         app = write_app(work / "fedmjp")
-        require_welcome(deployment, hashlib.sha256(build_fab_from_disk(app)).hexdigest(), scenario)
+        require_welcome(deployment, flower.bundle_hash(app), scenario)
         path = work / "run-config.toml"
         path.write_text(as_toml(run_config.flat()), encoding="utf-8")
         run = connection.submit(app, path)
@@ -89,10 +86,9 @@ def require_idle(deployment: Deployment) -> None:
     """FederationError unless the deployment runs and nothing is in progress on it."""
     if supervision.states(deployment).get(supervision.SUPERLINK) != "RUNNING":
         raise FederationError(f"the deployment is not up: fedmjp deploy up {deployment.root}")
-    runs = connect(deployment).ask("ls", connect(deployment).name, "--format", "json").get("runs", [])
-    for run in runs:
-        if not str(run["status"]).startswith("finished"):
-            raise FederationError(f"run {run['run-id']} is in progress; wait for it, or stop it by fedmjp deploy down")
+    with control(deployment) as client:
+        if runs := flower.unfinished_runs(client):
+            raise FederationError(f"run {runs[0]} is in progress; wait for it, or stop it by fedmjp deploy down")
 
 
 def require_welcome(deployment: Deployment, bundle: str, scenario: Scenario) -> None:

@@ -170,3 +170,17 @@ def down(folder: Folder) -> None:
     console = wide_console()
     tell(console, "Down." if ran else "It did not run.")
     tell(console, f"On the disk stay keys, certificates and policies, and the logs in {deployment.logs}.")
+
+
+@deploy.command(epilog=examples("fedmjp deploy check hospital"))
+def check(folder: Folder) -> None:
+    """Try what must fail, and tell what became of each; exit code 1 unless everything was tried and refused.
+
+    What open Flower cannot refuse is told as open, and does not count.
+    """
+    from benchmarks.deployment.checking import check as checked
+    from benchmarks.deployment.layout import Deployment
+
+    console = wide_console()
+    if not checked(Deployment(folder), lambda attempt: tell(console, attempt.line)):
+        raise typer.Exit(NOT_REFUSED)
