@@ -15,6 +15,7 @@ from benchmarks.federation.connection import environment, free_port
 from clients.gate.site import run_supernode
 from fedmjp.errors import ConfigError, DataError, FederationError
 
+CLOCKS = "set its clock, which may be 5 seconds ahead of the server's and 5 minutes behind"
 GONE_SECONDS = 10.0  # longer than servers take to ask again for replies
 
 
@@ -79,10 +80,16 @@ def leave_first(site: SiteFolder) -> None:
         except httpx.HTTPStatusError as error:
             if error.response.status_code in flower.UNAVAILABLE:
                 return
-            raise FederationError(f"the server refuses this site's key: {flower.reason_of(error)}") from None
+            raise FederationError(_refusal(error)) from None
     write_private(kept, str(identifier))
     if left:
         time.sleep(GONE_SECONDS)
+
+
+def _refusal(error: httpx.HTTPStatusError) -> str:
+    if error.response.status_code == httpx.codes.UNAUTHORIZED:
+        return f"the server does not accept this site's signature: {CLOCKS}"
+    return f"the server refuses this site's key: {flower.reason_of(error)}"
 
 
 def site_key(site: SiteFolder) -> ec.EllipticCurvePrivateKey:

@@ -1,12 +1,13 @@
 """The server's processes, kept alive by supervisord: SuperLink, SuperExec and the reverse proxy."""
 
-import os
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig
 from benchmarks.federation.connection import environment, program
@@ -152,10 +153,9 @@ def _control(deployment: Deployment, *arguments: str) -> str:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return True
 
 
 def _escaped(value: object) -> str:
