@@ -53,7 +53,7 @@ class World:
         assert self._unshare.stdout is not None
         assert self._unshare.stdout.readline() == b"ready\n"
         (first,) = psutil.Process(self._unshare.pid).children()
-        self._enter = ["nsenter", "--target", str(first.pid), "--net", "--pid", "--mount", "--"]
+        self._enter = ["nsenter", "--target", str(first.pid), "--net", "--pid", "--mount", f"--wd={self.folder}", "--"]
         lines = ["mount -t tmpfs none /run/netns", "ip link set lo up", "ip link add br0 type bridge"]
         lines += [f"ip addr add {SERVER}/24 dev br0", "ip link set br0 up"]
         for number, site in enumerate(self.sites):
@@ -74,7 +74,7 @@ class World:
         """Run a command to its end, at the server or at a site; it must succeed unless ``check=False``."""
         named = {"check": True, "capture_output": True, "text": True, **named}
         try:
-            return subprocess.run([*self._place(site), *command], cwd=self.folder, **named)
+            return subprocess.run([*self._place(site), *command], **named)
         except subprocess.CalledProcessError as error:
             raise AssertionError(f"{command}: {error.stdout}{error.stderr}") from None
 
@@ -87,7 +87,6 @@ class World:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*self._place(site), *_fedmjp(arguments)],
-                cwd=self.folder,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
