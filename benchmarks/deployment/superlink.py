@@ -4,7 +4,7 @@
   message, which stands in the logs of both, may read it, have it forgotten, or answer it in the other's name. Here a
   node gets at its own messages alone.
 - A message is handed out once. If the SuperLink dies before it arrives, everybody waits for ever. Here whatever was
-  handed out and not confirmed is handed out again after a start. Nobody counts twice: Flower takes one reply to a message.
+  handed out and not confirmed is handed out again after a start. Nobody counts twice: a message has one reply.
 - A part of a message that is sent again, because the answer was lost, fails the run. Here it is there already.
 
 Started as ``python -m benchmarks.deployment.superlink --database FILE ARGUMENTS``.
@@ -30,11 +30,13 @@ from sqlalchemy import select, update
 
 DATABASE, FORBIDDEN = "--database", 403
 # The content of a message is there until its receiver confirms it.
-HAND_OUT_AGAIN = (
-    "UPDATE message_ins SET delivered_at = '' WHERE delivered_at <> '' AND message_id IN (SELECT object_id FROM objects) "
-    "AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)",
-    "UPDATE message_res SET delivered_at = '' WHERE delivered_at <> '' AND message_id IN (SELECT object_id FROM objects)",
-)
+HAND_OUT_AGAIN = """
+UPDATE message_ins SET delivered_at = '' WHERE delivered_at <> ''
+    AND message_id IN (SELECT object_id FROM objects)
+    AND message_id NOT IN (SELECT reply_to_message_id FROM message_res);
+UPDATE message_res SET delivered_at = '' WHERE delivered_at <> ''
+    AND message_id IN (SELECT object_id FROM objects);
+"""
 
 _authenticate, _store_object = node_auth.authenticate_node, SqlLinkState.store_object
 
@@ -52,9 +54,8 @@ def main() -> None:
 def hand_out_again(database: Path) -> None:
     """Have messages handed out again that nobody confirmed, before a SuperLink starts."""
     if database.exists():
-        with closing(sqlite3.connect(database)) as connection, connection:
-            for statement in HAND_OUT_AGAIN:
-                connection.execute(statement)
+        with closing(sqlite3.connect(database)) as connection:
+            connection.executescript(HAND_OUT_AGAIN)
 
 
 def store_object(self: SqlLinkState, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:

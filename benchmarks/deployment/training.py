@@ -1,9 +1,10 @@
 """One training run over the sites of a deployment, each with pictures of its own."""
 
+import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ def train_at_sites(
     scenario: Scenario,
     folder: TrainingFolder,
     deployment: Deployment,
-    on_round: Callable[[Mapping[Any, Any]], None] = lambda _row: None,
-    on_skipped: Callable[[str], None] = lambda _reason: None,
+    class_names: Sequence[str],
+    on_round: Callable[[Mapping[Any, Any]], None],
+    on_skipped: Callable[[str], None],
 ) -> None:
     """Train, and leave everything in the folder; a run goes on from the folder's checkpoint.
 
@@ -38,6 +40,7 @@ def train_at_sites(
         scenario: What to train; its data are the server's validation pictures.
         folder: Of the run.
         deployment: That runs.
+        class_names: In the order of the labels; sites have pictures of these.
         on_round: Called with the row of the history that a round left.
         on_skipped: Called with the reason for every picture of the validation split that cannot be read.
 
@@ -47,7 +50,9 @@ def train_at_sites(
     """
     require_idle(deployment)
     connection = connect(deployment)
-    run_config = run_config_of([scenario], output_folder=str(folder.root.resolve()))
+    run_config = run_config_of(
+        [scenario], output_folder=str(folder.root.resolve()), class_names=json.dumps(list(class_names))
+    )
     work = Path(tempfile.mkdtemp(prefix="fedmjp-"))
     try:
         app = write_app(work / "fedmjp")
@@ -84,6 +89,7 @@ def at_sites(scenario: Scenario) -> Scenario:
 
 def require_idle(deployment: Deployment) -> None:
     """FederationError unless the deployment runs and nothing is in progress on it."""
+    deployment.config()
     if supervision.states(deployment).get(supervision.SUPERLINK) != "RUNNING":
         raise FederationError(f"the deployment is not up: fedmjp deploy up {deployment.root}")
     with control(deployment) as client:

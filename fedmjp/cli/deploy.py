@@ -155,7 +155,7 @@ def run(
     write_manifest(results.manifest, "federated", config=published(scenario))
     results.keep_classes(validation.class_names)
     with FederatedProgress(console, done, scenario.rounds) as progress:
-        train_at_sites(scenario, results, deployment, progress.round, progress.skip)
+        train_at_sites(scenario, results, deployment, validation.class_names, progress.round, progress.skip)
     tell_results(scenario, results, console)
 
 
