@@ -22,6 +22,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from clients.gate.ledger import Entry, GateLedger, epsilon_of
 from clients.gate.policy import Policy
 from clients.gate.reasons import Reason, RefusedError
+from clients.gate.watching import Watch
 from clients.mods import UploadGate
 from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.errors import ConfigError, DefenceError
@@ -163,6 +164,58 @@ def test_a_batch_of_eight_passes_and_the_ledger_says_what_of_labels_and_features
         separated = outcomes["class_token", "features"]
         assert (separated.came_back, separated.among) == (8, 8)
     assert last(gate).verdict == "passed"
+
+
+def test_labels_of_all_batches_are_seen_and_pictures_of_the_first_ones() -> None:
+    images, _ = batch_of(24)
+    labels = [torch.full((24,), label) for label in range(4)]
+    with Watch().watching() as seen:
+        train(made("torchvision"), [(images, target) for target in labels])
+    assert torch.equal(torch.cat(seen.labels), torch.cat(labels))
+    assert [len(kept) for kept in (*seen.images, *seen.features)] == [24, 24, 24, 24]
+
+
+def nll(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.nll_loss(F.log_softmax(model(images), 1), labels)
+
+
+def compiled(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(torch.compile(model, backend="eager")(images), labels)
+
+
+def in_double(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model.double()(images.double()), labels)
+
+
+@pytest.mark.parametrize("loss", [nll, compiled, in_double])
+def test_pictures_and_labels_are_seen_however_the_loss_is_computed(loss: Any, tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, model_checks="refuse")
+    images, labels = batch_of(8)
+    app = ClientApp(mods=[gate])
+
+    @app.train()
+    def answer(message: Message, context: Context) -> Message:
+        model = made("torchvision").train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss(model, images, labels).backward()
+        optimiser.step()
+        arrays = ArrayRecord(model.float().state_dict())
+        return Message(content=RecordDict({"arrays": arrays, "metrics": MetricRecord({"n": 8})}), reply_to=message)
+
+    assert not app(asked("torchvision"), context()).has_error()
+    assert last(gate).pictures == 8
+    assert {(one.of, one.came_back, one.reason) for one in last(gate).outcomes if one.of == "labels"} == {
+        ("labels", 8, "")
+    }
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_search_is_tried_in_the_rounds_that_the_policy_names(count: int, tmp_path: Path) -> None:
+    search = {"every": 1, "attack": "patch_embedding_wiener"}
+    gate = gate_of(tmp_path, fewest_pictures=1, pictures="say", search=search)
+    assert not app_of("torchvision", [batch_of(count)], gate)(asked("torchvision"), context()).has_error()
+    (tried,) = [outcome for outcome in last(gate).outcomes if outcome.attack == "patch_embedding_wiener"]
+    assert (tried.of, tried.came_back) == ("pictures", 1 if count == 1 else 0)
 
 
 def test_several_steps_of_adam_pass_and_the_ledger_says_why_nothing_applies(tmp_path: Path) -> None:
@@ -334,6 +387,21 @@ def test_defended_uploads_leave_and_their_epsilon_composes_over_restarts(tmp_pat
     assert verdicts == ["defended", "defended", "refused"]
     spent = epsilon_of(gate.ledger.entries(), 1e-5)
     assert spent == pytest.approx(composed_epsilon(gate.policy.multiplier, 1e-5, 2), rel=1e-6)
+
+
+def test_noise_where_the_equations_of_a_head_of_zeros_overflow_is_defended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh() -> nn.Module:  # as torchvision makes it
+        model = of_torchvision()
+        nn.init.zeros_(model.heads.head.weight)
+        return model
+
+    monkeypatch.setitem(MODELS, "fresh", fresh)
+    defences = [{"name": "local_dp", "epsilon": 8, "clipping_norm": 1, "rounds": 10}]
+    gate = gate_of(tmp_path, pictures="defend", defences=defences)
+    assert not app_of("fresh", [batch_of(1)], gate)(asked("fresh"), context()).has_error()
+    assert last(gate).verdict == "defended"
 
 
 def test_a_defence_that_does_not_help_is_a_refusal(tmp_path: Path) -> None:

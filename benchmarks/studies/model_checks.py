@@ -51,7 +51,13 @@ from fedmjp.yaml_files import read_yaml
 from server.aggregation import Aggregator
 
 CONFIG = Path(__file__).parents[1] / "training" / "coarse_federated.yaml"
-STRATEGIES = (("fedavg", "iid"), ("fedavgm", "iid"), ("fedadam", "iid"), ("fedavg", "dirichlet"))
+STRATEGIES = (
+    ("fedavg", "iid"),
+    ("fedavgm", "iid"),
+    ("fedadam", "iid"),
+    ("fedavg", "dirichlet"),
+    ("fedavg", "pathological"),
+)
 DEFENCES = ("none", "mjp:mask_ratio=0.27")
 ROUNDS, CLIENTS = 50, 4
 SHARE = 96  # pictures of a client, at most

@@ -1,7 +1,7 @@
 """What a check of an incoming model is given, and what it says. Larger values are worse, in every check.
 
 A check's module holds its limits. ``FIRST`` is that of a client's first rounds, ``FACTOR`` how far above all earlier
-rounds a value may be, ``MOST`` the highest limit. They were set on federations of seed 100, which are not published.
+rounds a value may be, ``MOST`` the highest limit. They were set on federations of seeds 0 and 100, not those published.
 """
 
 import math

@@ -9,7 +9,7 @@ SNR = "disaggregation"
 FEWER = "effective pictures"
 # Beyond the most, one picture is as good as alone in the gradient, whoever made it so.
 SNR_FIRST, SNR_FACTOR, SNR_MOST = 10.0, 3.0, 100.0
-FEWER_FIRST, FEWER_FACTOR = 6.0, 2.0
+FEWER_FIRST, FEWER_FACTOR = 10.0, 2.0
 
 
 def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:

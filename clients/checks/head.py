@@ -12,13 +12,15 @@ BIAS = "head bias"
 ROWS = "head rows"
 CERTAIN = "certain pictures"
 EQUAL = 1e-3  # distance of rows, relative to their length, that are equal
-FIRST, FACTOR, MOST = 20.0, 2.0, 1000.0
+FIRST, FACTOR, MOST = 10.0, 2.0, 1000.0
 
 
 def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     """Look at the linear layer that gives the logits, with weight w and bias b.
 
-    - *head bias*: max |b - median b| / MAD, with MAD = median |b - median b|;
+    - *head bias*: max |b - median b| / max(MAD b, MAD w f), with MAD x = median |x - median x| and w f of all pictures
+      and classes: how far a class is preferred whatever is shown. By biases alone, those of the classes that clients
+      have would be odd wherever they have few;
     - *head rows*: the share of rows that are zero, or equal to another one;
     - *certain pictures*: the share of the client's pictures with a class of probability exactly 0 or 1, in float64.
     """
@@ -31,17 +33,21 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     bias: Tensor | None = trace.head.bias
     if bias is None:
         return [*findings, not_run(BIAS, "the last layer has no bias")]
-    outlier = _outlier(bias.detach().double())
+    outlier = _outlier(bias.detach().double(), trace.logits.double())
     limit = limit_from(incoming.history.get(BIAS, ()), first=FIRST, factor=FACTOR, most=MOST)
     return [*findings, judged(BIAS, outlier, limit, "how far out a bias of the last layer is", {BIAS: outlier})]
 
 
-def _outlier(bias: Tensor) -> float:
-    off = (bias - bias.median()).abs()
-    largest, spread = float(off.max()), float(off.median())
+def _outlier(bias: Tensor, logits: Tensor) -> float:
+    largest = float((bias - bias.median()).abs().max())
+    usual = max(_spread(bias), _spread(logits - bias))
     if not largest:
         return 0.0
-    return largest / spread if spread else math.inf
+    return largest / usual if usual else math.inf
+
+
+def _spread(values: Tensor) -> float:
+    return float((values - values.median()).abs().median())
 
 
 def _odd_rows(weight: Tensor) -> float:

@@ -7,7 +7,7 @@ from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, n
 STEP = "step"
 DIRECTION = "direction"
 STEP_FIRST, STEP_LIMIT = 30.0, 10.0
-DIRECTION_FIRST, DIRECTION_FACTOR = 1.6, 1.2
+DIRECTION_FIRST, DIRECTION_FACTOR = 1.9, 1.2
 
 
 def check_movement(incoming: Incoming) -> list[Finding]:
@@ -15,7 +15,8 @@ def check_movement(incoming: Incoming) -> list[Finding]:
 
     - *step*: max over tensors of |W - W'| / |U|, relative to the largest so far of the same tensor. Until there is a
       history the ratio itself counts;
-    - *direction*: 1 - cos(W - W', U), over all tensors.
+    - *direction*: 1 - cos(W - W', U) min(1, |W - W'| / |U|), over all tensors: where clients have different classes,
+      their updates cancel, and what little is left may point anywhere.
 
     A tensor that the client did not change and the server did is beyond any limit.
     """
@@ -33,8 +34,8 @@ def check_movement(incoming: Incoming) -> list[Finding]:
         ratios[f"{STEP}/{name}"] = moved / length if length else (math.inf if moved else 0.0)
     if not ratios:
         return [not_run(name, "the update has no tensor of the model") for name in (STEP, DIRECTION)]
-    lengths = math.sqrt(moved_square * own_square)
-    direction = 1 - dot / lengths if lengths else 1.0
+    larger = max(math.sqrt(moved_square * own_square), own_square)
+    direction = 1 - dot / larger if larger else 1.0
     limit = limit_from(incoming.history.get(DIRECTION, ()), first=DIRECTION_FIRST, factor=DIRECTION_FACTOR)
     about = "whether the model moved against the client's update"
     return [_step(incoming, ratios), judged(DIRECTION, direction, limit, about, {DIRECTION: direction})]

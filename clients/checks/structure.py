@@ -16,7 +16,7 @@ WIDEST_BY_CHANCE = 16
 CHUNK = 1024  # rows that are compared at a time
 POWERS = 30  # steps of the power method
 ROWS_LIMIT = 0.05
-RANK_LIMIT, RANK_FIRST = 3.0, 1 / 1.05
+RANK_LIMIT, RANK_FIRST = 4.0, 1 / 1.05
 
 
 def check_structure(incoming: Incoming) -> list[Finding]:

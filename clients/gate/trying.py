@@ -6,7 +6,7 @@ compared here, by the client, who knows its own batches.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -72,9 +72,10 @@ class _Attempt:
     def __init__(self, update: Update, seen: Seen, psnr: float) -> None:
         self.update, self.seen, self.psnr = update, seen, psnr
         self.change = {name: tensor for name, tensor in update.change.items() if tensor.is_floating_point()}
-        self.layout = SentWeights.of(update.weights)
         self.count = seen.pictures or update.examples or 1
         self.images = torch.cat(seen.images).float() if seen.images and _alike(seen.images) else None
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in self._normalisation())
+        self.layout = replace(SentWeights.of(update.weights), mean=mean, std=std)
 
     def one_example(self) -> Iterator[Outcome]:
         """A layer's gradient of one example is a product of two vectors, of which the bias shows one: rank one."""
@@ -182,8 +183,7 @@ class _Attempt:
         """How many of the client's pictures are near to one of these; all, where the client's were not seen."""
         if self.images is None or self.images.shape[1:] != pictures.shape[1:]:
             return Outcome(attack=attack, of="pictures", came_back=len(pictures), among=max(self.count, len(pictures)))
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in self._normalisation())
-        private = (self.images.cpu() * std + mean).clamp(0, 1)
+        private = self.layout.denormalise(self.images.cpu())
         psnr = METRICS["psnr"].function
         best = torch.stack([psnr(picture.expand_as(private), private) for picture in pictures]).amax(0)
         return Outcome(attack=attack, of="pictures", came_back=int((best >= self.psnr).sum()), among=self.count)
@@ -224,10 +224,10 @@ class _Attempt:
 
     def _right_labels(self, attack: str, labels: Tensor) -> Outcome:
         """How many of the client's labels these are; all, where the client's were not seen."""
-        private, right = self.seen.labels, len(labels)
+        private, right, reason = self.seen.labels, len(labels), "all count: the client's own were not seen"
         if private and sum(map(len, private)) == self.seen.rows:
-            right = int(METRICS["label_accuracy"].function(labels, torch.cat(private).cpu()).sum())
-        return Outcome(attack=attack, of="labels", came_back=right, among=max(right, self._batch))
+            right, reason = int(METRICS["label_accuracy"].function(labels, torch.cat(private).cpu()).sum()), ""
+        return Outcome(attack=attack, of="labels", came_back=right, among=max(right, self._batch), reason=reason)
 
     def _right_features(self, disclosed: Features) -> int:
         """Features that are the client's own; where those were not seen, what the attack certifies."""

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 KEPT = 64  # pictures of which all is kept, to compare with
+LOSSES = ("cross_entropy", "nll_loss")  # of torch.nn.functional, which their modules call as well
 COUNTED = 64  # distinct pictures after which nobody needs to know how many more
 
 
@@ -26,8 +27,8 @@ class Seen:
 
     module: nn.Module | None = None  # the outermost that was trained
     images: list[Tensor] = field(default_factory=list)  # first batches, as they entered the module
-    labels: list[Tensor] = field(default_factory=list)  # of the same batches
-    features: list[Tensor] = field(default_factory=list)  # what the last Linear read of them
+    labels: list[Tensor] = field(default_factory=list)  # of all batches
+    features: list[Tensor] = field(default_factory=list)  # what the last Linear read of the first batches
     rows: int = 0  # pictures with repeats
     digests: set[bytes] = field(default_factory=set)
     optimiser: str = ""
@@ -57,6 +58,7 @@ class Watch:
         self._depth = 0
         self._pictured = False  # whether this pass has shown its pictures
         self._rows = 0  # of this pass
+        self._labelled = True  # whether the labels of this pass are known
         self._keeping = True  # whether what is compared with is still gathered
         self._last: Tensor | None = None  # what the last Linear read in this pass
         self._outermost: nn.Module | None = None
@@ -65,13 +67,6 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[Seen]:
         """Hooks are there while the context is open."""
-        plain = F.cross_entropy
-
-        @functools.wraps(plain)
-        def cross_entropy(*arguments: Any, **named: Any) -> Tensor:
-            self._on_loss(*arguments, **named)
-            return plain(*arguments, **named)
-
         with ExitStack() as stack:
             for handle in (
                 register_module_forward_pre_hook(self._before),
@@ -79,9 +74,19 @@ class Watch:
                 register_optimizer_step_pre_hook(self._on_step),
             ):
                 stack.callback(handle.remove)
-            F.cross_entropy = cross_entropy  # what nn.CrossEntropyLoss calls as well
-            stack.callback(setattr, F, "cross_entropy", plain)
+            for loss in LOSSES:
+                plain = getattr(F, loss)
+                setattr(F, loss, self._watched(plain))
+                stack.callback(setattr, F, loss, plain)
             yield self.seen
+
+    def _watched(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(plain)
+        def loss(*arguments: Any, **named: Any) -> Tensor:
+            self._on_loss(*arguments, **named)
+            return plain(*arguments, **named)
+
+        return loss
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self._depth += 1
@@ -97,7 +102,8 @@ class Watch:
         if not self._pictured and module.training and first.ndim in (2, 4) and not first.requires_grad:
             self._pictured = True
             self._on_pictures(first)
-            self.seen.module = self.seen.module or self._outermost
+            if self.seen.module is None:  # whose truth may be its length
+                self.seen.module = self._outermost
         if isinstance(module, nn.Linear) and first.ndim == 2 and len(first) == self._rows:
             self._last = first.detach()
 
@@ -106,7 +112,7 @@ class Watch:
 
     def _on_pictures(self, images: Tensor) -> None:
         seen = self.seen
-        self._rows = len(images)
+        self._rows, self._labelled = len(images), False
         kept = sum(map(len, seen.images))
         if len(seen.digests) < COUNTED:
             held = images.detach().cpu().contiguous()
@@ -124,10 +130,12 @@ class Watch:
         if not isinstance(target, Tensor) or target.is_floating_point():
             return
         self.seen.smoothing = float(named.get("label_smoothing", 0.0))
-        if len(self.seen.labels) < len(self.seen.images) and target.shape == (self._rows,):
-            self.seen.labels.append(target.detach().clone())
-            if self._last is not None and len(self._last) == self._rows:
-                self.seen.features.append(self._last.clone())
+        if self._labelled or target.shape != (self._rows,):
+            return
+        self._labelled = True
+        self.seen.labels.append(target.detach().clone())
+        if self._keeping and self._last is not None and len(self._last) == self._rows:
+            self.seen.features.append(self._last.clone())
 
     def _on_step(self, optimiser: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
         seen = self.seen
