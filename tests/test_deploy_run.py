@@ -1,4 +1,4 @@
-"""A deployment for real: a server and three sites, each in a network of its own, and what happens when parts fail."""
+"""A deployment for real: a server and two sites, each in a network of its own, and what happens when parts fail."""
 
 import json
 import os
@@ -19,8 +19,9 @@ from tests.federations import MICRO, PLAIN, pictures, play, scenario_of
 from tests.worlds import SERVER, World, lacking
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(lacking() is not None, reason=str(lacking()))]
-SITES = ("a", "b", "c")
-ROUNDS, PATIENCE = 3, 240.0
+SITES = ("a", "b")
+ROUNDS, PATIENCE = 2, 240.0
+TRAIN = "Receiving: train"  # what a SuperNode says of a message
 # Sites with pictures of their own draw from the system what is drawn at all.
 RECIPE = {**PLAIN, "drop_path": 0}
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
@@ -66,21 +67,30 @@ def test_a_site_whose_clock_is_wrong_is_told_so(world: World) -> None:
     done = world.fedmjp("deploy", "node", site, "--data", pictures(), site="a", check=False, env=environment)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "clock" in done.stderr
+    assert "set its clock" in done.stderr
 
 
-def test_a_run_goes_on_without_a_full_disk_a_killed_supernode_and_a_killed_superlink(world: World) -> None:
-    server, nodes = world.folder / "server", {site: world.folder / f"{site}.log" for site in SITES}
-    full = server / "sites" / "c" / "flower"  # where the app's bundle goes
+def test_a_site_whose_disk_is_full_is_told_so(world: World) -> None:
+    site = world.folder / "server" / "sites" / "b"
+    full = site / "flower"
     full.mkdir()
-    world.run("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(full))
+    world.run("sh", "-ec", f"mount -t tmpfs -o size=16k none {full}; head -c 100000 /dev/zero > {full}/zeros || true")
+    done = world.fedmjp("deploy", "node", str(site), "--data", pictures(), site="b", check=False)
+    world.run("umount", str(full))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) -> None:
+    server, nodes = world.folder / "server", {site: world.folder / f"{site}.log" for site in SITES}
 
     def node(site: str) -> "subprocess.Popen[bytes]":
         folder = str(server / "sites" / site)
         return world.start("deploy", "node", folder, "--data", pictures(), log=nodes[site], site=site)
 
-    def received(site: str) -> int:
-        return nodes[site].read_text(errors="replace").count("Receiving: train")
+    def said(site: str, what: str) -> int:
+        return nodes[site].read_text(errors="replace").count(what)
 
     config = world.folder / "run.yaml"
     config.write_text(json.dumps({"model": MICRO, "recipe": RECIPE, "rounds": ROUNDS}))
@@ -88,35 +98,28 @@ def test_a_run_goes_on_without_a_full_disk_a_killed_supernode_and_a_killed_super
     processes = {site: node(site) for site in SITES}
     command = ["deploy", "run", str(server), "--data", pictures(), "--config", str(config), "--output", str(output)]
     run = world.start(*command, log=log)
-    wait_for("b trains", lambda: received("b"), log, nodes["b"])
+    wait_for("round 1", lambda: all(said(site, TRAIN) for site in SITES), log, *nodes.values())
     world.signal(processes["b"], signal.SIGKILL)
+    world.signal(processes["a"], signal.SIGSTOP)  # no round ends before b is back
     processes["b"] = node("b")
-    wait_for("round 2", lambda: received("a") == 2, log, nodes["a"])
-    world.signal(processes["a"], signal.SIGSTOP)
+    wait_for("b comes back", lambda: said("b", "SuperNode ID") == 2, nodes["b"])
+    world.signal(processes["a"], signal.SIGCONT)
+    wait_for("round 2", lambda: said("a", TRAIN) == 2, log, nodes["a"])
     states = world.run("supervisorctl", "-c", str(server / "server" / "supervisord.conf"), "pid", "superlink")
     world.run("kill", "-9", states.stdout.strip())
-    wait_for("b comes back", lambda: nodes["b"].read_text().count("SuperNode ID") == 2, nodes["b"])
-    world.signal(processes["a"], signal.SIGCONT)
     wait_for("the run ends", lambda: run.poll() is not None, log, *nodes.values())
     assert run.returncode == 0, log.read_text()
 
-    refused = pd.read_csv(output / "refused.csv", dtype={"client": "Int64"})
-    lost = set(refused[["round", "client"]].dropna().itertuples(index=False, name=None))
-    assert {(number, 2) for number in range(1, ROUNDS + 1)} | {(1, 1)} <= lost, "a full disk, and a killed node"
-    assert not lost & {(number, 0) for number in range(1, ROUNDS + 1)}, "nothing is lost with the SuperLink"
-    assert (ROUNDS, 1) not in lost, "it takes part again"
-    history = pd.read_csv(output / "history.csv")
-    assert list(history["round"]) == [1, 2, 3]
-    assert list(history["clients"]) == [2 - ((number, 1) in lost) for number in (1, 2, 3)]
-
+    assert list(pd.read_csv(output / "history.csv")["clients"]) == [1, 2]
+    refused = pd.read_csv(output / "refused.csv")
+    assert refused[["round", "client"]].to_numpy().tolist() == [[1, 1]]
     undisturbed, _ = play(
-        scenario_of(clients=len(SITES), rounds=ROUNDS, recipe=RECIPE),
+        scenario_of(rounds=ROUNDS, recipe=RECIPE),
         world.folder / "undisturbed",
         own={client: pictures() for client in range(len(SITES))},
-        answer=lambda number, client, reply: None if (number, client) in lost else reply,
+        answer=lambda number, client, reply: None if (number, client) == (1, 1) else reply,
     )
     weights = load_file(output / "weights.safetensors")
     assert weights.keys() == undisturbed.keys()
     assert all(torch.equal(weights[name], value) for name, value in undisturbed.items())
-    assert TrainingFolder(output).holds_run()
-    world.fedmjp("evaluate", str(output), "--data", pictures())
+    assert TrainingFolder(output).trained().weights is not None, "what evaluate reads"

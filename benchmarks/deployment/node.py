@@ -12,7 +12,6 @@ from benchmarks.deployment import flower
 from benchmarks.deployment.layout import SiteFolder, write_private
 from benchmarks.federation.bundle import as_toml
 from benchmarks.federation.connection import environment, free_port
-from clients.gate.site import run_supernode
 from fedmjp.errors import ConfigError, DataError, FederationError
 
 CLOCKS = "set its clock, which may be 5 seconds ahead of the server's and 5 minutes behind"
@@ -46,6 +45,8 @@ def run_node(site: SiteFolder, data: str | None = None) -> None:
     }
     write_private(site.home / "node.toml", as_toml(about))
     leave_first(site)
+    from clients.gate.site import run_supernode  # noqa: PLC0415 (seconds of imports)
+
     os.environ.update(environment(site.home))
     os.chdir(neutral)
     arguments = ["--superlink", config.server, "--root-certificates", str(site.authority)]
