@@ -1,7 +1,14 @@
-"""The reverse proxy: nginx with a configuration of ours, which lets the API of SuperNodes through and nothing else."""
+"""The reverse proxy: nginx with a configuration of ours, which lets the API of SuperNodes through and nothing else.
 
+Started as ``python -m benchmarks.deployment.proxy NGINX LOGS CONFIGURATION``, which becomes nginx.
+"""
+
+import os
 import shutil
+import sys
 from pathlib import Path
+
+import psutil
 
 from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig
 from fedmjp.errors import BadInputError
@@ -9,6 +16,7 @@ from fedmjp.errors import BadInputError
 INSTALL = "the reverse proxy needs nginx, which is not installed; apt-get install nginx-light"
 PLACES = "/usr/local/sbin:/usr/sbin:/sbin"  # which are not on everybody's PATH
 FLEET = "/v1/fleet/"
+GROUP = "proxy.group"  # file with the process group of the last nginx
 # Flower cuts arrays into objects of 5 MiB, one request each.
 LARGEST_REQUEST = "32m"
 # Uploads pass through memory: what nginx cannot hand on at once it would else keep in files.
@@ -78,9 +86,31 @@ def proxy_configuration(deployment: Deployment, config: DeploymentConfig) -> str
     )
 
 
+def start(nginx: str, logs: Path, configuration: Path) -> None:
+    """Become nginx, after what a former one left behind has ended."""
+    end_leftovers(logs)
+    (logs / GROUP).write_text(str(os.getpid()))  # of which supervisord has made a process group
+    os.execv(nginx, [nginx, "-e", "stderr", "-p", str(logs), "-c", str(configuration)])  # noqa: S606 (no shell)
+
+
+def end_leftovers(logs: Path) -> None:
+    """End workers of an nginx that was killed: they outlive it, and keep its port."""
+    group = int((logs / GROUP).read_text()) if (logs / GROUP).exists() else 0
+    for process in psutil.process_iter(["name"]):
+        try:
+            if process.info["name"] == "nginx" and os.getpgid(process.pid) == group:
+                process.kill()
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+
+
 def _quoted(path: Path) -> str:
     """A path as nginx reads it; BadInputError if it cannot."""
     text = str(path)
     if any(letter in text for letter in "\"'\\$;{}\n") or " " in text:
         raise BadInputError(f"{text}: nginx reads no such path; name a folder without spaces, quotes, $, ; and braces")
     return text
+
+
+if __name__ == "__main__":
+    start(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig
+from benchmarks.deployment.proxy import end_leftovers
 from benchmarks.federation.connection import environment, program
 from fedmjp.errors import FederationError
 
@@ -106,6 +107,7 @@ def stop(deployment: Deployment) -> bool:
         if time.monotonic() > deadline:
             raise FederationError(f"supervisord, process {pid}, does not end: see {deployment.logs}")
         time.sleep(0.1)
+    end_leftovers(deployment.logs)
     return True
 
 
@@ -136,7 +138,8 @@ def _commands(deployment: Deployment, config: DeploymentConfig, nginx: str) -> d
     superlink += ["--database", str(database_of(config)), "--disable-runtime-dependency-installation"]
     superexec = [program("flower-superexec"), "--root-certificates", str(deployment.authority)]
     superexec += ["--runtime-api-address", inside, *secret]
-    proxy = [nginx, "-e", "stderr", "-p", str(deployment.logs), "-c", str(deployment.proxy)]
+    proxy = [sys.executable, "-P", "-m", "benchmarks.deployment.proxy", nginx, str(deployment.logs)]
+    proxy += [str(deployment.proxy)]
     return {SUPERLINK: superlink, SUPEREXEC: superexec, PROXY: proxy}
 
 
