@@ -20,6 +20,7 @@ DOCKERFILE = "benchmarks/deployment/Dockerfile"
 SERVER, SITE, PICTURES, RESULTS, VALIDATION = "/deployment", "/site", "/pictures", "/results", "/validation"
 MEMORY = "4gb"  # for the database, through which uploads pass
 ACCOUNT = 10001  # of containers in Kubernetes
+Volumes = Mapping[str, tuple[str, Mapping[str, Any]]]  # by name: where it is mounted, and what it is
 ABOUT_COMPOSE = """\
 FEDMJP_SOURCE=CLONE docker compose up --build --detach, in this folder. CLONE is a clone of fedmjp, which the image is
 built from.{more}"""
@@ -84,7 +85,7 @@ def server_manifest(deployment: Deployment, config: DeploymentConfig) -> list[di
     files = {str(path.relative_to(deployment.root)): path.read_bytes() for path in parts}
     files["deploy.yaml"] = as_yaml(config.model_dump(mode="json")).encode()
     copied = f"cp --recursive --dereference /secret/deploy.yaml /secret/server {SERVER}"
-    volumes = {
+    volumes: Volumes = {
         "deployment": (SERVER, {"emptyDir": {"medium": "Memory"}}),
         "state": (str(config.state.parent), {"emptyDir": {"medium": "Memory"}}),
         "results": (RESULTS, {"persistentVolumeClaim": {"claimName": f"{name}-results"}}),
@@ -109,7 +110,7 @@ def site_manifest(site: SiteFolder, name: str, config: DeploymentConfig) -> list
     title = f"fedmjp-{name}"
     parts = [site.authority, site.key, site.public_key, site.policy, site.config_file]
     files = {path.name: path.read_bytes() for path in parts}
-    volumes = {
+    volumes: Volumes = {
         "site": (SITE, {"persistentVolumeClaim": {"claimName": title}}),
         "pictures": (PICTURES, {"persistentVolumeClaim": {"claimName": "pictures", "readOnly": True}}),
     }
@@ -169,7 +170,7 @@ def _pod(
     command: Sequence[str],
     copied: str,
     files: Mapping[str, bytes],
-    volumes: Mapping[str, tuple[str, Mapping[str, Any]]],
+    volumes: Volumes,
     ports: Sequence[int],
 ) -> dict[str, Any]:
     """One pod at a time, with its files copied out of the secret, where they can be read alone."""
