@@ -175,6 +175,40 @@ def test_labels_of_all_batches_are_seen_and_pictures_of_the_first_ones() -> None
     assert [len(kept) for kept in (*seen.images, *seen.features)] == [24, 24, 24, 24]
 
 
+def nll(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.nll_loss(F.log_softmax(model(images), 1), labels)
+
+
+def compiled(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(torch.compile(model, backend="eager")(images), labels)
+
+
+def in_double(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model.double()(images.double()), labels)
+
+
+@pytest.mark.parametrize("loss", [nll, compiled, in_double])
+def test_pictures_and_labels_are_seen_however_the_loss_is_computed(loss: Any, tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, model_checks="refuse")
+    images, labels = batch_of(8)
+    app = ClientApp(mods=[gate])
+
+    @app.train()
+    def answer(message: Message, context: Context) -> Message:
+        model = made("torchvision").train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss(model, images, labels).backward()
+        optimiser.step()
+        arrays = ArrayRecord(model.float().state_dict())
+        return Message(content=RecordDict({"arrays": arrays, "metrics": MetricRecord({"n": 8})}), reply_to=message)
+
+    assert not app(asked("torchvision"), context()).has_error()
+    assert last(gate).pictures == 8
+    assert {(one.of, one.came_back, one.reason) for one in last(gate).outcomes if one.of == "labels"} == {
+        ("labels", 8, "")
+    }
+
+
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_search_is_tried_in_the_rounds_that_the_policy_names(count: int, tmp_path: Path) -> None:
     search = {"every": 1, "attack": "patch_embedding_wiener"}
