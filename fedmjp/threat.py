@@ -110,13 +110,13 @@ class ThreatModel(Config):
             recipe += f", batches of {self.local_batch_size}" if self.local_batch_size else ""
             kind = f"weight delta after {self.local_steps} SGD {steps} ({recipe})"
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
-        if self.crop_scale:
-            share = f"to {100 * self.crop_scale:g} % or more"
-            kind += f", cropped at random ({share}, flipped or not, drawn anew for each upload)"
         if self.label_smoothing:
             kind += f" under label smoothing {self.label_smoothing:g}"
         if self.mixup:
             kind += f" that the client mixed in pairs (mixup {self.mixup:g})"
+        if self.crop_scale:
+            share = f"{100 * self.crop_scale:g} % or more of each"
+            kind += f", shown in random crops ({share}, flipped or not, drawn anew for each upload)"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"

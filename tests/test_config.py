@@ -132,7 +132,7 @@ def test_threat_model_says_what_the_server_is_told() -> None:
     assert " of 1 picture under label smoothing 0.1," in ThreatModel(label_smoothing=0.1).sentence()
     assert " pictures that the client mixed in pairs (mixup 0.8)," in ThreatModel(batch_size=2, mixup=0.8).sentence()
     cropped = ThreatModel(crop_scale=0.08).sentence()
-    assert " of 1 picture, cropped at random (to 8 % or more, flipped or not, drawn anew for each upload)," in cropped
+    assert " of 1 picture, shown in random crops (8 % or more of each, flipped or not, drawn anew for each" in cropped
     assert " is told neither labels nor masks nor crops," in cropped
     assert "only the sum of 3 clients'" in ThreatModel.parse({"defences": "secure_sum:clients=3"}).sentence()
 
