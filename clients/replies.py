@@ -16,7 +16,7 @@ from fedmjp.errors import DefenceError
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.wire import FARTHEST
 
-Kind = Literal["weights", "gradient"]
+Kind = Literal["weights", "gradient", "change"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def read_update(reply: Message, sent: Sent, kind: Kind | None, who: str) -> Upda
     Args:
         reply: Of the app.
         sent: What the server had sent.
-        kind: What the reply holds; None takes it for weights where they are near enough to those sent.
+        kind: What the reply holds, "change" that of the weights; None takes it for weights where they are near enough
+            to those sent.
         who: Begins messages.
 
     Raises:
@@ -99,7 +100,7 @@ def _tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
 def _base(tensors: Mapping[str, Tensor], sent: Sent, kind: Kind | None, who: str) -> dict[str, Tensor]:
     """What the reply is relative to: the weights that were sent, or zeros."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    if kind == "gradient":
+    if kind in ("gradient", "change"):
         return zeros
     fitting = [weights for weights in sent.weights if _layout(weights) == _layout(tensors)]
     if len(fitting) != 1:

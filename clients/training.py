@@ -1,5 +1,6 @@
 """A client's part in a round of federated training."""
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -47,12 +48,14 @@ def train_round(
 
     Raises:
         CheckpointError: If the weights are of another architecture.
-        DataError: If the pictures or their partition cannot be read.
+        DataError: If the pictures or their partition cannot be read, or a site has classes that the run has not.
         DefenceError: If a defence cannot protect the update.
         TrainingError: If no picture can be read, or the loss is no longer finite.
     """
     pictures = _dataset(own_data or scenario.data, "train", classes=scenario.model.classes)
     if own_data:
+        if run.class_names:
+            pictures = pictures.labelled_as(json.loads(run.class_names))
         indices = np.arange(len(pictures))
     else:
         dealt = (training.partition, scenario.data, scenario.model.classes, scenario.clients, scenario.seed)

@@ -183,6 +183,7 @@ class RunConfig(Config):
     output_folder: str = ""  # where the server of a training run leaves history and weights
     partition_file: str = ""  # which pictures each client of a training run has
     share_sizes: Numbers = ()  # how many each has: where they are given, no client can claim more
+    class_names: str = ""  # a JSON list in the order of the labels, for sites with pictures of their own
 
     def flat(self) -> dict[str, str | int | float | bool]:
         """As Flower takes it: kebab-case keys, scalars only."""

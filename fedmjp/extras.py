@@ -7,6 +7,7 @@ from fedmjp.errors import MissingExtraError
 # What each extra of pyproject.toml brings, by the name under which it is imported.
 EXTRAS = {
     "datasets": ("datasets",),
+    "deploy": ("supervisor",),
     "postgresql": ("psycopg",),
     "training": ("tensorboard", "datasets", "flwr_datasets"),
 }

@@ -175,6 +175,40 @@ def test_labels_of_all_batches_are_seen_and_pictures_of_the_first_ones() -> None
     assert [len(kept) for kept in (*seen.images, *seen.features)] == [24, 24, 24, 24]
 
 
+def nll(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.nll_loss(F.log_softmax(model(images), 1), labels)
+
+
+def compiled(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(torch.compile(model, backend="eager")(images), labels)
+
+
+def in_double(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model.double()(images.double()), labels)
+
+
+@pytest.mark.parametrize("loss", [nll, compiled, in_double])
+def test_pictures_and_labels_are_seen_however_the_loss_is_computed(loss: Any, tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, model_checks="refuse")
+    images, labels = batch_of(8)
+    app = ClientApp(mods=[gate])
+
+    @app.train()
+    def answer(message: Message, context: Context) -> Message:
+        model = made("torchvision").train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss(model, images, labels).backward()
+        optimiser.step()
+        arrays = ArrayRecord(model.float().state_dict())
+        return Message(content=RecordDict({"arrays": arrays, "metrics": MetricRecord({"n": 8})}), reply_to=message)
+
+    assert not app(asked("torchvision"), context()).has_error()
+    assert last(gate).pictures == 8
+    assert {(one.of, one.came_back, one.reason) for one in last(gate).outcomes if one.of == "labels"} == {
+        ("labels", 8, "")
+    }
+
+
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_search_is_tried_in_the_rounds_that_the_policy_names(count: int, tmp_path: Path) -> None:
     search = {"every": 1, "attack": "patch_embedding_wiener"}
@@ -353,6 +387,21 @@ def test_defended_uploads_leave_and_their_epsilon_composes_over_restarts(tmp_pat
     assert verdicts == ["defended", "defended", "refused"]
     spent = epsilon_of(gate.ledger.entries(), 1e-5)
     assert spent == pytest.approx(composed_epsilon(gate.policy.multiplier, 1e-5, 2), rel=1e-6)
+
+
+def test_noise_where_the_equations_of_a_head_of_zeros_overflow_is_defended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh() -> nn.Module:  # as torchvision makes it
+        model = of_torchvision()
+        nn.init.zeros_(model.heads.head.weight)
+        return model
+
+    monkeypatch.setitem(MODELS, "fresh", fresh)
+    defences = [{"name": "local_dp", "epsilon": 8, "clipping_norm": 1, "rounds": 10}]
+    gate = gate_of(tmp_path, pictures="defend", defences=defences)
+    assert not app_of("fresh", [batch_of(1)], gate)(asked("fresh"), context()).has_error()
+    assert last(gate).verdict == "defended"
 
 
 def test_a_defence_that_does_not_help_is_a_refusal(tmp_path: Path) -> None:

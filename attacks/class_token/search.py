@@ -76,6 +76,8 @@ def _mixed(points: list[Tensor], moves: list[Tensor]) -> Tensor:
 
 def _without_norm(equations: HeadEquations, state: State, targets: Tensor) -> State:
     """Plain steps of the fixed point near its end: LayerNorm's variance is 1 only but for its epsilon."""
+    if not bool(torch.isfinite(state.relative)):
+        return state
     for _ in range(DEPTH):
         better = equations.state(equations.solved(state.slopes[0])[None], targets[None])
         if not better.relative < state.relative:

@@ -3,15 +3,17 @@
 import math
 import re
 import shutil
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.federation.bundle import as_toml, write_app
+from benchmarks.federation.connection import Connection
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
-from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, RecordError, out_of_memory
+from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, QuorumError, RecordError, out_of_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, run_config_of
@@ -21,7 +23,9 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ROUND = re.compile(r"\[ROUND \d+/\d+\] done")
 ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
 DEAD = re.compile(r"The actor (is dead|died)\b.*")  # Ray tells at length what may have been
+QUORUM = f"{QuorumError.__module__}.{QuorumError.__name__}: "
 COMPLETED = "finished:completed"
+POLL_SECONDS = 1.0
 RECORDS = "round-*.safetensors"
 NAME = re.compile(r"round-(\d+)-node-(\d+)\.safetensors")
 RunValues = Mapping[str, str | int | float | bool]
@@ -183,15 +187,41 @@ def run_app(jobs: Sequence[tuple[RunValues, Resources]], on_line: Callable[[str]
         path = superlink.home / "run-config.toml"
         for run_config, resources in jobs:
             path.write_text(as_toml(run_config), encoding="utf-8")
-            run = superlink.submit(app, path, str(resources))
-            tail: deque[str] = deque(maxlen=200)
-            for line in superlink.log(run):
+            if failure := follow(superlink, superlink.submit(app, path, str(resources)), on_line):
+                failures.append(failure)
+    if failures:
+        raise failed_of("the federated run failed", failures)
+
+
+def failed_of(what: str, failures: Sequence[str]) -> FederationError:
+    """The error of runs that failed; a QuorumError where one did for want of updates."""
+    said = f"{what}: {'; '.join(failure.removeprefix(QUORUM) for failure in failures)}"
+    return (QuorumError if any(failure.startswith(QUORUM) for failure in failures) else FederationError)(said)
+
+
+def follow(connection: Connection, run: str, on_line: Callable[[str], None], *, patience: float = 0) -> str | None:
+    """Tell every line of a run's log until it ends; what it failed of, if it did.
+
+    Raises:
+        FederationError: If the SuperLink does not answer for longer than ``patience`` seconds.
+    """
+    tail: deque[str] = deque(maxlen=200)
+    told, heard = 0, time.monotonic()
+    while True:
+        for number, line in enumerate(connection.log(run)):  # from the first one, whenever it is asked for
+            if number >= told:
+                told, heard = number + 1, time.monotonic()
                 tail.append(ANSI.sub("", line))
                 on_line(tail[-1])
-            if superlink.status(run) != COMPLETED:
-                failures.append(_error(tail))
-    if failures:
-        raise FederationError(f"the federated run failed: {'; '.join(failures)}")
+        try:
+            status, heard = connection.status(run), time.monotonic()
+        except FederationError:
+            if time.monotonic() - heard > patience:
+                raise
+            status = "unknown"
+        if status.startswith("finished"):
+            return None if status == COMPLETED else _error(tail)
+        time.sleep(POLL_SECONDS)
 
 
 def _error(lines: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from benchmarks.federation.simulation import Resources, run_app
 from fedmjp import provenance
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, QuorumError
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.central import Pictures, open_pictures
@@ -27,6 +27,7 @@ SKIPPED = re.compile(r"^INFO\s*:\s+\[SKIPPED\] (.*)")
 ROUND_DONE = re.compile(r"^INFO\s*:\s+\[ROUND (\d+)/\d+\] done")
 # A record holds pictures in [0, 1], each once and as it went into the network, and batches that every client can fill.
 AS_SHOWN = {"mixup": 0, "cutmix": 0, "random_erasing": 0, "repeats": 1}
+TRIES = 3  # of a round in which too few clients answer
 SHARE_DIGITS = 10_000  # Ray counts a GPU's shares with four decimals
 
 
@@ -50,17 +51,8 @@ def train_federated(
 
     Raises:
         CheckpointError: If the folder's state is of another configuration.
-        FederationError: If the run failed.
+        FederationError: If the run failed; QuorumError after the third time in which too few clients answered.
     """
-    history = History(folder.history, folder.tensorboard)
-
-    def on_line(line: str) -> None:
-        if matched := ROUND_DONE.search(line):
-            rows = history.rows()
-            on_round(rows[rows["round"] == int(matched[1])].iloc[-1].to_dict())
-        elif matched := SKIPPED.search(line):
-            on_skipped(matched[1])
-
     training, shares = training_of(scenario), tuple(map(len, dealt.shares))
     records = str(folder.records.resolve()) if training.records else ""
     run = run_config_of(
@@ -71,9 +63,54 @@ def train_federated(
         uploads_folder=records,
         evaluator_folder=records,
     )
-    run_app([(run.flat(), resources)], on_line)
+    on_line = watch(folder, on_round, on_skipped)
+    play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder))
     describe_records(scenario, folder.records, shares)
-    draw(folder.history, folder.figure, title=f"{scenario.label}, {training.strategy}")
+    draw_history(scenario, folder)
+
+
+def play_again(play: Callable[[], None], done: Callable[[], int]) -> None:
+    """Play a run to its end; from its last checkpoint, with processes of its own, where too few clients answered.
+
+    Args:
+        play: Plays the rounds that are left.
+        done: How many rounds the last checkpoint had done.
+
+    Raises:
+        QuorumError: If it does not get on in three times.
+    """
+    left = TRIES
+    while True:
+        before = done()
+        try:
+            return play()
+        except QuorumError:
+            left = TRIES - 1 if done() > before else left - 1
+            if not left:
+                raise
+
+
+def watch(
+    folder: TrainingFolder,
+    on_round: Callable[[Mapping[Any, Any]], None],
+    on_skipped: Callable[[str], None],
+) -> Callable[[str], None]:
+    """What is to be called with every line of a training run's log; see ``train_federated``."""
+    history = History(folder.history, folder.tensorboard)
+
+    def on_line(line: str) -> None:
+        if matched := ROUND_DONE.search(line):
+            rows = history.rows()
+            on_round(rows[rows["round"] == int(matched[1])].iloc[-1].to_dict())
+        elif matched := SKIPPED.search(line):
+            on_skipped(matched[1])
+
+    return on_line
+
+
+def draw_history(scenario: Scenario, folder: TrainingFolder) -> None:
+    """Draw the curves of a training run."""
+    draw(folder.history, folder.figure, title=f"{scenario.label}, {training_of(scenario).strategy}")
 
 
 def training_of(scenario: Scenario) -> Training:

@@ -46,14 +46,14 @@ def store_reply(reply: Message, *, state: Any, object_store: Any) -> None:
     start_client_internal._insert_message(reply, state, object_store)
 
 
-def wrap_loaded_app(wrap: Callable[[Any], Any]) -> None:
-    """Wrap the ClientApp of whatever bundle the process runs."""
+def wrap_loaded_app(wrap: Callable[[Callable[[], Any]], Any]) -> None:
+    """Wrap the ClientApp of whatever bundle the process runs; ``wrap`` is given what loads it."""
     changed: Any = run_clientapp
     original = changed.get_load_client_app_fn
 
     def get_load_client_app_fn(**named: Any) -> Callable[..., Any]:
         load = original(**named)
-        return lambda *values: wrap(load(*values))
+        return lambda *values: wrap(lambda: load(*values))
 
     changed.get_load_client_app_fn = get_load_client_app_fn
 

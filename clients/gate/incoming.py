@@ -101,12 +101,14 @@ class ModelChecks:
 
 
 def _named(module: nn.Module, sent: Sent) -> dict[str, Tensor] | None:
-    """Weights that were sent by the module's own names; None where they are not all of its."""
+    """Weights that were sent, by the module's own names and in its precision; None where they are not all of its."""
     state = module.state_dict()
     for weights in sent.weights:
-        if weights.keys() == state.keys():
-            return weights
-        named = dict(zip(state, weights.values(), strict=False))
+        named = weights if weights.keys() == state.keys() else dict(zip(state, weights.values(), strict=False))
         if len(weights) == len(state) and all(named[name].shape == tensor.shape for name, tensor in state.items()):
-            return named
+            return {name: _as_held(named[name], tensor) for name, tensor in state.items()}
     return None
+
+
+def _as_held(tensor: Tensor, held: Tensor) -> Tensor:
+    return tensor.to(held.dtype) if tensor.is_floating_point() and held.is_floating_point() else tensor

@@ -47,7 +47,9 @@ class Policy(Config):
     unseen: Answer = Field("refuse", description="where the batches behind an upload were not seen")
     model_checks: Literal["off", "say", "refuse"] = Field("say", description="where a model that came in is suspicious")
     defences: Defences = Field((), description="what defends an upload, in order")
-    kind: Kind | None = Field(None, description="what replies hold; by default weights, where they can be told")
+    kind: Kind | None = Field(
+        None, description="what replies hold, `change` that of weights; by default weights, where they can be told"
+    )
     budget: float | None = Field(None, gt=0, allow_inf_nan=False, description="epsilon over all uploads of the ledger")
     clear: Clear = Clear()
     bounds: dict[str, tuple[float, float]] = Field(

@@ -224,10 +224,10 @@ class _Attempt:
 
     def _right_labels(self, attack: str, labels: Tensor) -> Outcome:
         """How many of the client's labels these are; all, where the client's were not seen."""
-        private, right = self.seen.labels, len(labels)
+        private, right, reason = self.seen.labels, len(labels), "all count: the client's own were not seen"
         if private and sum(map(len, private)) == self.seen.rows:
-            right = int(METRICS["label_accuracy"].function(labels, torch.cat(private).cpu()).sum())
-        return Outcome(attack=attack, of="labels", came_back=right, among=max(right, self._batch))
+            right, reason = int(METRICS["label_accuracy"].function(labels, torch.cat(private).cpu()).sum()), ""
+        return Outcome(attack=attack, of="labels", came_back=right, among=max(right, self._batch), reason=reason)
 
     def _right_features(self, disclosed: Features) -> int:
         """Features that are the client's own; where those were not seen, what the attack certifies."""

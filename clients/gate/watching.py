@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 KEPT = 64  # pictures of which all is kept, to compare with
+LOSSES = ("cross_entropy", "nll_loss")  # of torch.nn.functional, which their modules call as well
 COUNTED = 64  # distinct pictures after which nobody needs to know how many more
 
 
@@ -66,13 +67,6 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[Seen]:
         """Hooks are there while the context is open."""
-        plain = F.cross_entropy
-
-        @functools.wraps(plain)
-        def cross_entropy(*arguments: Any, **named: Any) -> Tensor:
-            self._on_loss(*arguments, **named)
-            return plain(*arguments, **named)
-
         with ExitStack() as stack:
             for handle in (
                 register_module_forward_pre_hook(self._before),
@@ -80,9 +74,19 @@ class Watch:
                 register_optimizer_step_pre_hook(self._on_step),
             ):
                 stack.callback(handle.remove)
-            F.cross_entropy = cross_entropy  # what nn.CrossEntropyLoss calls as well
-            stack.callback(setattr, F, "cross_entropy", plain)
+            for loss in LOSSES:
+                plain = getattr(F, loss)
+                setattr(F, loss, self._watched(plain))
+                stack.callback(setattr, F, loss, plain)
             yield self.seen
+
+    def _watched(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(plain)
+        def loss(*arguments: Any, **named: Any) -> Tensor:
+            self._on_loss(*arguments, **named)
+            return plain(*arguments, **named)
+
+        return loss
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self._depth += 1
@@ -98,7 +102,8 @@ class Watch:
         if not self._pictured and module.training and first.ndim in (2, 4) and not first.requires_grad:
             self._pictured = True
             self._on_pictures(first)
-            self.seen.module = self.seen.module or self._outermost
+            if self.seen.module is None:  # whose truth may be its length
+                self.seen.module = self._outermost
         if isinstance(module, nn.Linear) and first.ndim == 2 and len(first) == self._rows:
             self._last = first.detach()
 

@@ -10,6 +10,7 @@ from fedmjp.cli.audit import audit
 from fedmjp.cli.benchmark import benchmark
 from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
+from fedmjp.cli.deploy import deploy
 from fedmjp.cli.doctor import doctor, refuse_shadows
 from fedmjp.cli.evaluate import evaluate
 from fedmjp.cli.gate import gate, supernode
@@ -89,6 +90,7 @@ app.command(
     ),
 )(supernode)
 app.add_typer(gate, name="gate", rich_help_panel=DEPLOY)
+app.add_typer(deploy, name="deploy", rich_help_panel=DEPLOY)
 app.command(
     "list",
     rich_help_panel=KNOW,

@@ -1,11 +1,12 @@
 """`fedmjp simulate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.federated import DEFAULTS, read_scenario, tell_results, with_defaults
 from fedmjp.cli.options import (
     PICTURES,
     RUN,
@@ -21,16 +22,9 @@ from fedmjp.cli.options import (
     Settings,
 )
 from fedmjp.cli.options import output as output_option
-from fedmjp.cli.overrides import merged, read_values
-from fedmjp.cli.runs import given, require_apart, tell_held_out, values_of, with_files, with_warm_up, write_manifest
+from fedmjp.cli.overrides import read_values
+from fedmjp.cli.runs import given, require_apart, tell_held_out, values_of, with_files, write_manifest
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedmjp.scenario import Scenario
-    from fedmjp.training.run_folder import TrainingFolder
-
-TOLD = 10  # refusals that are listed on the terminal
 CLIENTS = 8
 
 
@@ -105,9 +99,9 @@ def simulate(
     whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences, "server": server}
     dealing = {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
     named = given(whole | rounds_of | dealing) | {"model": given({"seed": seed})}
-    defaults = {"model": {"name": "deit_small"}, "clients": CLIENTS}
+    defaults = {**DEFAULTS, "clients": CLIENTS}
     values = values_of(defaults, read_values(config_file), row, named, settings)
-    asked = _read(with_files(_with_defaults(values)))
+    asked = read_scenario(with_files(with_defaults(values)))
     require_apart(output, asked.data)
     model = build(asked.network)  # whatever is wrong with it is told now, not by the server
     if asked.server is not None:
@@ -145,46 +139,4 @@ def simulate(
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     with FederatedProgress(console, done, scenario.rounds) as progress:
         train_federated(scenario, dealt, folder, resources, progress.round, progress.skip)
-    _tell_results(scenario, folder, console)
-
-
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """What follows from values where they do not say it: the warm-up, and a recipe that can be recorded."""
-    from benchmarks.federation.training import AS_SHOWN
-    from fedmjp.learning import Training
-
-    rounds, local = (values.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs"))
-    if values.get("strategy") == "fedsgd" and values.get("records"):
-        values = merged({"recipe": {**AS_SHOWN, "batch_size": 1}}, values)
-    return with_warm_up(values, rounds * local if isinstance(rounds, int) and isinstance(local, int) else None)
-
-
-def _read(values: dict[str, Any]) -> "Scenario":
-    """The scenario of values, among which those of the training stand beside the others, as in `fedmjp train`."""
-    from fedmjp.errors import ConfigError, suggestion
-    from fedmjp.learning import Training
-    from fedmjp.scenario import OF_BATCHES, Scenario
-
-    ours = {name: value for name, value in values.items() if name not in Training.model_fields}
-    known = [key for key in (*Training.keys(), *Scenario.keys()) if key not in ("training", *OF_BATCHES)]
-    recipe = values.get("recipe")
-    if isinstance(recipe, dict) and "epochs" in recipe:
-        raise ConfigError("recipe.epochs is not of a federation: set rounds and local_epochs")
-    for key in ours:
-        if key not in known:
-            raise ConfigError(f"unknown key {key!r}, {suggestion(key, known)}")
-    training = {name: value for name, value in values.items() if name in Training.model_fields}
-    return Scenario.parse({**ours, "training": Training.parse(training)})
-
-
-def _tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
-    from fedmjp.wire import of_round
-    from server.refusals import RefusalFile
-
-    refused = RefusalFile(folder.refused).read()
-    tell(console, *(f"Refused: {refusal}" for refusal in refused[:TOLD]))
-    if len(refused) > TOLD:
-        tell(console, f"{len(refused)} replies were refused in all; see {folder.refused}.")
-    tell(console, f"Written to {folder.root}: weights.safetensors, history.csv, history.png.")
-    for server_round in sorted(scenario.training.records if scenario.training else ()):
-        tell(console, f"Uploads of round {server_round}: {of_round(folder.records, server_round)}")
+    tell_results(scenario, folder, console)

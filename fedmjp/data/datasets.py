@@ -3,9 +3,10 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from PIL import Image
@@ -47,6 +48,15 @@ class LabelledDataset:
         digest = hashlib.sha256(names.encode(errors="surrogateescape"))
         digest.update(np.ascontiguousarray(self.labels).tobytes())
         return digest.hexdigest()
+
+    def labelled_as(self, class_names: Sequence[str]) -> Self:
+        """The same pictures with labels that are places in these names; DataError if they lack a class of ours."""
+        places = {name: place for place, name in enumerate(class_names)}
+        present = {int(label): self.class_names[label] for label in np.unique(self.labels)}
+        if any(name not in places for name in present.values()):
+            raise DataError(f"{self.name} has classes that the run does not have: its folders need the server's names")
+        labels = np.array([places[present[int(label)]] for label in self.labels], dtype=np.int64)
+        return replace(self, labels=labels, class_names=tuple(class_names))
 
     def photograph(self, index: int) -> Image.Image:
         """A picture as ``decode`` gives it, which is kept if it is small: not to be changed in place."""

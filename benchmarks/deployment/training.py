@@ -1,0 +1,121 @@
+"""One training run over the sites of a deployment, each with pictures of its own."""
+
+import json
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.deployment import flower, supervision
+from benchmarks.deployment.layout import Deployment
+from benchmarks.deployment.starting import connect, control
+from benchmarks.federation.bundle import as_toml, write_app
+from benchmarks.federation.simulation import failed_of, follow
+from benchmarks.federation.training import draw_history, training_of, watch
+from clients.gate.policy import Policy
+from fedmjp.errors import ConfigError, FederationError
+from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.training.run_folder import TrainingFolder
+
+ROUND_SECONDS = 3600.0  # for a reply of a site, unless the scenario says its own
+PATIENCE_SECONDS = 120.0  # for a SuperLink that is started again
+
+
+def train_at_sites(
+    scenario: Scenario,
+    folder: TrainingFolder,
+    deployment: Deployment,
+    class_names: Sequence[str],
+    on_round: Callable[[Mapping[Any, Any]], None],
+    on_skipped: Callable[[str], None],
+) -> None:
+    """Train, and leave everything in the folder; a run goes on from the folder's checkpoint.
+
+    The SuperLink's database is emptied afterwards, whatever happened: uploads have passed through it.
+
+    Args:
+        scenario: What to train; its data are the server's validation pictures.
+        folder: Of the run.
+        deployment: That runs.
+        class_names: In the order of the labels; sites have pictures of these.
+        on_round: Called with the row of the history that a round left.
+        on_skipped: Called with the reason for every picture of the validation split that cannot be read.
+
+    Raises:
+        ConfigError: If a site is known not to run what would be sent to it.
+        FederationError: If the deployment is not up, another run is in progress, or the run failed.
+    """
+    require_idle(deployment)
+    connection = connect(deployment)
+    run_config = run_config_of(
+        [scenario], output_folder=str(folder.root.resolve()), class_names=json.dumps(list(class_names))
+    )
+    work = Path(tempfile.mkdtemp(prefix="fedmjp-"))
+    try:
+        app = write_app(work / "fedmjp")
+        require_welcome(deployment, flower.bundle_hash(app), scenario)
+        path = work / "run-config.toml"
+        path.write_text(as_toml(run_config.flat()), encoding="utf-8")
+        run = connection.submit(app, path)
+        try:
+            failure = follow(connection, run, watch(folder, on_round, on_skipped), patience=PATIENCE_SECONDS)
+        except BaseException:
+            connection.ask("stop", run, connection.name, "--format", "json")
+            raise
+        finally:
+            empty_database(deployment)
+    finally:
+        shutil.rmtree(work)
+    if failure:
+        raise failed_of("the run failed", [failure])
+    draw_history(scenario, folder)
+
+
+def at_sites(scenario: Scenario) -> Scenario:
+    """The scenario as a deployment plays it; ConfigError if it has something that only a simulation has."""
+    training = training_of(scenario)
+    if training.records:
+        raise ConfigError("records: a deployment records no uploads; `fedmjp simulate --uploads` does")
+    if scenario.server is not None:
+        raise ConfigError(f"server {scenario.server.text}: sites with pictures of their own refuse it; use simulate")
+    if "round_seconds" in training.model_fields_set:
+        return scenario
+    patient = training.model_copy(update={"round_seconds": ROUND_SECONDS})
+    return scenario.model_copy(update={"training": patient})
+
+
+def require_idle(deployment: Deployment) -> None:
+    """FederationError unless the deployment runs and nothing is in progress on it."""
+    deployment.config()
+    if supervision.states(deployment).get(supervision.SUPERLINK) != "RUNNING":
+        raise FederationError(f"the deployment is not up: fedmjp deploy up {deployment.root}")
+    with control(deployment) as client:
+        if runs := flower.unfinished_runs(client):
+            raise FederationError(f"run {runs[0]} is in progress; wait for it, or stop it by fedmjp deploy down")
+
+
+def require_welcome(deployment: Deployment, bundle: str, scenario: Scenario) -> None:
+    """ConfigError if the policy of a site, as it lies here, refuses the app or what it will send."""
+    kind = "gradient" if training_of(scenario).update == "gradient" else "change"
+    for name in deployment.config().sites:
+        path = deployment.site(name).policy
+        if not path.exists():
+            continue
+        policy, _ = Policy.read(path)
+        if policy.bundles and bundle not in policy.bundles:
+            raise ConfigError(f"site {name} would refuse the app: add {bundle} to bundles in {path}, and at the site")
+        if policy.kind != kind:
+            raise ConfigError(f"site {name} would refuse the updates: set kind: {kind} in {path}, and at the site")
+
+
+def empty_database(deployment: Deployment) -> None:
+    """Have nothing of former messages in the files of the SuperLink's database: neither its pages nor its log."""
+    path = supervision.database_of(deployment.config())
+    if not path.exists():
+        return
+    with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as database:
+        database.execute("VACUUM")
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

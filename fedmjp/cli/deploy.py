@@ -1,0 +1,193 @@
+"""`fedmjp deploy`: init, up, node, run, check, down."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedmjp.cli.console import tell, wide_console
+from fedmjp.cli.federated import DEFAULTS, read_scenario, tell_results, with_defaults
+from fedmjp.cli.keys import DEPLOYED
+from fedmjp.cli.options import (
+    PICTURES,
+    TRAINING,
+    ConfigFile,
+    DefencesIfAny,
+    DeviceIfAny,
+    Fresh,
+    SeedIfAny,
+    Settings,
+    examples,
+)
+from fedmjp.cli.options import output as output_option
+from fedmjp.cli.overrides import read_values
+from fedmjp.cli.runs import given, require_apart, values_of, with_files, write_manifest
+
+deploy = typer.Typer(
+    no_args_is_help=True, help="A federation of real sites: TLS, node keys, gates, and what must fail."
+)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="What `fedmjp deploy init` made.", show_default=False)]
+NOT_REFUSED = 1
+
+
+@deploy.command(epilog=examples("fedmjp deploy init hospital --sites north,south --host fl.example.org"))
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    sites: Annotated[str, typer.Option(help="Names of the sites, such as north,south.", metavar="NAMES")],
+    host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "localhost",
+    port: Annotated[int, typer.Option(help="That sites reach.")] = 8443,
+    inside: Annotated[int, typer.Option(help="Of the SuperLink, on the server's loopback alone.")] = 8000,
+) -> None:
+    """Make authority, server certificate, node keys and policies; nothing secret is readable by others."""
+    from benchmarks.deployment.creating import create, state_folder
+    from benchmarks.deployment.layout import DeploymentConfig
+
+    names = [name.strip() for name in sites.split(",")]
+    values = {"sites": names, "host": host, "port": port, "inside": inside, "state": state_folder()}
+    config = DeploymentConfig.parse(values)
+    deployment = create(folder, config)
+    console = wide_console()
+    tell(console, f"Made {folder}. Carry each of these folders to its site, and take it away from here:")
+    tell(console, *(f"  {deployment.site(name).root}" for name in config.sites))
+    tell(console, f"Take {deployment.authority_key} offline. Then: fedmjp deploy up {folder}")
+
+
+@deploy.command(epilog=examples("fedmjp deploy up hospital"))
+def up(
+    folder: Folder,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay until stopped, as containers and systemd want it.")
+    ] = False,
+) -> None:
+    """Start SuperLink, SuperExec and reverse proxy, kept alive, and register the sites' keys."""
+    from benchmarks.deployment.layout import Deployment
+    from benchmarks.deployment.starting import start, wait_for_end
+
+    deployment = Deployment(folder)
+    config = start(deployment)
+    tell(
+        wide_console(),
+        f"Up. From outside: {config.address}, for nodes with a registered key ({', '.join(config.sites)}) alone.",
+        f"From this machine: 127.0.0.1:{config.inside}, where every account may start runs: Flower has no login there.",
+        f"Uploads pass in clear through {config.state} until a run ends.",
+    )
+    if foreground:
+        wait_for_end(deployment)
+
+
+@deploy.command(epilog=examples("fedmjp deploy node hospital/sites/north --data pictures"))
+def node(
+    folder: Annotated[
+        Path, typer.Argument(metavar="SITE_FOLDER", help="What was carried to this site.", show_default=False)
+    ],
+    data: Annotated[
+        str | None, typer.Option(help="Folder of CLASS/picture files; by default as site.yaml says.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Run a site's SuperNode behind its upload gate, with pictures that stay here."""
+    from benchmarks.deployment.layout import SiteFolder
+    from benchmarks.deployment.node import run_node
+
+    run_node(SiteFolder(folder), data)
+
+
+@deploy.command(
+    epilog=examples("fedmjp deploy run hospital --data validation --defence mjp --rounds 10", keys=DEPLOYED)
+)
+def run(
+    folder: Folder,
+    settings: Settings = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Public pictures that the server measures Top-1 on; 'bundled' by default.",
+            metavar="DIR",
+            rich_help_panel=PICTURES,
+        ),
+    ] = None,
+    config_file: ConfigFile = None,
+    row: Annotated[
+        str | None, typer.Option(help="A row of the paper, such as table4-J.", rich_help_panel=TRAINING)
+    ] = None,
+    defences: DefencesIfAny = None,
+    strategy: Annotated[
+        Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"] | None,
+        typer.Option(help="fedavg by default.", rich_help_panel=TRAINING),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="10 by default.", min=1, rich_help_panel=TRAINING)] = None,
+    local_epochs: Annotated[
+        int | None, typer.Option(help="Of a site in a round; 1 by default.", min=1, rich_help_panel=TRAINING)
+    ] = None,
+    seed: SeedIfAny = None,
+    device: DeviceIfAny = None,
+    output: Annotated[Path, output_option("Folder for weights, history and state.")] = Path("results/deployment"),
+    fresh: Fresh = False,
+) -> None:
+    """Train over the sites, on their own pictures; goes on where it was stopped."""
+    from benchmarks.deployment.layout import Deployment
+    from benchmarks.deployment.training import at_sites, require_idle, train_at_sites
+    from benchmarks.federation.training import rounds_done
+    from benchmarks.folder.output import claim_folder
+    from fedmjp.cli.progress import FederatedProgress
+    from fedmjp.data.datasets import open_dataset
+    from fedmjp.extras import require
+    from fedmjp.models.build import build
+    from fedmjp.training.run_folder import TrainingFolder, published
+
+    require("training", "fedmjp deploy run")
+    deployment = Deployment(folder)
+    clients = len(deployment.config().sites)
+    rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs}
+    named: dict[str, Any] = given({"data": data, "seed": seed, "device": device, "defences": defences} | rounds_of)
+    named |= {"model": given({"seed": seed}), "clients": clients}
+    values = values_of(DEFAULTS, read_values(config_file), row, named, settings)
+    scenario = at_sites(read_scenario(with_files(with_defaults(values))))
+    require_apart(output, scenario.data)
+    build(scenario.network)  # whatever is wrong with it is told now, not by the server
+    require_idle(deployment)
+    claim_folder(output)
+    results = TrainingFolder(output)
+    results.check_own()
+    console = wide_console()
+    done = 0 if fresh else rounds_done(scenario, results)
+    if done == scenario.rounds:
+        console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
+        return
+    validation = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
+    if done:
+        results.check_classes(validation.class_names)
+        console.print(f"Going on after round {done} of {scenario.rounds}.")
+    if fresh:
+        results.clear()
+    write_manifest(results.manifest, "federated", config=published(scenario))
+    results.keep_classes(validation.class_names)
+    with FederatedProgress(console, done, scenario.rounds) as progress:
+        train_at_sites(scenario, results, deployment, validation.class_names, progress.round, progress.skip)
+    tell_results(scenario, results, console)
+
+
+@deploy.command(epilog=examples("fedmjp deploy down hospital"))
+def down(folder: Folder) -> None:
+    """Stop what `up` started, and remove the SuperLink's database."""
+    from benchmarks.deployment.layout import Deployment
+    from benchmarks.deployment.starting import stop
+
+    deployment = Deployment(folder)
+    ran = stop(deployment)
+    console = wide_console()
+    tell(console, "Down." if ran else "It did not run.")
+    tell(console, f"On the disk stay keys, certificates and policies, and the logs in {deployment.logs}.")
+
+
+@deploy.command(epilog=examples("fedmjp deploy check hospital"))
+def check(folder: Folder) -> None:
+    """Try what must fail, and tell what became of each; exit code 1 unless everything was tried and refused.
+
+    What open Flower cannot refuse is told as open, and does not count.
+    """
+    from benchmarks.deployment.checking import check as checked
+    from benchmarks.deployment.layout import Deployment
+
+    console = wide_console()
+    if not checked(Deployment(folder), lambda attempt: tell(console, attempt.line)):
+        raise typer.Exit(NOT_REFUSED)

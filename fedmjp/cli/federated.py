@@ -1,0 +1,59 @@
+"""What `fedmjp simulate` and `fedmjp deploy run` have in common: the scenario's values, and what a run left."""
+
+from typing import TYPE_CHECKING, Any
+
+from fedmjp.cli.console import tell
+from fedmjp.cli.overrides import merged
+from fedmjp.cli.runs import with_warm_up
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedmjp.scenario import Scenario
+    from fedmjp.training.run_folder import TrainingFolder
+
+TOLD = 10  # refusals that are listed on the terminal
+DEFAULTS = {"model": {"name": "deit_small"}}
+
+
+def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """What follows from values where they do not say it: the warm-up, and a recipe that can be recorded."""
+    from benchmarks.federation.training import AS_SHOWN
+    from fedmjp.learning import Training
+
+    rounds, local = (values.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs"))
+    if values.get("strategy") == "fedsgd" and values.get("records"):
+        values = merged({"recipe": {**AS_SHOWN, "batch_size": 1}}, values)
+    return with_warm_up(values, rounds * local if isinstance(rounds, int) and isinstance(local, int) else None)
+
+
+def read_scenario(values: dict[str, Any]) -> "Scenario":
+    """The scenario of values, among which those of the training stand beside the others, as in `fedmjp train`."""
+    from fedmjp.errors import ConfigError, suggestion
+    from fedmjp.learning import Training
+    from fedmjp.scenario import OF_BATCHES, Scenario
+
+    ours = {name: value for name, value in values.items() if name not in Training.model_fields}
+    known = [key for key in (*Training.keys(), *Scenario.keys()) if key not in ("training", *OF_BATCHES)]
+    recipe = values.get("recipe")
+    if isinstance(recipe, dict) and "epochs" in recipe:
+        raise ConfigError("recipe.epochs is not of a federation: set rounds and local_epochs")
+    for key in ours:
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r}, {suggestion(key, known)}")
+    training = {name: value for name, value in values.items() if name in Training.model_fields}
+    return Scenario.parse({**ours, "training": Training.parse(training)})
+
+
+def tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
+    """Tell whose replies were refused, and where everything is."""
+    from fedmjp.wire import of_round
+    from server.refusals import RefusalFile
+
+    refused = RefusalFile(folder.refused).read()
+    tell(console, *(f"Refused: {refusal}" for refusal in refused[:TOLD]))
+    if len(refused) > TOLD:
+        tell(console, f"{len(refused)} replies were refused in all; see {folder.refused}.")
+    tell(console, f"Written to {folder.root}: weights.safetensors, history.csv, history.png.")
+    for server_round in sorted(scenario.training.records if scenario.training else ()):
+        tell(console, f"Uploads of round {server_round}: {of_round(folder.records, server_round)}")

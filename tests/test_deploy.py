@@ -1,0 +1,211 @@
+"""The folder of a deployment: certificates by OpenSSL's word, nothing secret for others, errors in one line."""
+
+import sqlite3
+import stat
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from flwr.superlink.config_loader import get_objectstore_linkstate_factories
+from flwr.superlink.federation import NoOpFederationManager
+
+from benchmarks.deployment import proxy
+from benchmarks.deployment.attempts import RefusedError, tried
+from benchmarks.deployment.layout import Deployment
+from benchmarks.deployment.superlink import hand_out_again
+from benchmarks.deployment.training import at_sites, require_welcome
+from clients.gate.policy import Policy
+from fedmjp.data.datasets import open_dataset
+from fedmjp.errors import ConfigError, DataError
+from tests.federations import scenario_of
+from tests.test_cli import BAD_INPUT, run
+
+SHA256 = 64
+
+
+def openssl(*arguments: object) -> str:
+    return subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    with pytest.MonkeyPatch.context() as patched:
+        root = tmp_path_factory.mktemp("deployment") / "hospital"
+        assert run(patched, "deploy", "init", str(root), "--sites", "north,south", "--host", "fl.example.org") == 0
+    return Deployment(root)
+
+
+def test_nothing_secret_is_readable_by_others_and_a_site_gets_what_is_its_own(made: Deployment) -> None:
+    public = {"ca.crt", "server.crt", "node.pub", "north.pub", "south.pub", "README"}
+    for path in (made.root, *made.root.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o644 if path.name in public else 0o600), path
+    for number, name in enumerate(("north", "south")):
+        site = made.site(name)
+        assert {path.name for path in site.root.iterdir()} == {
+            "ca.crt", "compose.yaml", "kubernetes.yaml", "node.key", "node.pub", "policy.yaml", "site.yaml",
+        }  # fmt: skip
+        assert (site.config().partition_id, site.config().num_partitions) == (number, 2)
+        assert site.config().server == "fl.example.org:8443"
+        assert made.public_key(name).read_bytes() == site.public_key.read_bytes()
+    assert made.site("north").key.read_bytes() != made.site("south").key.read_bytes()
+    assert "north" not in str(made.config().state)
+
+
+def test_certificates_and_keys_are_what_openssl_and_openssh_take(made: Deployment) -> None:
+    for name in ("fl.example.org", "localhost"):
+        said = openssl("verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname", name,
+                       "-CAfile", made.authority, made.certificate)  # fmt: skip
+        assert said.strip().endswith("OK")
+    openssl("verify", "-verify_ip", "127.0.0.1", "-CAfile", made.authority, made.certificate)
+    with pytest.raises(subprocess.CalledProcessError):
+        openssl("verify", "-verify_hostname", "other.example.org", "-CAfile", made.authority, made.certificate)
+    assert openssl("x509", "-in", made.certificate, "-noout", "-pubkey") == openssl("pkey", "-in", made.key, "-pubout")
+    told = openssl("x509", "-in", made.authority, "-noout", "-text")
+    assert "CA:TRUE, pathlen:0" in told
+    assert "secp384r1" in told
+    for name in ("north", "south"):
+        site = made.site(name)
+        derived = subprocess.run(["ssh-keygen", "-y", "-f", site.key], check=True, capture_output=True, text=True)
+        assert derived.stdout.split()[:2] == site.public_key.read_text().split()[:2]
+        assert derived.stdout.startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_a_sites_policy_lists_the_bundle_that_would_be_sent(made: Deployment, tmp_path: Path) -> None:
+    policy, ledger = Policy.read(made.site("north").policy)
+    assert [len(bundle) for bundle in policy.bundles] == [SHA256]
+    assert ledger.parent == made.site("north").root
+    require_welcome(made, policy.bundles[0], scenario_of())
+    with pytest.raises(ConfigError, match="site north would refuse the app: add 00"):
+        require_welcome(made, "0" * SHA256, scenario_of())
+    with pytest.raises(ConfigError, match="site north would refuse the updates: set kind: gradient"):
+        require_welcome(made, policy.bundles[0], scenario_of(strategy="fedsgd"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["init", "NEW", "--sites", "a,b,a"], "site a is there more than once"),
+        (["init", "NEW", "--sites", "a,../b"], "sites.1 = '../b'"),
+        (["init", "NEW", "--sites", ""], "sites.0 = ''"),
+        (["init", "NEW", "--sites", "a", "--host", "two words"], "host = 'two words'"),
+        (["init", "NEW", "--sites", "a", "--port", "8000"], "port and inside are both 8000"),
+        (["init", "NEW", "--sites", "a", "--port", "70000"], "port = 70000"),
+        (["init", "FULL", "--sites", "a"], "is not empty: name a new folder"),
+        (["init", "FILE", "--sites", "a"], "is no folder: name a new one"),
+        (["up", "FULL"], "is no deployment: fedmjp deploy init"),
+        (["run", "FULL"], "is no deployment: fedmjp deploy init"),
+        (["check", "FULL"], "is no deployment: fedmjp deploy init"),
+        (["down", "NEW"], "is no deployment: fedmjp deploy init"),
+        (["node", "FULL"], "site.yaml cannot be read"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "FULL").mkdir()
+    for name in ("FULL/something", "FILE"):
+        (tmp_path / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    words = [str(tmp_path / word) if word in ("NEW", "FULL", "FILE") else word for word in arguments]
+    assert run(monkeypatch, "deploy", *words) == BAD_INPUT
+    printed = capsys.readouterr().err
+    assert message in " ".join(printed.split())
+    assert printed.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_missing_is_told_with_what_to_do(
+    made: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*arguments: str) -> str:
+        assert run(monkeypatch, "deploy", *arguments) in (1, BAD_INPUT)
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        return printed
+
+    site, root = str(made.site("north").root), str(made.root)
+    assert "no pictures: name their folder by --data, or as data in" in told("node", site)
+    assert "there is no folder /nowhere" in told("node", site, "--data", "/nowhere")
+    for command in ("run", "check"):
+        assert f"the deployment is not up: fedmjp deploy up {root}" in told(command, root)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", "")
+        patched.setattr(proxy, "PLACES", "")
+        assert "apt-get install nginx-light" in told("up", root)
+
+
+def test_a_deployment_plays_no_cheating_server_and_records_nothing() -> None:
+    with pytest.raises(ConfigError, match="a deployment records no uploads"):
+        at_sites(scenario_of(records=(1,)))
+    with pytest.raises(ConfigError, match="sites with pictures of their own refuse it"):
+        at_sites(scenario_of(server="suppression"))
+    patient, said = at_sites(scenario_of()).training, at_sites(scenario_of(round_seconds=5.0)).training
+    assert patient is not None
+    assert said is not None
+    assert (patient.round_seconds, said.round_seconds) == (3600.0, 5.0)
+
+
+def test_labels_are_the_runs_at_a_site_that_lacks_a_class(tmp_path: Path) -> None:
+    for name in ("cat", "fox"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").touch()
+    site = open_dataset(str(tmp_path), "train", classes=3)
+    assert site.labels.tolist() == [0, 1]
+    assert site.labelled_as(["cat", "dog", "fox"]).labels.tolist() == [0, 2]
+    with pytest.raises(DataError, match="classes that the run does not have"):
+        site.labelled_as(["cat", "dog"])
+
+
+def test_what_a_dead_superlink_handed_out_and_nobody_confirmed_is_handed_out_again(tmp_path: Path) -> None:
+    database = tmp_path / "superlink.db"
+    hand_out_again(database)
+    assert not database.exists(), "there is nothing before the first start"
+    _, states = get_objectstore_linkstate_factories(str(database), NoOpFederationManager())
+    states.state()
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for name in ("lost", "answered", "confirmed"):
+            connection.execute("INSERT INTO message_ins (message_id, delivered_at) VALUES (?, 'then')", [name])
+        for name, asked in (("unread", "answered"), ("read", "confirmed")):
+            values = [name, asked]
+            connection.execute(
+                "INSERT INTO message_res (message_id, reply_to_message_id, delivered_at) VALUES (?, ?, 'then')", values
+            )
+        for name in ("lost", "answered", "unread"):
+            connection.execute("INSERT INTO objects (object_id, is_available) VALUES (?, 1)", [name])
+    hand_out_again(database)
+    with closing(sqlite3.connect(database)) as connection:
+        asked = dict(connection.execute("SELECT message_id, delivered_at FROM message_ins").fetchall())
+        replies = dict(connection.execute("SELECT message_id, delivered_at FROM message_res").fetchall())
+    assert asked == {"lost": "", "answered": "then", "confirmed": "then"}
+    assert replies == {"unread": "", "read": "then"}
+
+
+def test_only_a_refusal_counts_as_one() -> None:
+    def refuse() -> str:
+        raise RefusedError("by name")
+
+    def break_down() -> str:
+        raise OSError("no network")
+
+    assert tried("it", refuse).line == "refused             it: by name"
+    assert tried("it", lambda: "the key").line == "NOT REFUSED         it: the key"
+    assert tried("it", break_down).line == "could not be tried  it: OSError: no network"
+
+
+@pytest.mark.skipif(not Path("/usr/sbin/nginx").exists(), reason="nginx is not installed")
+def test_nginx_takes_its_configuration(made: Deployment) -> None:
+    made.logs.mkdir(exist_ok=True)
+    made.proxy.write_text(proxy.proxy_configuration(made, made.config()))
+    tested = subprocess.run(
+        [proxy.find_nginx(), "-t", "-e", "stderr", "-p", made.logs, "-c", made.proxy],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tested.returncode == 0, tested.stderr
