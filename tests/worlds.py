@@ -32,9 +32,9 @@ def lacking() -> str | None:
     missing = [name for name in ("unshare", "nsenter", "ip", "openssl") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
-    made = subprocess.run(
-        ["unshare", "--net", "--pid", "--fork", "--mount", "ip", "netns"], capture_output=True, check=False
-    )
+    command = ["unshare", "--net", "--pid", "--fork", "--mount", "--mount-proc", "sh", "-ec"]
+    asked = "ip link add br0 type bridge; mount -t tmpfs none /mnt"
+    made = subprocess.run([*command, asked], capture_output=True, check=False)
     return "no right to make network namespaces" if made.returncode else None
 
 
