@@ -40,7 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield made
         finally:
             assert "Down." in made.fedmjp("deploy", "down", "server").stdout
-            assert not Deployment(folder / "server").config().state.exists()
+            made.run("test", "!", "-e", str(Deployment(folder / "server").config().state))
 
 
 def wait_for(what: str, condition: Callable[[], object], *logs: Path) -> None:
