@@ -142,13 +142,17 @@ def test_what_is_missing_is_told_with_what_to_do(
 
 def test_a_deployment_plays_no_cheating_server_and_records_nothing() -> None:
     with pytest.raises(ConfigError, match="a deployment records no uploads"):
-        at_sites(scenario_of(records=(1,)))
+        at_sites(scenario_of(records=(1,)), 2)
+    with pytest.raises(ConfigError, match="clients = 2, but the deployment has 3 sites"):
+        at_sites(scenario_of(), 3)
+    with pytest.raises(ConfigError, match=r"say --defence local_dp:.*rounds=3.*, and steps_per_upload of the site"):
+        at_sites(scenario_of(defences=["local_dp:epsilon=8"]), 2)
     with pytest.raises(ConfigError, match="sites with pictures of their own refuse it"):
-        at_sites(scenario_of(server="suppression"))
-    patient, said = at_sites(scenario_of()).training, at_sites(scenario_of(round_seconds=5.0)).training
+        at_sites(scenario_of(server="suppression"), 2)
+    patient, own = (at_sites(scenario_of(**said), 2).training for said in ({}, {"round_seconds": 5.0}))
     assert patient is not None
-    assert said is not None
-    assert (patient.round_seconds, said.round_seconds) == (3600.0, 5.0)
+    assert own is not None
+    assert (patient.round_seconds, own.round_seconds) == (3600.0, 5.0)
 
 
 def test_labels_are_the_runs_at_a_site_that_lacks_a_class(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield made
         finally:
             assert "Down." in made.fedmjp("deploy", "down", "server").stdout
-            assert not Deployment(folder / "server").config().state.exists()
+            made.run("test", "!", "-e", str(Deployment(folder / "server").config().state))
 
 
 def wait_for(what: str, condition: Callable[[], object], *logs: Path) -> None:
@@ -105,8 +106,8 @@ def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) 
     wait_for("b comes back", lambda: said("b", "SuperNode ID") == 2, nodes["b"])
     world.signal(processes["a"], signal.SIGCONT)
     wait_for("round 2", lambda: said("a", TRAIN) == 2, log, nodes["a"])
-    states = world.run("supervisorctl", "-c", str(server / "server" / "supervisord.conf"), "pid", "superlink")
-    world.run("kill", "-9", states.stdout.strip())
+    control = [sys.executable, "-m", "supervisor.supervisorctl", "-c", str(server / "server" / "supervisord.conf")]
+    world.run("kill", "-9", world.run(*control, "pid", "superlink").stdout.strip())
     wait_for("the run ends", lambda: run.poll() is not None, log, *nodes.values())
     assert run.returncode == 0, log.read_text()
 

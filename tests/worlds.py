@@ -32,9 +32,9 @@ def lacking() -> str | None:
     missing = [name for name in ("unshare", "nsenter", "ip", "openssl") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
-    made = subprocess.run(
-        ["unshare", "--net", "--pid", "--fork", "--mount", "ip", "netns"], capture_output=True, check=False
-    )
+    command = ["unshare", "--net", "--pid", "--fork", "--mount", "--mount-proc", "sh", "-ec"]
+    asked = "ip link add br0 type bridge; mount -t tmpfs none /mnt"
+    made = subprocess.run([*command, asked], capture_output=True, check=False)
     return "no right to make network namespaces" if made.returncode else None
 
 
@@ -54,7 +54,12 @@ class World:
         assert self._unshare.stdout.readline() == b"ready\n"
         (first,) = psutil.Process(self._unshare.pid).children()
         self._enter = ["nsenter", "--target", str(first.pid), "--net", "--pid", "--mount", f"--wd={self.folder}", "--"]
-        lines = ["mount -t tmpfs none /run/netns", "ip link set lo up", "ip link add br0 type bridge"]
+        lines = [
+            "mount -t tmpfs none /run/netns",
+            "mount -t tmpfs none /dev/shm",
+            "ip link set lo up",
+            "ip link add br0 type bridge",
+        ]
         lines += [f"ip addr add {SERVER}/24 dev br0", "ip link set br0 up"]
         for number, site in enumerate(self.sites):
             at = f"ip -n {site}"

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import psutil
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -86,7 +87,7 @@ def _attempts(deployment: Deployment) -> Iterator[Attempt]:
         yield tried("submitting an app from a site", lambda: _submit_from_outside(deployment, folder, app))
         with _Probe.start(deployment, folder, app) as running:
             yield from running.attempts()
-    except FederationError as error:
+    except (FederationError, httpx.HTTPError) as error:
         yield Attempt("what needs a run", "could not be tried", str(error))
     finally:
         shutil.rmtree(folder)

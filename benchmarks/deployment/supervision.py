@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -93,22 +94,29 @@ def states(deployment: Deployment) -> Mapping[str, str]:
 
 
 def stop(deployment: Deployment) -> bool:
-    """Stop all processes and supervisord itself; whether there was any.
+    """Stop all processes and supervisord itself, and whatever outlived a supervisord that was killed.
+
+    Returns:
+        Whether there was any.
 
     Raises:
-        FederationError: If they do not end.
+        FederationError: If supervisord does not end.
     """
-    if not states(deployment):
-        return False
-    pid = int(_control(deployment, "pid"))
-    _control(deployment, "shutdown")
-    deadline = time.monotonic() + STOP_SECONDS
-    while _is_alive(pid):
-        if time.monotonic() > deadline:
-            raise FederationError(f"supervisord, process {pid}, does not end: see {deployment.logs}")
-        time.sleep(0.1)
+    ran = bool(states(deployment))
+    if ran:
+        pid = int(_control(deployment, "pid"))
+        _control(deployment, "shutdown")
+        deadline = time.monotonic() + STOP_SECONDS
+        while _is_alive(pid):
+            if time.monotonic() > deadline:
+                raise FederationError(f"supervisord, process {pid}, does not end: see {deployment.logs}")
+            time.sleep(0.1)
     end_leftovers(deployment.logs)
-    return True
+    left = [process for process in psutil.process_iter() if _home_of(process) == str(deployment.home)]
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    return ran or bool(left)
 
 
 def last_words(deployment: Deployment, name: str, lines: int = 5) -> str:
@@ -152,6 +160,14 @@ def _control(deployment: Deployment, *arguments: str) -> str:
         text=True,
     )
     return done.stdout
+
+
+def _home_of(process: psutil.Process) -> str | None:
+    """The home that a process of Flower was started with, and that its own inherit."""
+    try:
+        return process.environ().get("FLWR_HOME")
+    except psutil.Error:
+        return None
 
 
 def _is_alive(pid: int) -> bool:

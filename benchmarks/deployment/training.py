@@ -74,9 +74,18 @@ def train_at_sites(
     draw_history(scenario, folder)
 
 
-def at_sites(scenario: Scenario) -> Scenario:
+def at_sites(scenario: Scenario, sites: int) -> Scenario:
     """The scenario as a deployment plays it; ConfigError if it has something that only a simulation has."""
     training = training_of(scenario)
+    if scenario.clients != sites:
+        raise ConfigError(f"clients = {scenario.clients}, but the deployment has {sites} sites: leave it out")
+    planned = scenario.planned(1)
+    if planned.defences != scenario.defences:
+        said = " ".join(f"--defence {defence.text}" for defence in planned.defences)
+        raise ConfigError(
+            f"a guarantee is of the whole run, and the server does not know how many pictures sites have: "
+            f"say {said}, and steps_per_upload of the site with the most"
+        )
     if training.records:
         raise ConfigError("records: a deployment records no uploads; `fedmjp simulate --uploads` does")
     if scenario.server is not None:

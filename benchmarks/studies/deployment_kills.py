@@ -228,6 +228,7 @@ class _Deployed:
         folder = TrainingFolder(self.folder / "undisturbed")
         folder.root.mkdir()
         run = run_config_of([scenario], output_folder=str(folder.root))
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine gives messages their identity
         grid: Any = _NoEngine(run, self.pictures, lost)
         Federation(grid, scenario, run).play()
         return load_file(folder.weights)
@@ -248,7 +249,6 @@ class _NoEngine:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """The replies that are not lost."""
         del timeout  # nobody is waited for
-        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = f"message-{number}"
             client = message.metadata.dst_node_id - 1

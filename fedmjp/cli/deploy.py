@@ -141,7 +141,7 @@ def run(
     named: dict[str, Any] = given({"data": data, "seed": seed, "device": device, "defences": defences} | rounds_of)
     named |= {"model": given({"seed": seed}), "clients": clients}
     values = values_of(DEFAULTS, read_values(config_file), row, named, settings)
-    scenario = at_sites(read_scenario(with_files(with_defaults(values))))
+    scenario = at_sites(read_scenario(with_files(with_defaults(values))), clients)
     require_apart(output, scenario.data)
     build(scenario.network)  # whatever is wrong with it is told now, not by the server
     require_idle(deployment)
