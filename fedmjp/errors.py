@@ -108,6 +108,12 @@ class FederationError(FedmjpError):
     """The Flower run failed. Remedy: read the client's or server's error in the message."""
 
 
+class QuorumError(FederationError):
+    """Too few clients gave an update that can be used. Remedy: read the last client's reason in the message."""
+
+    exit_code = 3
+
+
 class AppError(BadInputError):
     """Somebody's Flower app that cannot be audited. Remedy: see the message; what was seen is kept."""
 

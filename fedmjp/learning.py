@@ -135,6 +135,8 @@ class Training(Learning):
     proximal_mu: float = Field(0.01, ge=0.0, allow_inf_nan=False)  # of FedProx
     # How long the server waits for the clients of a round, which may wait for a core.
     round_seconds: float = Field(ROUND_SECONDS, gt=0)
+    # Share of a round's clients whose updates are needed; a round with fewer does not count, and is played again.
+    quorum: float = Field(0.5, ge=0.0, le=1.0)
     records: Numbers = ()  # rounds in which everything that crosses the wire is recorded
     checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
 

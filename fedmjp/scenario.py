@@ -41,7 +41,7 @@ OF_BATCHES = (
 # With others a training run may go on.
 INCIDENTAL = {
     "device": True,
-    "training": {"checkpoint_every": True, "round_seconds": True, "recipe": {"workers": True}},
+    "training": {"checkpoint_every": True, "quorum": True, "round_seconds": True, "recipe": {"workers": True}},
 }
 
 

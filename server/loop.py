@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedmjp.config import RunConfig
-from fedmjp.errors import ConfigError, RecordError
+from fedmjp.errors import ConfigError, QuorumError, RecordError
 from fedmjp.learning import ROUND_SECONDS
 from fedmjp.models.build import build
 from fedmjp.models.roles import roles_of
@@ -72,6 +72,7 @@ class Federation:
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()
         replies, refused = self._exchange(server_round)
+        self._require_quorum(server_round, len(replies), refused)
         # Updates of weights that nobody trains lead nowhere.
         learnt_from = [] if self._changes.in_round(server_round) else replies
         stepped = self._aggregator.aggregate(server_round, self._weights, learnt_from)
@@ -113,6 +114,17 @@ class Federation:
         self._refuse(refused)
         self._changes.learn(server_round, self._weights, accepted)
         return list(accepted.values()), len(refused)
+
+    def _require_quorum(self, server_round: int, used: int, refused: int) -> None:
+        """QuorumError where too few updates of a training round can be used: it would count for nothing."""
+        training = self._scenario.training
+        if training is None or used >= training.quorum * (used + refused):
+            return
+        reasons = [refusal.reason for refusal in self._refused if refusal.round == server_round]
+        raise QuorumError(
+            f"in round {server_round} {used} of {used + refused} clients gave an update that can be used, and "
+            f"quorum={training.quorum:g} asks for more; the last one: {reasons[-1]}"
+        )
 
     def _replies(
         self,

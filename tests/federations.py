@@ -46,14 +46,14 @@ def pictures() -> str:
 
 
 def scenario_of(**changes: Any) -> Scenario:
-    """Two clients with four pictures each that train for three rounds, unless said otherwise.
+    """Two clients with four pictures each that train for three rounds, unless said otherwise, however few answer.
 
     Args:
         changes: Keys of the scenario, and of its training.
     """
     own = {key: value for key, value in changes.items() if key in Training.model_fields}
     shared = {key: value for key, value in changes.items() if key not in own}
-    training = {"recipe": PLAIN, "rounds": 3, **own}
+    training = {"recipe": PLAIN, "rounds": 3, "quorum": 0, **own}
     return Scenario.parse({"model": MICRO, "data": pictures(), "clients": 2, "training": training, **shared})
 
 

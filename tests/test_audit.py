@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import io
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from benchmarks.audit import running, verbatim
+from attacks import ATTACKS
+from benchmarks.audit import attacking, running, verbatim
 from benchmarks.audit.app import ADDED, copy_with_probe, read_app
 from benchmarks.audit.attacking import Attempt, attempt_all
 from benchmarks.audit.cheating import play_servers
@@ -147,6 +150,16 @@ def test_one_picture_comes_back_and_a_batch_does_not(examples: Private) -> None:
     assert batch["grey"]["above_floor"] == 0
 
 
+def test_an_attack_that_takes_too_long_is_stopped_and_told(examples: Private, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacking, "MOST_SECONDS", 0.01)
+    monkeypatch.setattr(ATTACKS.get("class_token"), "_reconstruct", lambda *_, **__: [sum(n % 3 for n in range(10**9))])
+    network = take_in(small_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    attempts = attempt_all(network, uploaded(network.module, examples), ThreatModel(batch_size=4))
+    late = [one.attack for one in attempts if one.reason == attacking.LATE]
+    assert "class_token" in late
+    assert not any(one.ran for one in attempts if one.attack in late)
+
+
 def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) -> None:
     with scoped_randomness(0):
         module = nn.Sequential(nn.Conv2d(3, 4, 5, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 6))
@@ -161,7 +174,7 @@ def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) 
 
 def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
     report: dict[str, Any] = {
-        "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [],
+        "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [], "protections": [], "recipe": {},
         "control": {"made": True, "rows": [], "leaks": ["labels"]},
     }  # fmt: skip
     assert "no evidence of protection" in verdict(report)[0]
@@ -207,22 +220,23 @@ def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path:
     np.savez(records.server / "sent.npz", **{"arrays/w": sent})
     np.savez(records.evaluator / "m-trained.npz", w=sent + step)
     answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / "left.npz")
-    told = []
+    told = {}
     for name, left in {
         "as-trained": sent + step,
         "clipped": sent + 0.25 * step,
         "noisy": sent + 0.5 * step + 0.02 * generator.normal(size=5000),
     }.items():
         np.savez(records.server / f"{name}.npz", **{"arrays/w": left})
-        told += verify(records, {}, [replace(answer, file=records.server / f"{name}.npz")], None)
-    assert "nothing is done to it" in told[0]
-    assert "scaled by 0.25" in told[1]
-    assert "standard deviation 0.02" in told[2]
+        told[name] = verify(records, {}, [replace(answer, file=records.server / f"{name}.npz")])[0]
+    assert told["as-trained"].verified is None
+    assert "to the last digits" in told["as-trained"].said
+    assert told["clipped"].verified == told["noisy"].verified == "yes"
+    assert "scaled by 0.25" in told["clipped"].said
+    assert "standard deviation 0.02" in told["noisy"].said
 
 
 def test_arrays_without_names_are_named_by_their_order() -> None:
-    module = nn.Linear(3, 2)
-    named = by_name(module, {"0": torch.ones(2, 3), "1": torch.zeros(2)})
+    named = by_name(nn.Linear(3, 2).state_dict(), {"0": torch.ones(2, 3), "1": torch.zeros(2)})
     assert set(named) == {"weight", "bias"}
 
 
@@ -264,6 +278,29 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     assert run.problem.startswith("the app hangs")
 
 
+@pytest.mark.parametrize(
+    ("answer", "ended", "said"),
+    [
+        ({"records": {}}, None, "the app sends nothing: answers to training hold no records"),
+        ({"error": 2, "reason": "first\nlast"}, None, "the app sends nothing: clients answer with errors, last"),
+        (None, None, "the app sends nothing: no client was asked to train"),
+        ({"records": {"a": {}}}, None, None),
+        ({"records": {"a": {}}}, "the app hangs: it was stopped", "waiting for clients to answer train of round 2"),
+    ],
+)
+def test_why_a_run_is_not_complete_is_one_line(
+    tmp_path: Path, answer: dict[str, Any] | None, ended: str | None, said: str | None
+) -> None:
+    records = Records(tmp_path)
+    records.server.mkdir()
+    if answer is not None:
+        asked = [{"way": "down", "type": "train", "id": f"{number}", "round": number} for number in (1, 2)]
+        lines = [asked[0], {"way": "up", "type": "train", "reply_to": "1", "id": "a", "round": 1, **answer}, asked[1]]
+        (records.server / "wire.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    problem = running._why_not(records, ended)
+    assert problem is None if said is None else said in str(problem)
+
+
 def test_the_copy_has_one_package_more_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1)
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
@@ -289,3 +326,82 @@ def test_a_folder_that_is_no_app_is_refused(tmp_path: Path) -> None:
 def test_attempts_without_a_result_are_not_scored(examples: Private) -> None:
     network = take_in(small_vit(), {}, mean=MEAN, std=STD, side=SIDE)
     assert scored(Attempt("labels", "labels", "attack", applies=False, reason=""), examples, network) == {}
+
+
+def masked_round(root: Path, *, weights: list[float], noise: float, in_clear: bool) -> Records:
+    """Records of a round of secure aggregation of three clients: masked answers, and the next weights."""
+    records, generator = Records(root), np.random.default_rng(0)
+    for folder in (records.server, records.evaluator):
+        folder.mkdir(parents=True)
+    start = generator.normal(size=(100, 60)).astype(np.float32)
+    steps = [0.01 * generator.normal(size=start.shape) for _ in weights]
+    lines: list[dict[str, Any]] = []
+    described = {"fitins.parameters": {"kind": "arrays", "entries": {"0": ["float32", [100, 60], start.nbytes]}}}
+    for server_round in (1, 2):
+        change = sum(weight * step for weight, step in zip(weights, steps, strict=True))
+        sent = start if server_round == 1 else start + change + noise * generator.normal(size=start.shape)
+        np.savez(records.server / f"{server_round}.npz", **{"fitins.parameters/0": sent})
+        about = {"type": "train", "round": server_round, "records": described, "file": f"{server_round}.npz"}
+        lines += [{"way": "down", "id": f"{server_round}-{node}", "node": node, **about} for node in range(len(steps))]
+    for node, step in enumerate(steps):
+        np.savez(records.evaluator / f"1-{node}-trained.npz", layer=start + step)
+        mask = 0 if in_clear else generator.integers(0, 2**32, size=start.shape)
+        content = io.BytesIO()
+        np.save(content, ((start + step + 8) * 2**18).astype(np.int64) + mask)
+        values = {"masked_params": [in_bytes(content.getvalue())]}
+        answer = {"way": "up", "type": "train", "round": 1, "id": "a", "reply_to": f"1-{node}", "node": node}
+        lines.append({**answer, "records": {"configs": {"kind": "config", "values": values}}})
+    (records.server / "wire.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("weights", "noise", "in_clear", "verified", "said"),
+    [
+        ([0.5, 0.25, 0.25], 0.0, False, "yes", "3 of 3 clients, each times 0.25 to 0.5"),
+        ([0.5, 0.25, 0.25], 0.01, False, "yes", "standard deviation 0.01 in each number"),
+        ([0.5, 0.25, 0.25], 1.0, False, "not measured", "drowned"),
+        ([1.0, 0.0, 0.0], 0.0, False, "no", "one alone"),
+        ([0.5, 0.25, 0.25], 0.0, True, "no", "Not masked"),
+    ],
+)
+def test_a_secure_sum_is_told_from_what_only_looks_like_one(
+    tmp_path: Path, weights: list[float], noise: float, in_clear: bool, verified: str, said: str
+) -> None:
+    found = verify(masked_round(tmp_path / "audit", weights=weights, noise=noise, in_clear=in_clear), {}, [])
+    assert [(one.protection, one.verified) for one in found] == [("secure sum", verified)]
+    assert said in found[0].said
+
+
+@pytest.mark.parametrize(
+    ("second", "batches", "verified", "said"),
+    [
+        ("fresh", "same", "yes", "answered with noise of standard deviation 0.02"),
+        ("fresh", "other", "yes", "took other batches, or began from other weights"),
+        ("same", "same", "no", "whoever holds the seed takes it off"),
+    ],
+)
+def test_noise_is_measured_from_repeats(tmp_path: Path, second: str, batches: str, verified: str, said: str) -> None:
+    records, generator = Records(tmp_path), np.random.default_rng(0)
+    for folder in (records.server, records.evaluator):
+        folder.mkdir()
+    sent, step = generator.normal(size=20000), 0.01 * generator.normal(size=20000)
+    drawn = [0.02 * generator.normal(size=20000) for _ in range(2)]
+    np.savez(records.server / "sent.npz", **{"arrays/w": sent})
+    np.savez(records.evaluator / "m-trained.npz", w=sent + step)
+    for number, noise in enumerate([drawn[0], drawn[second == "fresh"]]):
+        np.savez(records.server / f"{number}.npz", **{"arrays/w": sent + 0.5 * step + noise})
+        np.savez(records.evaluator / f"r{number}.npz", **{"0/input": np.full(3, number if batches == "other" else 0)})
+    told = [{"of": "m", "id": f"r{number}", "file": f"{number}.npz"} for number in range(2)]
+    (records.server / "repeats.jsonl").write_text("\n".join(map(json.dumps, told)))
+    seen = [{"id": line["id"], "first_loss": 2.3} for line in told]
+    (records.evaluator / "seen.jsonl").write_text("\n".join(map(json.dumps, seen)))
+    answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / "0.npz")
+    protection = verify(records, {}, [answer])[0]
+    assert protection.verified == verified
+    assert said in protection.said
+    if verified == "yes":
+        # Balle and Wang's exact epsilon of one release: noise 0.02 over twice the norm that the update was scaled to.
+        multiplier = 0.02 / (2 * 0.5 * np.linalg.norm(step))
+        stated = float(protection.said.split("composed over rounds, is ")[1].split(" after")[0])
+        assert stated == pytest.approx(get_epsilon_gaussian(multiplier, 1e-5), rel=0.1)  # as measured

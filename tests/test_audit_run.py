@@ -38,6 +38,11 @@ def test_an_app_that_gives_its_pictures_away_is_told_so(tmp_path: Path) -> None:
     rows = {row["attack"]: row for row in report["recovered"]}
     assert rows["patch_embedding"]["psnr_worst_case"] > 40
     assert "pictures" in report["control"]["leaks"]
+    protections = {row["protection"]: row for row in report["protections"]}
+    assert (
+        "asked twice, with the same weights and batches, answered the same" in protections["clipping or noise"]["said"]
+    )
+    assert {row["verified"] for row in protections.values()} == {None}
     assert all(row["reason"] for row in report["attacks"] if not row["applies"])
     for name in ("report.html", "summary.html"):
         page = (tmp_path / "out" / name).read_text()

@@ -44,7 +44,7 @@ def test_nothing_secret_is_readable_by_others_and_a_site_gets_what_is_its_own(ma
     for number, name in enumerate(("north", "south")):
         site = made.site(name)
         assert {path.name for path in site.root.iterdir()} == {
-            "ca.crt", "node.key", "node.pub", "policy.yaml", "site.yaml",
+            "ca.crt", "compose.yaml", "kubernetes.yaml", "node.key", "node.pub", "policy.yaml", "site.yaml",
         }  # fmt: skip
         assert (site.config().partition_id, site.config().num_partitions) == (number, 2)
         assert site.config().server == "fl.example.org:8443"

@@ -11,14 +11,16 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from fedmjp.errors import CheckpointError, FederationError
+from benchmarks.federation.training import play_again
+from fedmjp.errors import CheckpointError, FederationError, QuorumError
+from fedmjp.learning import Training
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, METRICS
 from server.aggregation import Aggregator
 from server.loop import Federation
 from server.refusals import RefusalFile
 from server.roster import Roster
-from tests.federations import InProcess, pictures, play, prepare, scenario_of
+from tests.federations import Answer, InProcess, pictures, play, prepare, scenario_of
 
 Weights = dict[str, torch.Tensor]
 
@@ -164,6 +166,44 @@ def test_the_run_goes_on_without_clients_that_send_nonsense(tmp_path: Path) -> N
     assert rows["loss"].isna().tolist() == [False, False, True, False]
     assert rows["top1"].tolist()[1] == rows["top1"].tolist()[2], "nobody was left in round 3, so nothing moved"
     assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+def silent_from(first: int) -> Answer:
+    """Nobody answers from a round on."""
+    return lambda server_round, _client, reply: None if server_round >= first else reply
+
+
+def test_a_round_with_too_few_updates_does_not_count_and_says_why(tmp_path: Path) -> None:
+    scenario = scenario_of(rounds=3, quorum=0.5)
+    with pytest.raises(QuorumError, match=r"in round 2 0 of 2 clients gave an update .*quorum=0\.5"):
+        play(scenario, tmp_path, answer=silent_from(2))
+    assert history(tmp_path)["round"].tolist() == [1]
+    interrupted, _ = play(scenario, tmp_path)
+    undisturbed, _ = play(scenario, tmp_path / "again")
+    assert all(torch.equal(interrupted[name], value) for name, value in undisturbed.items())
+    assert history(tmp_path)["clients"].tolist() == [2, 2, 2]
+
+
+def test_half_of_the_clients_are_enough_by_default() -> None:
+    assert Training.model_fields["quorum"].default == 0.5
+
+
+@pytest.mark.parametrize(("ended", "plays"), [([0, 0, 0], 3), ([1, 1, 2, 2, 2], 5), ([0, 0, 9], 3)])
+def test_a_run_is_played_again_until_three_times_nothing_comes_of_it(ended: list[int], plays: int) -> None:
+    """``ended`` is the last round that counts after each play; 9 of 9 is the end."""
+    done = [0]
+
+    def run() -> None:
+        done.append(ended[len(done) - 1])
+        if done[-1] < 9:
+            raise QuorumError("too few")
+
+    if ended[-1] == 9:
+        play_again(run, lambda: done[-1])
+    else:
+        with pytest.raises(QuorumError):
+            play_again(run, lambda: done[-1])
+    assert len(done) - 1 == plays
 
 
 def test_a_client_whose_training_diverges_is_refused_with_its_own_words(tmp_path: Path) -> None:

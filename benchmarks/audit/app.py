@@ -17,6 +17,7 @@ ADDED = "fedmjp_audit"  # the package that the copy has more than the app
 # What Flower takes into a bundle; anything else does not reach clients.
 CARRIED = ("*.py", "*.toml", "*.md", "*.yaml", "*.yml", "*.json", "*.jsonl", "LICENSE")
 LEFT_OUT = frozenset({".git", ".venv", "venv", "env", "__pycache__", "node_modules", ".flwr"})
+ENLARGES = re.compile(r"Resize|ImageProcessor|\.transforms\(\)")
 QUOTED = re.compile(r"""["']([A-Za-z_][\w-]{0,40})["']""")
 
 
@@ -40,6 +41,11 @@ class App:
     def literals(self) -> list[str]:
         """Words that its code has in quotes, such as the columns of its data set."""
         return sorted(set(QUOTED.findall(self.code)))
+
+    @property
+    def enlarges(self) -> bool:
+        """Whether its code may make pictures larger than they are in its data set, so that each costs more."""
+        return ENLARGES.search(self.code) is not None
 
 
 def read_app(folder: Path) -> App:

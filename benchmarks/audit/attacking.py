@@ -1,7 +1,10 @@
 """The attacker's side of an audit: the app's network, its uploads and its recipe in, disclosures and refusals out."""
 
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,8 @@ from fedmjp.threat import ThreatModel
 # What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
 RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
 BROKE = "broke down, which says nothing"
+MOST_SECONDS = 30.0  # of processors, that one of them may take: where labels are hidden, class_token searches
+LATE = f"did not end within {MOST_SECONDS:g} s of processors, which says nothing"
 NOT_RUN = "not run: a search, of minutes to hours, or a guess that has another floor here"
 MOST_PICTURES = 128  # behind an upload that is attacked
 
@@ -74,14 +79,36 @@ def attempt(
             return Attempt(*about, applies=True, reason=NOT_RUN)
         started = time.monotonic()
         adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]  # what needs a network has one
-        made = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]  # type: ignore[list-item]
+        with _limited(MOST_SECONDS):
+            made = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]  # type: ignore[list-item]
         caveat = chosen.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
     except (FedmjpError, LookupError, AttributeError) as error:
         return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)
+    except TimeoutError:
+        return Attempt(*about, applies=True, reason=LATE)
     except (ArithmeticError, RuntimeError, ValueError) as error:  # of numbers that no audit chose
         first = (str(error).splitlines() or [type(error).__name__])[0]
         return Attempt(*about, applies=True, reason=f"{BROKE}: {first}")
     return Attempt(*about, applies=True, reason=caveat, made=made, seconds=time.monotonic() - started)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError once the processors have worked so long; in other threads than the main one, nothing does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _refusal(

@@ -1,7 +1,7 @@
 """One audit from an app's folder to a report: run it, attack what it sent, hold it against what it was made of."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.audit import verbatim
 from benchmarks.audit.advice import Case, advise
 from benchmarks.audit.app import read_app
-from benchmarks.audit.attacking import BROKE, NOT_RUN, Attempt, attempt_all, classes_held
+from benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
 from benchmarks.audit.cheating import play_servers
 from benchmarks.audit.control import Control, make_control
 from benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
@@ -62,7 +62,13 @@ class Attacked:
 
 
 def audit(
-    folder: Path, *, stand_in: bool, rounds: int, limit: float, on_stage: Callable[[str], None] = lambda _: None
+    folder: Path,
+    *,
+    stand_in: bool,
+    rounds: int,
+    limit: float,
+    run_config: Sequence[str] = (),
+    on_stage: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """Audit a Flower app; nothing in its folder is changed.
 
@@ -71,6 +77,7 @@ def audit(
         stand_in: Whether bundled pictures and drawn weights stand in for data and weights that cannot be loaded.
         rounds: That are watched.
         limit: Seconds for the app's run.
+        run_config: ``KEY=VALUE`` of the app's run config, as of ``flwr run``.
         on_stage: Called with what begins.
 
     Raises:
@@ -83,8 +90,10 @@ def audit(
         np.savez(pictures, pictures=_bundled())
         records = Records(superlink.home / "audit")
         given = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
-        run = play(superlink, app, records, given, limit=limit)
-        return _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+        run = play(superlink, app, records, given, limit=limit, run_config=run_config)
+        findings = _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+        findings.report["run_config"] = list(run_config)
+        return findings
 
 
 def _bundled() -> np.ndarray[Any, Any]:
@@ -117,6 +126,7 @@ def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage:
     }
     findings = Findings(report, run.log)
     report["leaks"] += _private_in_clear(records, answers, report)
+    report["protections"] = [asdict(protection) for protection in verify(records, recipe, answers)]
     if recipe["trains"]:
         on_stage("attacks on what was sent")
         _attack(records, answers, findings)
@@ -138,6 +148,7 @@ def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[
             behind[line["id"]] = private
             first.setdefault(int(line["node"]), private)
     leaks: dict[tuple[str, str, str], dict[str, Any]] = {}
+    large: dict[tuple[str, str], int] = {}
 
     def compare(message: str, record: str, values: Mapping[str, Any], private: Private | None) -> None:
         for value, correlation in verbatim.find_private(values, [private] if private else []):
@@ -145,13 +156,11 @@ def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[
 
     for line in records.wire():
         for record, described in line.get("records", {}).items() if line["way"] == "up" else ():
-            said = [
-                f"{record}.{value} holds {size} numbers in clear, more than a metric or a setting needs"
-                for value, size in verbatim.unusual(described)
-            ]
-            report["unusual"] += [one for one in said if one not in report["unusual"]]
+            for value, size in verbatim.unusual(described):
+                large[record, value] = max(size, large.get((record, value), 0))
             private = behind.get(line["reply_to"], first.get(int(line["node"])))
             compare(line["type"], record, described.get("values", {}), private)
+    report["unusual"] = [{"record": record, "name": name, "size": size} for (record, name), size in large.items()]
     for answer in answers:
         compare("train", "arrays", verbatim.as_values(answer.arrays, answer.sent), behind.get(answer.message))
     return list(leaks.values())
@@ -177,7 +186,7 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
     side = private.side if private else 0
     try:
         module = load_network(records.model, records.root / "app" / "audited")
-        network = take_in(module, by_name(module, answers[0].sent), mean=mean, std=std, side=max(side, 1))
+        network = take_in(module, by_name(module.state_dict(), answers[0].sent), mean=mean, std=std, side=max(side, 1))
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
@@ -198,10 +207,10 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
         _tell_recovered(place, one, findings)
     if searches := [one.attack for one in attacked[0].attempts if one.reason == NOT_RUN and one.role == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
-    report["not_tested"] += [f"{one.attack} {one.reason}" for one in attacked[0].attempts if BROKE in one.reason]
+    failed = dict.fromkeys((one.attack, one.reason) for each in attacked for one in each.attempts)
+    report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
     report["cheating"] = play_servers(network, recipe, answers[0].kind)
     control = _tell_control(network, private, findings)
-    report["protections"] = verify(records, recipe, answers[:1], module)
     if control is not None:
         report["advice"] = _advise(network, attacked, control, recipe)
 
@@ -228,7 +237,7 @@ def _gives_pictures(attacked: Attacked) -> bool:
 
 
 def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
-    update = by_name(network.module, answer.update)
+    update = by_name(network.module.state_dict(), answer.update)
     why = unreadable(recipe, answer.kind)
     attempts = attempt_all(network, update, threat_of(recipe, answer.kind), unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
@@ -241,6 +250,7 @@ def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
     if private is None:
         report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
         return
+    given: list[dict[str, Any]] = []  # of attacks that give pictures
     for attempt in attacked.attempts:
         values = scored(attempt, private, attacked.network) if attempt.ran else {}
         if not values:
@@ -248,16 +258,19 @@ def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
         about = {"upload": where, "attack": attempt.attack, "role": attempt.role, "reveals": attempt.reveals}
         report["recovered"].append({**about, **values})
         if attempt.role == "attack" and leaking(values):
-            report["leaks"].append(
-                {
-                    "what": f"{values['above_floor']} of {values['pictures']} pictures of {where} come back",
-                    "evidence": f"{attempt.attack}: {values['psnr_worst_case']} dB at best, their mean colour "
-                    f"{values['floor_median']} dB",
-                }
-            )
+            given.append({"attack": attempt.attack, **values})
         if isinstance(attempt.made, Reconstruction) and private.pictures is not None and attempt.role == "attack":
             shown = [private.pictures[0], attempt.made.images[0]]
             findings.strips.append((f"{where}, {attempt.attack}", shown))
+    if given:
+        best = max(given, key=lambda one: (one["above_floor"], one["psnr_worst_case"]))
+        said = f"{best['psnr_worst_case']} dB at best, their mean colour {best['floor_median']} dB"
+        report["leaks"].append(
+            {
+                "what": f"{best['above_floor']} of {best['pictures']} pictures of {where} come back",
+                "evidence": f"{best['attack']}: {said}",
+            }
+        )
     held = classes_held(attacked.network, attacked.update, is_gradient=attacked.answer.kind == "gradient")
     if held is not None and private.labels is not None and attacked.network.head is not None:
         classes = len(attacked.update[attacked.network.head[1]])

@@ -55,6 +55,15 @@ def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequenc
     return Private(tuple(entered), _pictures(entered, mean, std), torch.cat(labels).long() if labels else None)
 
 
+def read_trained(folder: Path, message: str) -> dict[str, Tensor]:
+    """The weights that hooks saw at the end of a client's training; empty if it trained nothing."""
+    path = folder / f"{message}-trained.npz"
+    if not path.exists():
+        return {}
+    with np.load(path) as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}
+
+
 def _pictures(entered: Sequence[Tensor], mean: Sequence[float], std: Sequence[float]) -> Tensor | None:
     batches = [tensor for tensor in entered if tensor.ndim == 4 and tensor.shape[1] in CHANNELS]
     if not batches or len({tensor.shape[1:] for tensor in batches}) > 1 or not batches[0].is_floating_point():

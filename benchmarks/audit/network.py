@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from fedmjp.models import names
 from fedmjp.models.adopt import Adopted, adopt
 from fedmjp.models.carrying import Carried, carry
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of_tensors
 from fedmjp.models.sent import SentWeights
 from fedmjp.records import Upload, weights_digest
 from fedmjp.threat import ThreatModel
@@ -74,9 +75,8 @@ def load_network(path: Path, code: Path) -> nn.Module:
         raise BadInputError(f"the app's network cannot be loaded outside of it: {first}") from error
 
 
-def by_name(module: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays under the names of a module's state: by name, else in order where all shapes are the state's."""
-    state = module.state_dict()
+def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays under the names of a network's state: by name, else in order where all shapes are the state's."""
     if set(arrays) <= set(state):
         return dict(arrays)
     values = list(arrays.values())
@@ -124,10 +124,6 @@ def take_in(
 
 def head_of(module: nn.Module) -> tuple[str, str] | None:
     """Names of weight and bias of the last linear layer; None if it has no bias, or there is no such layer."""
-    linear: list[tuple[str, Any]] = [
-        (name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear) and part.bias is not None
-    ]
-    if not linear:
-        return None
-    name = linear[-1][0]
-    return (f"{name}.weight", f"{name}.bias") if name else ("weight", "bias")
+    parameters = dict(module.named_parameters())
+    found = sorted(roles_of_tensors(parameters)["head"], key=lambda name: -parameters[name].ndim)
+    return (found[0], found[1]) if len(found) == 2 else None

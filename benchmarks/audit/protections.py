@@ -1,46 +1,169 @@
-"""Protections that an app has, as two looks show them: at what was trained and what left, and at Opacus' noise."""
+"""Protections that an app has: what each one states, and what was measured of it."""
 
-import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from benchmarks.audit.network import by_name
+from benchmarks.audit.noise import Change, Repeats, measure_change, measure_repeats
 from benchmarks.audit.running import Records
+from benchmarks.audit.sums import Sum, fit_sum, read_round, strongest_correlation
 from benchmarks.audit.wire import Answer
 from fedmjp.defences.accounting import composed_epsilon
 
-EQUAL = 1e-6  # relative difference that rounding leaves
 DELTA = 1e-5
 ROUNDS = (1, 10, 100)
 TOLERANCE = 0.15  # by which measured noise may differ from what is stated
+PARALLEL = 0.9  # correlation from which on a masked message holds what it should hide
+
+Verified = Literal["yes", "no", "not measured"]
 
 
-def verify(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer], module: Any) -> list[str]:
-    """Sentences about protections, each with what it was measured on.
+@dataclass(frozen=True)
+class Protection:
+    """One protection, or that there is none."""
+
+    protection: str
+    verified: Verified | None  # None where none was seen
+    said: str
+
+
+def verify(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer]) -> list[Protection]:
+    """What was found of protections, each with what it was measured on.
 
     Args:
         records: Of the run.
         recipe: That was seen.
         answers: Of which arrays were kept.
-        module: The app's network, for the names of what was trained; None where there is none.
     """
-    sentences = _opacus(recipe)
-    compared = [_compare(answer, records.evaluator, module) for answer in answers if answer.kind == "weights"]
-    sentences += list(dict.fromkeys(filter(None, compared)))
-    if _masked(records):
-        sentences.append(
-            "Answers hold bytes and no weights, as of secure aggregation. That masks cancel in the sum, and that the "
-            "server cannot unmask one client, was not tested; metrics beside them leave in clear."
+    return [*_of_noise(records, recipe, answers), *_of_sums(records, answers), *_of_statements(records)]
+
+
+def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer]) -> list[Protection]:
+    stated = [_opacus(recipe)] if recipe.get("opacus") else []
+    readable = [answer for answer in answers if answer.kind in ("weights", "gradient")]
+    if not readable:
+        return stated
+    changes = (measure_change(answer, records.evaluator) for answer in readable if answer.kind == "weights")
+    change = next((one for one in changes if one is not None), None)
+    repeats = measure_repeats(records, readable)
+    return [*stated, _noise(change, repeats)]
+
+
+def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
+    """Clipping and noise from the last step to the wire."""
+    name = "clipping or noise"
+    repeated = _repeated(repeats)
+    drawn = repeats is not None and repeats.is_alike and repeats.is_noisy
+    if change is None:
+        return Protection(name, "yes" if drawn else "not measured", repeated)
+    if not change.is_noisy and not change.is_scaled:
+        said = f"After training nothing is done: what leaves is what was trained, to the last digits. {repeated}"
+        return Protection(name, "yes" if drawn else None, said)
+    said = f"The update was scaled by {change.factor:.3g} before it left"
+    if not change.is_noisy:
+        return Protection(name, "yes", f"{said}, as clipping does; no noise was added. {repeated}")
+    said += (
+        f", and something was added to each number: standard deviation {change.deviation:.3g}, in all "
+        f"{change.added / change.length:.2g} times as long as the update."
+    )
+    if repeats is not None and repeats.is_alike and not repeats.is_noisy:
+        return Protection(name, "no", f"{said} It is the same in every repeat: whoever holds the seed takes it off.")
+    return Protection(name, "yes", f"{said} {repeated} {_epsilon(change)}")
+
+
+def _repeated(repeats: Repeats | None) -> str:
+    if repeats is None:
+        return "No client was asked twice for the same training: none answered with arrays within seconds."
+    if not repeats.is_alike:
+        return (
+            "A client that was asked twice took other batches, or began from other weights, so noise was not "
+            "measured from repeats."
         )
+    if not repeats.is_noisy:
+        return "A client that was asked twice, with the same weights and batches, answered the same: it draws no noise."
+    return (
+        "A client that was asked twice, with the same weights and batches, answered with noise of standard deviation "
+        f"{repeats.deviation:.3g}."
+    )
+
+
+def _epsilon(change: Change) -> str:
+    """What the noise is worth, where clipping was seen to bound what it hides: updates at most twice its norm apart."""
+    if not change.is_scaled or change.factor > 1:
+        return "No bound on the length of updates was seen, so no epsilon follows from the noise."
+    norm = change.factor * change.length
+    spent = _over_rounds(change.deviation / (2 * norm), 1, 1.0)
+    return (
+        f"If no update is ever longer than this one ({norm:.3g}), epsilon for all of a client's data (replaced), at "
+        f"delta {DELTA:g} and composed over rounds, is {spent}."
+    )
+
+
+def _over_rounds(multiplier: float, releases: int, rate: float) -> str:
+    spent = [f"{composed_epsilon(multiplier, DELTA, releases * rounds, rate):.3g}" for rounds in ROUNDS]
+    return ", ".join(f"{epsilon} after {rounds}" for epsilon, rounds in zip(spent, ROUNDS, strict=True))
+
+
+def _of_sums(records: Records, answers: Sequence[Answer]) -> list[Protection]:
+    name = "secure sum"
+    if not _masked(records):
+        if not any(answer.kind in ("weights", "gradient") for answer in answers):
+            return []
+        return [Protection(name, None, "The server gets each client's own update, and adds them up itself.")]
+    round_seen = read_round(records)
+    if round_seen is None:
+        said = "Answers hold bytes and no weights, as of secure aggregation. What they hide was not tested"
+        return [Protection(name, "not measured", f"{said}: no client was seen training, or there was no next round.")]
+    before, trained, after = round_seen
+    correlation = strongest_correlation(records, before, trained)
+    if correlation >= PARALLEL:
+        said = (
+            "Not masked: an answer that looks so runs parallel to the client's own update or weights, correlation "
+            f"{correlation:.4f}. The server reads it without any sum."
+        )
+        return [Protection(name, "no", said)]
+    masked = (
+        f"No answer runs parallel to the update or weights that it hides: correlation at most {correlation:.2g}, where "
+        f"{PARALLEL:g} would give them away."
+    )
+    fitted = fit_sum(before, trained, after)
+    verified, said = _told(fitted, len(trained))
+    rest = "That fewer clients, or clients and server together, cannot unmask one was not tested."
+    return [Protection(name, verified, f"{said} {masked} {rest}")]
+
+
+def _told(fitted: Sum | None, clients: int) -> tuple[Verified, str]:
+    if fitted is None:
+        return "not measured", "The weights did not change over the round, so nobody can tell a sum from nothing."
+    rest = f"standard deviation {fitted.deviation:.2g} in each number, {fitted.rest:.0%} of the length"
+    if not fitted.takes_part:
+        return "not measured", f"Whether the next weights are a sum is drowned in something else, as noise: {rest}."
+    part, share = len(fitted.takes_part), f"{min(fitted.takes_part):.3g} to {max(fitted.takes_part):.3g}"
+    besides = f"Something else, as rounding or noise, is added: {rest}."
+    if part == 1:
+        return "no", f"Not a sum: of clients' updates the next weights hold one alone, times {share}. {besides}"
+    said = f"The change of the next weights is a sum of the updates of {part} of {clients} clients, each times {share}."
+    return "yes", f"{said} {besides}"
+
+
+def _masked(records: Records) -> bool:
+    """Whether answers hold lists of bytes, as those of secure aggregation do."""
+    return any(
+        isinstance(value, list) and value and isinstance(value[0], Mapping)
+        for line in records.wire()
+        if line["way"] == "up" and line["type"].startswith("train")
+        for one in line.get("records", {}).values()
+        if one["kind"] == "config"
+        for value in one["values"].values()
+    )
+
+
+def _of_statements(records: Records) -> list[Protection]:
     stated = sorted({name for line in records.wire() for name in _metrics(line) if "epsilon" in name.lower()})
-    if stated:
-        sentences.append(f"The app reports {', '.join(stated)} in clear, of one round; rounds add up.")
-    return sentences
+    if not stated:
+        return []
+    said = f"The app reports {', '.join(stated)} in clear, of one round; rounds add up."
+    return [Protection("an epsilon that the app reports", "not measured", said)]
 
 
 def _metrics(line: Mapping[str, Any]) -> list[str]:
@@ -48,79 +171,24 @@ def _metrics(line: Mapping[str, Any]) -> list[str]:
     return [name for one in described if one["kind"] == "metrics" for name in one["values"]]
 
 
-def _masked(records: Records) -> bool:
-    answers = [line for line in records.wire() if line["way"] == "up" and line["type"].startswith("train")]
-    return any(
-        isinstance(value, list) and value and isinstance(value[0], Mapping)
-        for line in answers
-        for one in line.get("records", {}).values()
-        if one["kind"] == "config"
-        for value in one["values"].values()
-    )
-
-
-def _compare(answer: Answer, folder: Path, module: Any) -> str | None:
-    """What was done to weights between the last step and the wire."""
-    path = folder / f"{answer.message}-trained.npz"
-    if not path.exists():
-        return None
-    with np.load(path) as file:
-        trained = {name: torch.from_numpy(file[name]) for name in file.files}
-    left, sent = (by_name(module, arrays) if module is not None else arrays for arrays in (answer.arrays, answer.sent))
-    names = [name for name in left if name in trained and name in sent and left[name].is_floating_point()]
-    if not names:
-        return None
-    update, reply = (_joined(state, sent, names) for state in (trained, left))
-    if not bool(update.any()):
-        return "Nothing was trained: the weights that left are those that came."
-    rest = reply - update
-    if float(rest.norm()) <= EQUAL * max(float(reply.norm()), float(_flat(sent, names).norm())):
-        return "What leaves is what was trained, to the last digits: nothing is done to it before it leaves."
-    factor = float((reply @ update) / (update @ update))
-    noise = reply - factor * update
-    share = float(noise.norm() / (abs(factor) * update.norm())) if factor else math.inf
-    if share <= 1e-3:
-        return f"The update was scaled by {factor:.3g} before it left, as clipping does; no noise was added."
-    return (
-        f"The update was scaled by {factor:.3g} and something was added to it before it left: standard deviation "
-        f"{float(noise.std()):.3g}, {share:.2g} times the update itself."
-    )
-
-
-def _joined(state: Mapping[str, Tensor], sent: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    return _flat(state, names) - _flat(sent, names)
-
-
-def _flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    return torch.cat([state[name].double().flatten() for name in names])
-
-
-def _opacus(recipe: Mapping[str, Any]) -> list[str]:
-    if not recipe.get("opacus"):
-        return []
+def _opacus(recipe: Mapping[str, Any]) -> Protection:
+    name = "Opacus (differential privacy of single examples)"
     stated = recipe["opacus"][0]
     multiplier, norm = float(stated["noise_multiplier"]), float(stated["max_grad_norm"])
     measured, expected = stated["measured_noise"], multiplier * norm
-    sentences = [
-        f"Opacus: gradients of single examples clipped to {norm:g}, noise multiplier {multiplier:g}, as it states."
-    ]
+    said = (
+        f"It states clipping of each example's gradient to {norm:g} and a noise multiplier of {multiplier:g}, the "
+        "least of all clients."
+    )
     if measured is None:
-        sentences.append("How much noise was added could not be measured.")
-    elif abs(measured - expected) <= TOLERANCE * expected:
-        sentences.append(
-            f"Verified: noise of standard deviation {measured:.3g} was added to a sum, {expected:.3g} stated."
-        )
-    else:
-        sentences.append(f"Not as stated: noise of standard deviation {measured:.3g} was added, {expected:.3g} stated.")
-    steps, batch = int(recipe["steps"]), float(stated["expected_batch_size"] or 1)
-    rate = min(1.0, 1.0 / steps) if steps else 1.0
+        return Protection(name, "not measured", f"{said} How much noise was added could not be measured.")
+    said += f" Noise of standard deviation {measured:.3g} was added to a sum, {expected:.3g} stated."
+    if abs(measured - expected) > TOLERANCE * expected:
+        return Protection(name, "no", said)
+    steps, batch = max(int(recipe["steps"]), 1), float(stated["expected_batch_size"] or 1)
     if multiplier > 0:
-        spent = ", ".join(
-            f"{composed_epsilon(multiplier, DELTA, max(steps, 1) * rounds, rate):.3g} after {rounds}"
-            for rounds in ROUNDS
+        said += (
+            f" Epsilon for one example at delta {DELTA:g}, composed over rounds of {steps} steps of {batch:g} "
+            f"examples, as seen here: {_over_rounds(multiplier, steps, 1.0 / steps)}."
         )
-        sentences.append(
-            f"Epsilon for one example at delta {DELTA:g}, composed over rounds of {max(steps, 1)} steps of "
-            f"{batch:g} examples, as seen here: {spent}."
-        )
-    return sentences
+    return Protection(name, "yes", said)

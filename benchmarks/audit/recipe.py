@@ -15,7 +15,7 @@ PLAIN = ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
 def read_recipe(records: Records) -> dict[str, Any]:
     """What clients did between a message and its answer, as the first round shows it; rates of all rounds."""
     seen = lines(records.evaluator / "seen.jsonl")
-    trained = [line for line in seen if line["forwards"]]
+    trained = [line for line in seen if line["forwards"] and line["repeat"] is None]
     if not trained:
         return {"trains": False, "why": "no hook saw a network being trained with torch"}
     first = trained[0]
@@ -37,9 +37,13 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "examples": sum(sizes),
         "loss": first["loss"],
         "normalisation": normalisation(first["normalisations"]),
-        "opacus": first["opacus"],
+        "opacus": min((line["opacus"] for line in trained if line["opacus"]), key=_noise_of, default=[]),
         "seconds": first["seconds"],
     }
+
+
+def _noise_of(optimisers: Sequence[Mapping[str, Any]]) -> float:
+    return min(float(one["noise_multiplier"]) for one in optimisers)
 
 
 def normalisation(made: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:
@@ -85,6 +89,8 @@ def unreadable(recipe: Mapping[str, Any], kind: str) -> str | None:
         )
     if kind == "weights" and not recipe["steps"]:
         return "no optimiser took a step: the weights are those that the server sent"
+    if kind == "nothing":
+        return "answers hold no arrays that could be read"
     if kind not in ("weights", "gradient"):
         return "what was sent has other names or shapes than the weights: nobody can say what it is of"
     return None

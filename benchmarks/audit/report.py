@@ -15,6 +15,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.audit import wording
 from benchmarks.audit.audit import Findings
 from benchmarks.audit.verdict import POLICY, exit_code, first_line, verdict
 from benchmarks.folder.output import write_json, write_text
@@ -36,7 +37,16 @@ def write_report(findings: Findings, folder: Path, *, command: str) -> None:
     if findings.log:
         write_text(folder / LOG, "\n".join(findings.log) + "\n")
     strips = [(title, [_png(picture) for picture in pictures]) for title, pictures in findings.strips[:MOST_STRIPS]]
-    values = {"report": report, "records": records(report["leaves"]), "strips": strips, "titles": TITLES}
+    values = {
+        "report": report,
+        "strips": strips,
+        "titles": TITLES,
+        "records": records(report["leaves"]),
+        "attacks": by_reason(report["attacks"]),
+        "controls": wording.controls(report["server_controls"]),
+        "recipe": list(wording.recipe(report["recipe"])),
+        "unusual": wording.unusual(report["unusual"]),
+    }
     for name in (PAGE, SUMMARY):
         write_text(folder / name, _environment().get_template(f"{name}.jinja").render(**values))
 
@@ -59,6 +69,18 @@ def records(leaves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return made
+
+
+def by_reason(attacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Attacks that share a reason together, without floors; those that apply first."""
+    made: dict[tuple[bool, str], dict[str, Any]] = {}
+    for row in attacks:
+        if row["role"] == "attack":
+            key = (not row["applies"], row["reason"])
+            group = made.setdefault(key, {**row, "attacks": [], "reveals": []})
+            group["attacks"].append(row["attack"])
+            group["reveals"] += [row["reveals"]] if row["reveals"] not in group["reveals"] else []
+    return [made[key] for key in sorted(made, key=lambda one: one[0])]
 
 
 def _png(picture: Tensor) -> str:
@@ -85,5 +107,7 @@ def _environment() -> Environment:
     style = resources.files("benchmarks.report").joinpath("page.css").read_text(encoding="utf-8")
     style += resources.files("benchmarks.audit").joinpath("report.css").read_text(encoding="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
+    environment.filters["result"] = wording.result
     environment.globals.update(style=Markup(style), digest=f"sha256-{digest}", page=PAGE, json=JSON)  # noqa: S704 (ours)
+    environment.globals["scale"] = wording.SCALE
     return environment

@@ -22,6 +22,8 @@ TOO_BUSY = "Flower's simulation did not start within Ray's 30 s: this machine is
 STARTS = 3
 GENERIC = "Ending simulation"  # Flower's last words, whatever went wrong
 HANGS = "the app hangs"
+RUN_CONFIG = "run-config.toml"
+PLACE = re.compile(r"\s\(/[^)]*\)")  # where a module was found, in Python's words
 POLL_SECONDS = 0.5
 # Clients that are tried, one after the other, with how long an app may wait for more of them before it sends anything.
 # Flower's own simulation has ten.
@@ -83,7 +85,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping[str, Any], *, limit: float) -> Run:
+def play(
+    superlink: PrivateSuperLink,
+    app: App,
+    records: Records,
+    given: Mapping[str, Any],
+    *,
+    limit: float,
+    run_config: Sequence[str] = (),
+) -> Run:
     """Run a copy of an app with two clients, or with ten where it waits for more.
 
     Args:
@@ -92,15 +102,17 @@ def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping
         records: Where everything goes that is seen.
         given: ``rounds``, ``stand_in``, ``pictures`` of the probe.
         limit: Seconds, after which it is stopped.
+        run_config: ``KEY=VALUE`` of the app's run config.
     """
     started = time.monotonic()
+    (superlink.home / RUN_CONFIG).write_text("\n".join(run_config), encoding="utf-8")
     tail: deque[str] = deque(maxlen=200)
     for clients, waiting in TRIED.items():
         tail.clear()
         shutil.rmtree(records.root, ignore_errors=True)
         for folder in (records.server, records.evaluator):
             folder.mkdir(parents=True)
-        shared = {**given, "clients": clients, "waiting": waiting, "literals": app.literals}
+        shared = {**given, "clients": clients, "waiting": waiting, "literals": app.literals, "enlarges": app.enlarges}
         copy = copy_with_probe(
             app,
             records.root / "app" / "audited",
@@ -121,14 +133,31 @@ def play(superlink: PrivateSuperLink, app: App, records: Records, given: Mapping
 def _why_not(records: Records, ended: str | None) -> str | None:
     """Why a run is not complete; a client that failed while others answered, or in evaluation, does not make it so."""
     if ended is not None and ended.startswith(HANGS):
-        return ended
+        return f"{ended}, {_waiting(records)}"
+    if not replies(records) and _empty(records):
+        return "the app sends nothing: answers to training hold no records"
     if (ended is not None or not replies(records)) and (problems := _problems(records)):
         return said_of(problems[0]["where"], problems[0]["chain"])
     if ended is not None or replies(records):
         return ended
     reasons = [str(line.get("reason")) for line in records.wire() if line["way"] == "up" and "error" in line]
-    because = f"clients answer with errors, {one_line(reasons[0])}" if reasons else "no client answered any training"
+    because = f"clients answer with errors, {one_line(reasons[0])}" if reasons else "no client was asked to train"
     return f"the app sends nothing: {because}"
+
+
+def _waiting(records: Records) -> str:
+    """What an app that hangs was waiting for."""
+    answered = {line["reply_to"] for line in records.wire() if line["way"] == "up"}
+    open_ones = [line for line in records.wire() if line["way"] == "down" and line["id"] not in answered]
+    if not open_ones:
+        return "and no client had been asked for anything that was not answered"
+    last = open_ones[-1]
+    return f"waiting for clients to answer {last['type']} of round {last['round']}"
+
+
+def _empty(records: Records) -> bool:
+    """Whether clients answered training, with nothing."""
+    return any(line["way"] == "up" and _trains(line) and line.get("records") == {} for line in records.wire())
 
 
 def _problems(records: Records) -> list[dict[str, Any]]:
@@ -160,10 +189,8 @@ def _started(
     superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, deadline: float, tail: deque[str]
 ) -> str | None:
     cores = min(provenance.hardware()["cores"], clients)
-    empty = superlink.home / "run-config.toml"
-    empty.write_text("", encoding="utf-8")
     try:
-        run = superlink.submit(copy, empty, str(Resources(clients, cores, cores=1, gpus=0)))
+        run = superlink.submit(copy, superlink.home / RUN_CONFIG, str(Resources(clients, cores, cores=1, gpus=0)))
     except FederationError as error:
         return f"the app does not start: {one_line(str(error))}"
     ended = threading.Event()
@@ -177,7 +204,7 @@ def _started(
         if any((records.server / name).exists() for name in ("ended.jsonl", "waiting.jsonl")):
             return None
         if time.monotonic() > deadline:
-            return f"{HANGS}: it was stopped after the time limit"
+            return f"{HANGS}: it was stopped at the time limit"
     if superlink.status(run).endswith("completed"):
         return None
     errors = [line.strip() for line in tail if ERROR.match(line) and GENERIC not in line]
@@ -193,7 +220,8 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
     everything = " ".join(f"{link['type']} {link['text']}" for link in chain)
     for link in chain:
         if link["type"] in ("ModuleNotFoundError", "ImportError"):
-            return f"the app does not install here: its {where} imports what is missing, {one_line(link['text'])}"
+            missing = one_line(PLACE.sub("", link["text"]))
+            return f"the app does not install here: its {where} imports what is missing, {missing}"
     if NETWORK.search(everything):
         return f"the app needs the network ({where}: {said}); --stand-in replaces data sets and weights"
     if GPU.search(everything):

@@ -120,7 +120,7 @@ def _strongest(vector: Vector, views: Sequence[tuple[Vector, bool]]) -> float:
         if len(longer) == len(shorter):
             highest, wanted = _correlation(longer, shorter), PARALLEL
         elif parts and len(shorter) >= FEWEST_OF_PART:
-            highest, wanted = _sliding(longer, shorter), PARALLEL_PART
+            highest, wanted = strongest_window(longer, shorter), PARALLEL_PART
         else:
             continue
         if highest > wanted:
@@ -134,7 +134,7 @@ def _correlation(first: Vector, second: Vector) -> float:
     return float(abs(first @ second) / lengths) if lengths else 0.0
 
 
-def _sliding(longer: Vector, shorter: Vector) -> float:
+def strongest_window(longer: Vector, shorter: Vector) -> float:
     """The largest correlation of the shorter vector with a window of the longer one."""
     count = len(shorter)
     centred = shorter - shorter.mean()

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.audit.wording import result
+
 POLICY = (
     "No private example leaves as it is. No picture comes back better than its mean colour by more than 3 dB. "
     "No upload is of one example alone. Labels and features that come back are reported and break no policy."
@@ -27,8 +29,8 @@ def first_line(report: Mapping[str, Any]) -> str:
     replaced = report["stand_ins"]
     if not replaced:
         return "Nothing stood in: the app's own data and weights were used."
-    said = "; ".join(f"{one['what']} {one['name']}: {one['instead']}" for one in replaced)
-    return f"Stand-ins were used, so steps, batches and weights are not those of the deployment. {said}."
+    said = "; ".join(f"{one['instead']} in place of {one['what']} {one['name']}" for one in replaced)
+    return f"Stand-ins were used, so steps, batches and weights are not those of the deployment: {said}."
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
@@ -70,7 +72,8 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
 
 
 def _control(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    control: Mapping[str, Any] = report["control"] or {"made": False, "reason": "nothing was attacked", "leaks": []}
+    why = f"nothing was attacked, {report['recipe'].get('why', 'as said below')}"
+    control: Mapping[str, Any] = report["control"] or {"made": False, "reason": why, "leaks": []}
     return control
 
 
@@ -83,23 +86,17 @@ def _besides(report: Mapping[str, Any]) -> list[str]:
     labels = [row for row in _attacks(report) if "labels_right" in row]
     features = [row for row in _attacks(report) if row.get("features_near")]
     cheats = [row for row in report["cheating"] if row.get("leaks")]
-    sentences = []
+    failed = [row for row in report["protections"] if row["verified"] == "no"]
+    sentences = [f"{row['protection'].capitalize()}: {row['said']}" for row in failed]
     if cheats:
         row = max(cheats, key=lambda one: one["psnr"])
         sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")
     if classes:
-        row = classes[0]
-        sentences.append(
-            f"Which classes a client holds shows in the head's bias: {row['named']} of {row['classes']} classes rose, "
-            f"{row['right']} of them among the {row['held']} that the client holds."
-        )
+        sentences.append(f"Which classes a client holds shows in the head's bias: {result(classes[0])}.")
     if labels:
         row = max(labels, key=lambda one: one["labels_right"])
-        sentences.append(
-            f"Labels: {row['labels_right']:.0%} of {row['labels']} came back ({row['attack']}); a guess of as many of "
-            f"each class has {row['labels_floor']:.0%}."
-        )
-    if features:
+        sentences.append(f"Labels come back ({row['attack']}): {result({**row, 'reveals': 'labels'})}.")
+    if features and not labels:
         row = max(features, key=lambda one: one["features_near"])
-        sentences.append(f"Features: {row['features_near']} of {row['features']} came back ({row['attack']}).")
+        sentences.append(f"Features come back ({row['attack']}): {result(row)}.")
     return sentences

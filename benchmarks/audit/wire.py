@@ -29,12 +29,12 @@ class Answer:
     @property
     def sent(self) -> Mapping[str, Tensor]:
         """What the message held, of all its array records, by name."""
-        return _arrays(self.question_file)
+        return read_arrays(self.question_file)
 
     @property
     def arrays(self) -> Mapping[str, Tensor]:
         """What the answer holds, likewise."""
-        return _arrays(self.file)
+        return read_arrays(self.file)
 
     @cached_property
     def kind(self) -> Kind:
@@ -71,7 +71,7 @@ def read_answers(records: Records) -> list[Answer]:
 
 
 @lru_cache(maxsize=2)
-def _arrays(path: Path) -> Mapping[str, Tensor]:
+def read_arrays(path: Path) -> Mapping[str, Tensor]:
     """Tensors by their own names; records that hold the same names keep theirs before them."""
     with np.load(path) as file:
         arrays = {key: file[key] for key in file.files if file[key].dtype.kind in "fiub"}
@@ -134,11 +134,14 @@ def server_controls(records: Records, recipe: Mapping[str, Any]) -> list[dict[st
         for record, described in line.get("records", {}).items():
             if described["kind"] == "arrays":
                 size = sum(entry[2] for entry in described["entries"].values())
-                meaning = f"{len(described['entries'])} tensors, {size} bytes: a client computes with whatever is sent"
+                meaning = (
+                    f"{len(described['entries'])} tensors, {size:,} bytes: a client computes with whatever is sent"
+                )
                 controls.setdefault(record, {"name": record, "what": "weights", "meaning": meaning})
                 continue
-            for name, value in described["values"].items():
-                meaning = "value that the app's client may read"
+            for stated, value in described["values"].items():
+                name = "(a value for each client)" if stated.isdigit() else stated
+                meaning = "values that the app's client may read"
                 if isinstance(value, int | float) and rate is not None and abs(float(value) - rate) <= 1e-6 * rate:
                     meaning = "the learning rate that clients train with: the server's to choose"
                 controls.setdefault(

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.deployment import certificates, flower
+from benchmarks.deployment.containers import write_server_files, write_site_files
 from benchmarks.deployment.layout import Deployment, DeploymentConfig, SiteConfig, as_yaml, write_private
 from benchmarks.federation.bundle import write_app
 from fedmjp.errors import OutputError
@@ -50,6 +51,8 @@ def create(root: Path, config: DeploymentConfig) -> Deployment:
     bundle = own_bundle()
     for number, name in enumerate(config.sites):
         _write_site(deployment, config, name, number, bundle)
+        write_site_files(deployment.site(name), name, config)
+    write_server_files(deployment, config)
     values = config.model_dump(mode="json")
     write_private(deployment.config_file, as_yaml(values, ABOUT_DEPLOYMENT))
     return deployment

@@ -1,6 +1,7 @@
 """Starts and stops the server of a deployment."""
 
 import shutil
+import signal
 import ssl
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ from fedmjp.extras import require
 
 START_SECONDS = 90
 POLL_SECONDS = 0.3
+WATCH_SECONDS = 5
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def start(deployment: Deployment) -> DeploymentConfig:
@@ -51,6 +54,19 @@ def stop(deployment: Deployment) -> bool:
     ran = supervision.stop(deployment)
     shutil.rmtree(config.state, ignore_errors=True)
     return ran
+
+
+def wait_for_end(deployment: Deployment) -> None:
+    """Wait until the server ends, or until this process is to end, and then stop it.
+
+    Raises:
+        FederationError: If the server ended by itself.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    while signal.sigtimedwait(ENDING, WATCH_SECONDS) is None:
+        if not supervision.states(deployment):
+            raise FederationError(f"the server ended: see {deployment.logs}")
+    stop(deployment)
 
 
 def connect(deployment: Deployment) -> Connection:

@@ -13,7 +13,7 @@ from benchmarks.deployment import flower, supervision
 from benchmarks.deployment.layout import Deployment
 from benchmarks.deployment.starting import connect, control
 from benchmarks.federation.bundle import as_toml, write_app
-from benchmarks.federation.simulation import follow
+from benchmarks.federation.simulation import failed_of, follow
 from benchmarks.federation.training import draw_history, training_of, watch
 from clients.gate.policy import Policy
 from fedmjp.errors import ConfigError, FederationError
@@ -70,7 +70,7 @@ def train_at_sites(
     finally:
         shutil.rmtree(work)
     if failure:
-        raise FederationError(f"the run failed: {failure}")
+        raise failed_of("the run failed", [failure])
     draw_history(scenario, folder)
 
 

@@ -13,7 +13,7 @@ from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.connection import Connection
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
-from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, RecordError, out_of_memory
+from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, QuorumError, RecordError, out_of_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, run_config_of
@@ -23,6 +23,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ROUND = re.compile(r"\[ROUND \d+/\d+\] done")
 ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
 DEAD = re.compile(r"The actor (is dead|died)\b.*")  # Ray tells at length what may have been
+QUORUM = f"{QuorumError.__module__}.{QuorumError.__name__}: "
 COMPLETED = "finished:completed"
 POLL_SECONDS = 1.0
 RECORDS = "round-*.safetensors"
@@ -189,7 +190,13 @@ def run_app(jobs: Sequence[tuple[RunValues, Resources]], on_line: Callable[[str]
             if failure := follow(superlink, superlink.submit(app, path, str(resources)), on_line):
                 failures.append(failure)
     if failures:
-        raise FederationError(f"the federated run failed: {'; '.join(failures)}")
+        raise failed_of("the federated run failed", failures)
+
+
+def failed_of(what: str, failures: Sequence[str]) -> FederationError:
+    """The error of runs that failed; a QuorumError where one did for want of updates."""
+    said = f"{what}: {'; '.join(failure.removeprefix(QUORUM) for failure in failures)}"
+    return (QuorumError if any(failure.startswith(QUORUM) for failure in failures) else FederationError)(said)
 
 
 def follow(connection: Connection, run: str, on_line: Callable[[str], None], *, patience: float = 0) -> str | None:

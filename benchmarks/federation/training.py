@@ -13,7 +13,7 @@ from benchmarks.federation.simulation import Resources, run_app
 from fedmjp import provenance
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, QuorumError
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.central import Pictures, open_pictures
@@ -27,6 +27,7 @@ SKIPPED = re.compile(r"^INFO\s*:\s+\[SKIPPED\] (.*)")
 ROUND_DONE = re.compile(r"^INFO\s*:\s+\[ROUND (\d+)/\d+\] done")
 # A record holds pictures in [0, 1], each once and as it went into the network, and batches that every client can fill.
 AS_SHOWN = {"mixup": 0, "cutmix": 0, "random_erasing": 0, "repeats": 1}
+TRIES = 3  # of a round in which too few clients answer
 SHARE_DIGITS = 10_000  # Ray counts a GPU's shares with four decimals
 
 
@@ -50,7 +51,7 @@ def train_federated(
 
     Raises:
         CheckpointError: If the folder's state is of another configuration.
-        FederationError: If the run failed.
+        FederationError: If the run failed; QuorumError after the third time in which too few clients answered.
     """
     training, shares = training_of(scenario), tuple(map(len, dealt.shares))
     records = str(folder.records.resolve()) if training.records else ""
@@ -62,9 +63,31 @@ def train_federated(
         uploads_folder=records,
         evaluator_folder=records,
     )
-    run_app([(run.flat(), resources)], watch(folder, on_round, on_skipped))
+    on_line = watch(folder, on_round, on_skipped)
+    play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder))
     describe_records(scenario, folder.records, shares)
     draw_history(scenario, folder)
+
+
+def play_again(play: Callable[[], None], done: Callable[[], int]) -> None:
+    """Play a run to its end; from its last checkpoint, with processes of its own, where too few clients answered.
+
+    Args:
+        play: Plays the rounds that are left.
+        done: How many rounds the last checkpoint had done.
+
+    Raises:
+        QuorumError: If it does not get on in three times.
+    """
+    left = TRIES
+    while True:
+        before = done()
+        try:
+            return play()
+        except QuorumError:
+            left = TRIES - 1 if done() > before else left - 1
+            if not left:
+                raise
 
 
 def watch(

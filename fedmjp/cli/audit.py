@@ -22,6 +22,12 @@ def audit(
         ),
     ] = False,
     rounds: Annotated[int, typer.Option(help="Rounds that are watched.", min=1, max=100)] = 2,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Of the app's run config, as of `flwr run`; repeat it.", rich_help_panel=RUN
+        ),
+    ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Seconds, after which the app is stopped.", min=1, rich_help_panel=RUN)
     ] = 900.0,
@@ -41,7 +47,12 @@ def audit(
     require_apart(output, str(app_dir))
     claim_folder(output)
     findings = audited(
-        app_dir, stand_in=stand_in, rounds=rounds, limit=time_limit, on_stage=lambda said: tell(console, f"{said} ...")
+        app_dir,
+        stand_in=stand_in,
+        rounds=rounds,
+        limit=time_limit,
+        run_config=run_config or (),
+        on_stage=lambda said: tell(console, f"{said} ..."),
     )
     write_report(findings, output, command=published_command())
     tell(console, first_line(findings.report), *verdict(findings.report))

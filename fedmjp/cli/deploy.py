@@ -53,10 +53,15 @@ def init(
 
 
 @deploy.command(epilog=examples("fedmjp deploy up hospital"))
-def up(folder: Folder) -> None:
+def up(
+    folder: Folder,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay until stopped, as containers and systemd want it.")
+    ] = False,
+) -> None:
     """Start SuperLink, SuperExec and reverse proxy, kept alive, and register the sites' keys."""
     from benchmarks.deployment.layout import Deployment
-    from benchmarks.deployment.starting import start
+    from benchmarks.deployment.starting import start, wait_for_end
 
     deployment = Deployment(folder)
     config = start(deployment)
@@ -66,6 +71,8 @@ def up(folder: Folder) -> None:
         f"From this machine: 127.0.0.1:{config.inside}, where every account may start runs: Flower has no login there.",
         f"Uploads pass in clear through {config.state} until a run ends.",
     )
+    if foreground:
+        wait_for_end(deployment)
 
 
 @deploy.command(epilog=examples("fedmjp deploy node hospital/sites/north --data pictures"))

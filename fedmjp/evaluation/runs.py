@@ -18,7 +18,8 @@ from fedmjp.training.run_folder import TrainingFolder
 
 # What is not the same in two runs of one kind: seeds, and what only says how a run was carried out.
 INCIDENTAL = {
-    "seed", "model.seed", "device", "checkpoint_every", "recipe.workers", "recipe.compile", "round_seconds", "records",
+    "seed", "model.seed", "device", "checkpoint_every", "recipe.workers", "recipe.compile", "round_seconds", "quorum",
+    "records",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The app's ClientApp, watched from outside: it gets what it would get, and its reply is passed on as it is."""
 
+import copy
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
@@ -27,14 +28,23 @@ class WatchedClientApp(ClientApp):
             app = settings.load(SETTINGS["component"])
             if message.metadata.message_type == settings.WARM:
                 return Message(RecordDict(), reply_to=message)
-            with Watch(FOLDER, Path(SETTINGS["model"]), message) as watch:
-                reply: Message = app(message, context)
+            repeat = _repeat(message)
+            with Watch(FOLDER, Path(SETTINGS["model"]), message, repeat) as watch:
+                # What an app keeps for its next round is the same in every repeat.
+                reply: Message = app(message, context if repeat is None else copy.deepcopy(context))
         except Exception as error:
             settings.note_problem(FOLDER, "client", error)
             raise
         if training:
             watch.keep(reply)
         return reply
+
+
+def _repeat(message: Message) -> int | None:
+    """Which repeat of a message this is; None if it is the app's own. The app does not see the mark."""
+    if settings.REPEAT not in message.content:
+        return None
+    return int(message.content.pop(settings.REPEAT)["number"])  # type: ignore[arg-type]  # a number
 
 
 app = WatchedClientApp()

@@ -1,7 +1,11 @@
 """The app's ServerApp behind a Grid that writes down what crosses the wire."""
 
 import base64
+import itertools
+import math
 import os
+import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,11 +22,16 @@ FOLDER = Path(SETTINGS["folder"])
 WARM_SECONDS = 180
 KEPT_NODES = 2  # of which arrays are kept, in each round
 KEPT_BYTES = 2**31  # of all arrays that are kept
+REPEATS = 2
+REPEATED_WITHIN = 20  # seconds that an answer may take to be asked for again
+POLL_SECONDS = 0.3
 
 
 def end(file: str, line: dict[str, Any]) -> NoReturn:
     """Say why, and end the process: Flower's older loops send from threads, which swallow every exception."""
     settings.note(FOLDER, file, line)
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()  # clients would stay, with gigabytes each
     os._exit(0)
 
 
@@ -34,6 +43,11 @@ class Tap(Grid):
         self._round, self._kept, self._asked, self._sent = 0, 0, 0.0, False
         self._trained: dict[int, int] = {}
         self._nodes: dict[int, list[int]] = {}
+        self._evaluated: set[str] = set()  # types of messages
+        self._unanswered: dict[str, tuple[Message, float]] = {}  # by identifier, with when it was sent
+        self._repeatable: Message | None = None
+        self._numbers = itertools.count()  # of files
+        self._ending = threading.Lock()
 
     def set_run(self, run: Any) -> None:
         """As the Grid's."""
@@ -76,32 +90,58 @@ class Tap(Grid):
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send, wait, and keep both."""
-        outgoing = list(messages)
-        self._count(outgoing)
-        replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
-        self._keep("down", outgoing)
-        self._keep("up", replies)
+        """Send, and wait as the Grid does; an answer is kept also where another never comes."""
+        waiting = set(self.push_messages(messages))
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and time.monotonic() < deadline:
+            came = list(self.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in came}
+            replies += came
+            if waiting:
+                time.sleep(POLL_SECONDS)
         return replies
 
+    def repeat(self) -> None:
+        """Ask a client twice more what it last answered with arrays: same weights, and the same draws but of noise."""
+        if self._repeatable is None:
+            return
+        about, content = self._repeatable.metadata, self._repeatable.content
+        for number in range(REPEATS):
+            marked = RecordDict({**content, settings.REPEAT: ConfigRecord({"number": number})})
+            asked = Message(
+                marked, dst_node_id=about.dst_node_id, message_type=about.message_type, group_id=about.group_id
+            )
+            for reply in self._grid.send_and_receive([asked], timeout=REPEATED_WITHIN):
+                if not reply.has_error():
+                    line = {"of": about.message_id, "id": reply.metadata.reply_to_message_id}
+                    settings.note(FOLDER, "repeats.jsonl", {**line, "file": self._arrays("up", reply, {})})
+
     def _count(self, outgoing: list[Message]) -> None:
-        """Count rounds as the app names them; where it does not, by how often a client is asked to train."""
+        """Count rounds, and end when enough were seen: before another, or before the last is evaluated too."""
         if outgoing and not self._sent:
             self._sent = True
             self._warm()
         for message in outgoing:
-            # Secure aggregation takes several messages to a round, one of which holds the weights.
-            if _trains(message) and message.content.array_records:
-                node = message.metadata.dst_node_id
-                self._trained[node] = self._trained.get(node, 0) + 1
-                configs: list[Any] = [
-                    *message.content.config_records.values(),
-                    {"server-round": message.metadata.group_id},
-                ]
-                stated = [one["server-round"] for one in configs if str(one.get("server-round", "")).isdigit()]
-                self._round = max(self._round, int(stated[0]) if stated else self._trained[node])
-        if self._round > self._rounds:
-            end("ended.jsonl", {"ended": "enough"})
+            self._count_one(message)
+        types = {message.metadata.message_type for message in outgoing}
+        again = self._round == self._rounds and bool(types & self._evaluated)
+        self._evaluated |= {one for one in types if one.partition(".")[0] == "evaluate"}
+        if self._round > self._rounds or again:
+            with self._ending:  # older loops send from several threads
+                self.repeat()
+                end("ended.jsonl", {"ended": "enough"})
+
+    def _count_one(self, message: Message) -> None:
+        """Take the round as the app names it; where it does not, how often a client was asked to train."""
+        # Secure aggregation takes several messages to a round, one of which holds the weights.
+        if not _trains(message) or not message.content.array_records:
+            return
+        node = message.metadata.dst_node_id
+        self._trained[node] = self._trained.get(node, 0) + 1
+        configs: list[Any] = [*message.content.config_records.values(), {"server-round": message.metadata.group_id}]
+        stated = [one["server-round"] for one in configs if str(one.get("server-round", "")).isdigit()]
+        self._round = max(self._round, int(stated[0]) if stated else self._trained[node])
 
     def _warm(self) -> None:
         """Have every client import the app; what that fails of, its answers to the app's own messages say again."""
@@ -130,7 +170,19 @@ class Tap(Grid):
             line["records"] = {name: _described(record) for name, record in message.content.items()}
             if _trains(message) and self._wanted(line["node"]):
                 line["file"] = self._arrays(way, message, shared)
+                self._remember(way, message)
             settings.note(FOLDER, "wire.jsonl", line)
+
+    def _remember(self, way: str, message: Message) -> None:
+        """What can be asked again: messages with arrays that were soon answered with arrays."""
+        if not message.content.array_records:
+            return
+        if way == "down":
+            self._unanswered[message.metadata.message_id] = (message, time.monotonic())
+        elif asked := self._unanswered.pop(message.metadata.reply_to_message_id, None):
+            question, when = asked
+            if time.monotonic() - when < REPEATED_WITHIN:
+                self._repeatable = question
 
     def _wanted(self, node: int) -> bool:
         nodes = self._nodes.setdefault(self._round, [])
@@ -142,7 +194,7 @@ class Tap(Grid):
         """The file that holds a message's arrays; messages that share their content share it."""
         if id(message.content) in shared:
             return shared[id(message.content)]
-        name = f"{way}-{len(list(FOLDER.glob('*.npz'))):04d}.npz"
+        name = f"{way}-{next(self._numbers):04d}.npz"
         arrays: dict[str, Any] = {
             f"{record}/{entry}": array.numpy()
             for record, several in message.content.array_records.items()
@@ -184,7 +236,9 @@ def main(grid: Grid, context: Context) -> None:
             from . import stand_ins  # noqa: PLC0415 (only where asked for)
 
             stand_ins.install(SETTINGS)
-        settings.load(SETTINGS["component"])(Tap(grid, SETTINGS["rounds"]), context)
+        tap = Tap(grid, SETTINGS["rounds"])
+        settings.load(SETTINGS["component"])(tap, context)
+        tap.repeat()
     except Exception as error:
         settings.note_problem(FOLDER, "server", error)
         raise

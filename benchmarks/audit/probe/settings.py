@@ -9,6 +9,8 @@ from typing import Any
 SERVER, CLIENT = "server.json", "client.json"
 # Asks a client to import the app, before the app's own first message: imports are slow, and apps have time limits.
 WARM = "query.fedmjp_warm"
+# The record of a message that a client got before: which time it is asked again, from 0.
+REPEAT = "fedmjp_repeat"
 
 
 def read(name: str) -> dict[str, Any]:

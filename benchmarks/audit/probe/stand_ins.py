@@ -4,6 +4,7 @@ What is here (a file, a cache) is taken as it is; only where loading fails somet
 order matters: it is put in place before the app is imported.
 """
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -25,12 +26,18 @@ OTHERS = (224, 3, 10)
 IMAGE_COLUMNS = ("img", "image", "pixel_values", "images")
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
-PER_CLIENT = {True: 40, False: 8}  # rows of a split for each client, of small pictures or texts and of large pictures
+PER_CLIENT, PER_CLIENT_LARGE = 40, 8  # rows of a split for each client: of large pictures, or enlarged ones, fewer
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
+# Of models by a word of their name: layers, dimensions, heads; as of DeiT, and of the small BERTs.
+VISION_SIZES = {"tiny": (12, 192, 3), "small": (12, 384, 6)}
+TEXT_SIZES = {"tiny": (2, 128, 2), "mini": (4, 256, 4), "small": (4, 512, 8)}
 
 # Libraries that would wait for the network are told that there is none.
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+}  # fmt: skip
 
 _installed = False
 _given: dict[str, Any] = {}
@@ -44,7 +51,8 @@ def install(given: dict[str, Any]) -> None:
     _installed = True
     _given.update(given)
     os.environ.update(OFFLINE)
-    for replace in (_hub_datasets, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers):
+    places = (_hub_datasets, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers, _hub_metrics)
+    for replace in places:
         try:
             replace()
         except ImportError:
@@ -116,13 +124,13 @@ def _hub_dataset(path: str) -> Any:
     splits = {}
     for seed, split in enumerate(("train", "test")):
         if image is None and text is not None:
-            count, classes = _rows(small=True), 2
+            count, classes = _rows(), 2
             generator = np.random.default_rng(seed)
             rows: dict[str, Any] = {text: [" ".join(generator.choice(WORDS, 24)) for _ in range(count)]}
             features = {text: datasets.Value("string")}
             said = "sentences of drawn letters"
         else:
-            count, column = _rows(small=side < LARGE), image or "image"
+            count, column = _rows(side), image or "image"
             rows = {column: pictures(count, side, channels, seed)}
             features = {column: datasets.Image()}
             said = f"parts of bundled pictures, {side} x {side}"
@@ -133,8 +141,41 @@ def _hub_dataset(path: str) -> Any:
     return datasets.DatasetDict(splits)
 
 
-def _rows(*, small: bool) -> int:
-    return int(PER_CLIENT[small] * _given["clients"])
+class _Accuracy:
+    """In place of a metric of the hub: the share of predictions that are right, whatever was asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._right = name, list[bool]()
+
+    def add_batch(self, *, predictions: Any, references: Any, **_: Any) -> None:
+        """Count a batch."""
+        self._right += [bool(one == other) for one, other in zip(predictions, references, strict=True)]
+
+    def compute(self, *, predictions: Any = (), references: Any = (), **_: Any) -> dict[str, float]:
+        """The share, by the metric's name."""
+        self.add_batch(predictions=predictions, references=references)
+        return {self._name: sum(self._right) / max(len(self._right), 1)}
+
+
+def _hub_metrics() -> None:
+    evaluate: Any = importlib.import_module("evaluate")
+    original = evaluate.load
+
+    @wraps(original)
+    def load(path: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return original(path, *arguments, **named)
+        except Exception:  # noqa: BLE001 (of many kinds, all meaning that it is not here)
+            _say("metric", path, "the share of predictions that are right")
+            return _Accuracy(path)
+
+    evaluate.load = load
+
+
+def _rows(side: int = 0) -> int:
+    """Of all clients, for pictures of so many pixels per side or for texts."""
+    large = side >= LARGE or (side > 0 and _given["enlarges"])
+    return int((PER_CLIENT_LARGE if large else PER_CLIENT) * _given["clients"])
 
 
 def _torchvision_datasets() -> None:
@@ -156,8 +197,9 @@ def _stand_in_for(kind: Any) -> None:
             initialise(self, *arguments, **{**named, **({"download": False} if "download" in named else {})})
         except Exception:  # noqa: BLE001
             train = arguments[1] if len(arguments) > 1 else named.get("train", named.get("split", "train") == "train")
-            side, channels, classes = kind_of(kind.__name__)
-            count = _rows(small=side < LARGE)
+            name = next(one.__name__ for one in type(self).__mro__ if one.__module__.startswith("torchvision."))
+            side, channels, classes = kind_of(name)
+            count = _rows(side)
             self.data = np.stack(pictures(count, side, channels, int(not train)))
             self.targets = labels(count, classes, int(not train))
             self.classes = [str(number) for number in range(classes)]
@@ -166,7 +208,7 @@ def _stand_in_for(kind: Any) -> None:
             self.transforms = None
             self.stands_in = True
             said = f"{count} parts of bundled pictures, {side} x {side}"
-            _say("data set", f"torchvision {kind.__name__}", said)
+            _say("data set", f"torchvision {name}", said)
 
     def item_or_stand_in(self: Any, place: int) -> Any:
         if not getattr(self, "stands_in", False):
@@ -273,7 +315,7 @@ def _config(name: str, named: dict[str, Any]) -> Any:
 
 
 def _sized(config: Any, words: str, named: dict[str, Any]) -> Any:
-    sizes = {"tiny": (2, 128, 2), "mini": (4, 256, 4), "small": (4, 384, 6)}
+    sizes = VISION_SIZES if getattr(config, "model_type", "") in ("vit", "deit") else TEXT_SIZES
     for word, (layers, hidden, heads) in sizes.items():
         if word in words and hasattr(config, "hidden_size"):
             config.num_hidden_layers, config.hidden_size, config.num_attention_heads = layers, hidden, heads

@@ -6,6 +6,8 @@ that names which it takes out of torch are the patched ones.
 
 import copy
 import gc
+import json
+import random
 import sys
 import time
 import traceback
@@ -42,10 +44,12 @@ class Watch:
         folder: The evaluator's.
         model: Where the model goes as it is before anything was learnt, which a server knows.
         message: That the client got.
+        repeat: Which repeat of it this is. All draw the same, but from its last loss on each draws another noise.
     """
 
-    def __init__(self, folder: Path, model: Path, message: Message) -> None:
-        self._folder, self._model_file, self._message = folder, model, message
+    def __init__(self, folder: Path, model: Path, message: Message, repeat: int | None = None) -> None:
+        self._folder, self._model_file, self._message, self._repeat = folder, model, message, repeat
+        self._losses, self._first_loss = 0, 0.0
         self._module: nn.Module | None = None
         self._batches: list[dict[str, Tensor]] = []
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
@@ -60,6 +64,8 @@ class Watch:
     def __enter__(self) -> Self:
         global _watch
         _watch = self
+        if self._repeat is not None:
+            _seed(0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,10 +88,14 @@ class Watch:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
             self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + self._sizes[-1]
 
-    def see_loss(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A loss is computed of outputs and targets."""
+    def see_loss(self, name: str, value: Tensor, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A loss was computed of outputs and targets."""
         if not torch.is_grad_enabled() or self._module is None or not self._module.training:
             return
+        self._losses += 1
+        self._first_loss = float(value.detach().mean()) if self._losses == 1 else self._first_loss
+        if self._repeat and self._losses == _losses_before(self._folder):
+            _seed(self._repeat)
         target = arguments[1] if len(arguments) > 1 else named.get("target")
         if not self._loss:
             smoothing = named.get("label_smoothing", 0.0)
@@ -139,6 +149,9 @@ class Watch:
                 "forwards": self._forwards,
                 "sizes": self._sizes,
                 "steps": sum(self._steps.values()),
+                "losses": self._losses,
+                "first_loss": self._first_loss,
+                "repeat": self._repeat,
                 "optimiser": self._optimiser,
                 "rates": sorted(self._rates),
                 "loss": self._loss,
@@ -197,9 +210,10 @@ def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
 def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def loss(*arguments: Any, **named: Any) -> Any:
+        value = original(*arguments, **named)
         if _watch is not None:
-            _watch.see_loss(name, arguments, named)
-        return original(*arguments, **named)
+            _watch.see_loss(name, value, arguments, named)
+        return value
 
     return loss
 
@@ -212,18 +226,18 @@ def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -
 def _see_normalisations() -> None:
     try:
         from torchvision import transforms  # noqa: PLC0415 (apps without pictures may lack it)
-        from torchvision.transforms import v2  # noqa: PLC0415
+        from torchvision.transforms import _presets, v2  # noqa: PLC0415
     except ImportError:
         return
-    for kind in (transforms.Normalize, v2.Normalize):
+    for kind in (transforms.Normalize, v2.Normalize, _presets.ImageClassification):
         kind.__init__ = _seen_statistics(kind.__init__)
 
 
 def _seen_statistics(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
-    def initialise(self: Any, mean: Any, std: Any, *arguments: Any, **named: Any) -> None:
-        original(self, mean, std, *arguments, **named)
-        _normalisations.append(([float(value) for value in mean], [float(value) for value in std]))
+    def initialise(self: Any, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        _normalisations.append(([float(value) for value in self.mean], [float(value) for value in self.std]))
 
     return initialise
 
@@ -234,6 +248,18 @@ def _of_processors() -> list[tuple[list[float], list[float]]]:
         return []
     made = [one for one in gc.get_objects() if "ImageProcessor" in type(one).__name__ and hasattr(one, "image_mean")]
     return [(list(one.image_mean), list(one.image_std)) for one in made if getattr(one, "image_mean", None)]
+
+
+def _seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)  # noqa: TID251, NPY002 (apps draw from the global generators)
+    torch.manual_seed(number)  # noqa: TID251
+
+
+def _losses_before(folder: Path) -> int | None:
+    """How many losses the first repeat computed."""
+    lines = [json.loads(line) for line in (folder / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
+    return next((int(line["losses"]) for line in reversed(lines) if line["repeat"] == 0), None)
 
 
 def _opacus() -> list[dict[str, Any]]:

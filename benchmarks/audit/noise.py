@@ -1,0 +1,116 @@
+"""What is done to an upload between the last step and the wire, from what hooks saw and from repeats of a message."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.audit.evaluating import read_trained
+from benchmarks.audit.network import by_name
+from benchmarks.audit.running import Records, lines
+from benchmarks.audit.wire import Answer
+
+EQUAL = 1e-6  # relative difference that rounding leaves
+SMALL = 1e-3  # share of an update's length from which on something was added to it
+
+
+@dataclass(frozen=True)
+class Change:
+    """An update as it left, beside what was trained: a multiple of it, and something added."""
+
+    length: float  # of the update as it was trained
+    factor: float
+    added: float  # length of what was added
+    entries: int
+    rounding: float  # length of what rounding alone may add
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of what was added to one number."""
+        return self.added / math.sqrt(self.entries)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether more was added than rounding does."""
+        return self.added > max(self.rounding, SMALL * abs(self.factor) * self.length)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the update is longer or shorter than it was trained, by more than noise explains."""
+        return abs(self.factor - 1) > SMALL + 3 * self.deviation / self.length
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Two answers of one client to the same message."""
+
+    is_alike: bool  # whether they began with the same weights, batches and draws
+    deviation: float  # standard deviation of the noise in one number of one answer
+    is_noisy: bool
+
+
+def measure_change(answer: Answer, folder: Path) -> Change | None:
+    """Compare an answer with what hooks saw at the end of training; None where nothing was seen or nothing trained."""
+    trained = read_trained(folder, answer.message)
+    left, sent = (by_name(trained, arrays) for arrays in (answer.arrays, answer.sent))
+    names = [name for name in left if name in trained and name in sent and left[name].is_floating_point()]
+    if not names:
+        return None
+    start = flat(sent, names)
+    update, reply = (flat(state, names) - start for state in (trained, left))
+    if not bool(update.any()):
+        return None
+    factor = float((reply @ update) / (update @ update))
+    added = reply - factor * update
+    rounding = EQUAL * max(float(reply.norm()), float(start.norm()))
+    return Change(float(update.norm()), factor, float(added.norm()), len(added), rounding)
+
+
+def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | None:
+    """Compare two answers to the same message, which drew the same but for noise; None where nobody repeated one.
+
+    Args:
+        records: Of the run.
+        answers: Of which arrays were kept, to find the message that was repeated.
+    """
+    noted = lines(records.server / "repeats.jsonl")
+    original = next((one for one in answers if noted and one.message == noted[0]["of"]), None)
+    if len(noted) < 2 or original is None:
+        return None
+    first, second = (
+        Answer(line["id"], original.server_round, original.node, original.question_file, records.server / line["file"])
+        for line in noted[:2]
+    )
+    names = [name for name, tensor in first.update.items() if name in second.update]
+    one, other = (flat(answer.update, names) for answer in (first, second))
+    difference = one - other
+    deviation = float(difference.norm()) / math.sqrt(2 * max(len(difference), 1))
+    return Repeats(
+        _began_alike(records, noted), deviation, is_noisy=float(difference.norm()) > SMALL * float(one.norm())
+    )
+
+
+def flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Tensors of these names one after another."""
+    return torch.cat([state[name].double().flatten() for name in names])
+
+
+def _began_alike(records: Records, noted: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether both repeats saw the same batches, and had the same loss before any noise."""
+    seen = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
+    losses = [seen[line["id"]]["first_loss"] for line in noted[:2] if line["id"] in seen]
+    one, other = (_batches(records.evaluator / f"{line['id']}.npz") for line in noted[:2])
+    alike = one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    return bool(one) and alike and len(losses) == 2 and math.isclose(*losses, rel_tol=EQUAL)
+
+
+def _batches(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    if not path.exists():
+        return {}
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}

@@ -1,0 +1,73 @@
+"""The report's figures in words that somebody who runs no attacks understands; ``report.json`` has them as they are."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+SCALE = "In decibels (PSNR): from about 20 on a picture is recognisable, from 40 on it is exact."
+
+
+def result(row: Mapping[str, Any]) -> str:
+    """What came back of one attack on one upload."""
+    if row["reveals"] == "pictures":
+        return (
+            f"{row['above_floor']} of {row['pictures']} come back; at best {row['psnr_worst_case']:.1f} dB, median "
+            f"{row['psnr_median']:.1f} dB, their mean colour alone {row['floor_median']:.1f} dB (median)"
+        )
+    if row["reveals"] == "classes":
+        return (
+            f"{row['named']} of {row['classes']} classes rose, {row['right']} of them among the {row['held']} that the "
+            "client holds"
+        )
+    parts = []
+    if "labels_right" in row:
+        parts.append(f"{row['labels_right']:.0%} of {row['labels']} labels right, a guess {row['labels_floor']:.0%}")
+    if "features" in row:
+        parts.append(f"{row['features_near']} of {row['features']} features come back")
+    return "; ".join(parts)
+
+
+def controls(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What the server controls: values of one record that mean the same stand together."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        record, _, name = str(row["name"]).rpartition(".") if row["what"] == "configuration" else (row["name"], "", "")
+        values = groups.setdefault((record, row["meaning"]), [])
+        if name:
+            values.append(f"{name} = {row['value']}")
+    return [
+        {"name": record, "values": ", ".join(values), "meaning": meaning}
+        for (record, meaning), values in groups.items()
+    ]
+
+
+def recipe(seen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The recipe that was seen, a line for each part that says something."""
+    if not seen["trains"]:
+        yield "training", seen["why"]
+        return
+    yield "network", seen["model"]
+    yield "optimiser", seen["optimiser"]
+    if seen["learning_rates"]:
+        yield "learning rate", ", ".join(f"{rate:g}" for rate in seen["learning_rates"])
+    for name in ("momentum", "weight_decay"):
+        if seen[name]:
+            yield name.replace("_", " "), f"{seen[name]:g}"
+    yield "steps of a client in a round", str(seen["steps"])
+    yield "batches", ", ".join(f"{count} of {size}" for size, count in seen["batch_sizes"].items())
+    if seen["loss"]:
+        smoothing = seen["loss"]["label_smoothing"]
+        yield "loss", seen["loss"]["name"] + (f", label smoothing {smoothing:g}" if smoothing else "")
+    if seen["normalisation"]:
+        mean, std = (", ".join(f"{value:g}" for value in seen["normalisation"][key]) for key in ("mean", "std"))
+        yield "pictures enter the network", f"less {mean}, divided by {std}"
+
+
+def unusual(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Values in clear that are larger than a metric needs, a sentence for each record."""
+    records = Counter(one["record"] for one in found)
+    return [
+        f"In {record}, {', '.join(one['name'] for one in found if one['record'] == record)} hold more than a metric or "
+        f"a setting needs: up to {max(one['size'] for one in found if one['record'] == record):,} numbers or bytes."
+        for record in records
+    ]
