@@ -42,7 +42,8 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
 
     Further uploads of the same picture add their equations: of the same weights as further observations of the same D,
     of others with a D of their own. Which they are is told by whether the first look at each alone agrees: pictures
-    that are nearly alike are taken for one, and uploads that show too little are left out.
+    that are nearly alike are taken for one, and uploads that show too little are left out. Random crops of a picture
+    are nearly alike and not one: where clients take them, each upload is read alone.
 
     It knows nothing of the network behind the tokens: D is not held against what the model computes of such a picture.
     Of signs, hard pruning and few bits it makes blurred pictures; that is its limit. It takes no masks, batches and
@@ -115,7 +116,7 @@ def _linked(upload: Upload, pictures: PicturePrior, model: Entrance, threat: Thr
     def look(at: Upload) -> Tensor:
         return most_likely([_equations([at], model, threat)], pictures, 1)[0]
 
-    if not upload.others:
+    if threat.crop_scale or not upload.others:
         return []
     first = look(upload)
     return [other for other in upload.others if agreement(first, look(other), pictures) > ALIKE]

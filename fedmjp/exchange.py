@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmjp import jigsaw
+from fedmjp.data.crops import random_crop
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
 from fedmjp.defences.base import Arranged, Client
@@ -103,9 +104,11 @@ _initial = lru_cache(maxsize=2)(build_vit)
 def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
     """What a client computes an upload from: its pictures as they are, and as they go into the network.
 
-    A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same.
+    A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same; a crop on
+    (seed, picture, number) and the scale. Where crops are taken, they are the private pictures.
     """
-    clean = torch.stack([picture.image for picture in pictures])
+    whole = torch.stack([picture.image for picture in pictures])
+    clean = whole if scenario.crop_scale is None else _cropped(scenario, pictures, scenario.crop_scale, number)
     ratio, grid = scenario.pipeline.mask_ratio, scenario.model.grid
     again = (number,) if number else ()  # the first does not depend on whether there are more
     sources = [SeededRandomness(scenario.seed, ("jigsaw", ratio, picture.name, *again)) for picture in pictures]
@@ -124,7 +127,15 @@ def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: 
         gradient_of=scenario.gradient_of,
         mixed=mixed,
         shares=shares,
+        whole=None if scenario.crop_scale is None else whole,
     )
+
+
+def _cropped(scenario: Scenario, pictures: Sequence[LabelledPicture], scale: float, number: int) -> Tensor:
+    """A random crop of each picture."""
+    sources = [numpy_generator(scenario.seed, "crop", picture.name, number) for picture in pictures]
+    drawn = zip(pictures, sources, strict=True)
+    return torch.stack([random_crop(picture.image, scale, generator=generator) for picture, generator in drawn])
 
 
 def _mixed(

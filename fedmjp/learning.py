@@ -70,6 +70,11 @@ class Recipe(Config):
     compile: bool = Field(False, description="torch.compile, worth it on CUDA")
     workers: int = Field(0, ge=0, description="processes that read pictures")
 
+    @property
+    def smallest_crop(self) -> float | None:
+        """The share of a picture that every random crop keeps; None where pictures are shown whole."""
+        return self.crop_scale if self.crop_scale < 1 else None
+
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
         if self.warmup_epochs >= self.epochs:

@@ -14,7 +14,7 @@ from fedmjp.records import load_record, require, require_images, save_tensors
 from fedmjp.settings import Picture
 
 TENSORS = ("clean", "shuffled", "mask", "source", "labels")
-OF_MIXED = ("mixed", "shares")
+OF_SOME = ("mixed", "shares", "whole")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class PrivateBatch:
     # Where pictures were mixed: what became of x, and (batch, classes) what is the share of each label in it.
     mixed: Tensor | None = None
     shares: Tensor | None = None
+    # Where x are random crops: the pictures that they are of.
+    whole: Tensor | None = None
 
     def __post_init__(self) -> None:
         require_images("clean", self.clean)
@@ -56,7 +58,7 @@ class PrivateBatch:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All that has a row per picture, by name."""
-        values = {name: getattr(self, name) for name in (*TENSORS, *OF_MIXED)}
+        values = {name: getattr(self, name) for name in (*TENSORS, *OF_SOME)}
         return {name: value for name, value in values.items() if value is not None}
 
     def part(self, first: int, last: int) -> Self:
@@ -88,8 +90,9 @@ class PrivateBatch:
         )
 
     def sha256(self, place: int) -> str:
-        """SHA-256 of the pixels of one clean picture, as hex."""
-        return hashlib.sha256(self.clean[place].contiguous().numpy().tobytes()).hexdigest()
+        """SHA-256 of the pixels of one picture as its source has it, as hex."""
+        pictures = self.clean if self.whole is None else self.whole
+        return hashlib.sha256(pictures[place].contiguous().numpy().tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write to ``path``."""

@@ -36,7 +36,7 @@ SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling a
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
-    "local_momentum", "local_batch_size", "label_smoothing", "mixup",
+    "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale",
 )  # fmt: skip
 # With others a training run may go on.
 INCIDENTAL = {
@@ -57,8 +57,9 @@ class Scenario(Defended):
 
     Every client uploads, round after round, the update of one batch of its pictures: the batch's gradient, or the
     weight delta after some steps of plain SGD on it. With several ``uploads_per_picture`` it goes through its pictures
-    so often, every time under masks drawn anew. ``defences`` are applied in their order; those that shuffle make the
-    uploads those of x~, others those of x. The server takes a step along the mean after every round, unless its
+    so often, every time under masks drawn anew, and by other random crops where it takes any: a crop is then the
+    private picture x of its upload. ``defences`` are applied in their order; those that shuffle make the uploads those
+    of x~, others those of x. The server takes a step along the mean after every round, unless its
     learning rate is 0.
 
     With ``training`` clients deal all pictures among them and train together instead.
@@ -80,6 +81,12 @@ class Scenario(Defended):
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
     mixup: float = Field(
         0.0, ge=0.0, allow_inf_nan=False, description="alpha; each batch is mixed in pairs, by one share"
+    )
+    crop_scale: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="smallest share of a picture that a random crop keeps; clients draw one for each upload",
     )
     labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
     server_learning_rate: float | None = Field(
@@ -108,7 +115,7 @@ class Scenario(Defended):
     def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what is of single batches only, or of training only."""
         of_others: tuple[str, ...] = ("training",) if self.training is None else OF_BATCHES
-        left_out = of_others + tuple(name for name in ("server", "mixup") if not getattr(self, name))
+        left_out = of_others + tuple(name for name in ("server", "mixup", "crop_scale") if not getattr(self, name))
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")
@@ -132,6 +139,8 @@ class Scenario(Defended):
             raise ValueError("local_momentum and local_batch_size are of local steps: set update to delta")
         if self.mixup:
             self._require_pairs()
+        if self.crop_scale and self.local_steps > 1:
+            raise ValueError(f"crop_scale is of one step, not of {self.local_steps}: leave one of the two out")
         if self.pictures_per_client % self.batch_size:
             raise ValueError(
                 f"batch size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client: "
@@ -192,13 +201,14 @@ class Scenario(Defended):
         """What the server sees of this scenario, and knows."""
         names = (
             "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
-            "label_smoothing", "mixup", "labels_known", "uploads_per_picture",
+            "label_smoothing", "mixup", "crop_scale", "labels_known", "uploads_per_picture",
         )  # fmt: skip
         shared = {name: getattr(self, name) for name in names}
         if self.training is not None:
             recipe = self.training.recipe
             shared |= {"update": self.training.update, "batch_size": recipe.batch_size}
             shared |= {"label_smoothing": recipe.label_smoothing, "mixup": recipe.mixup}
+            shared["crop_scale"] = recipe.smallest_crop
         done = self.pipeline.of_stage("examples", "update", "aggregate")
         return ThreatModel(defences=done.configs, server=self.server, **shared)
 

@@ -19,7 +19,7 @@ class ThreatModel(Config):
     """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
-    training, so it knows steps, learning rate, label smoothing and mixup, not the shares that are drawn. With
+    training, so it knows steps, learning rate, label smoothing, mixup and that crops are taken, not what is drawn. With
     ``server`` it is malicious in one thing: it changes weights before it sends them. Of ``defences`` it is told what
     each of them states. It never holds a picture of the client, the mask, the permutation, or the evaluator's records.
     """
@@ -33,6 +33,9 @@ class ThreatModel(Config):
     local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the clients' loss")
     mixup: float = Field(0.0, ge=0.0, allow_inf_nan=False, description="alpha; clients mix pictures in pairs")
+    crop_scale: float | None = Field(
+        None, gt=0.0, le=1.0, description="smallest share of a picture that a random crop keeps, drawn for each upload"
+    )
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
@@ -111,9 +114,14 @@ class ThreatModel(Config):
             kind += f" under label smoothing {self.label_smoothing:g}"
         if self.mixup:
             kind += f" that the client mixed in pairs (mixup {self.mixup:g})"
+        if self.crop_scale:
+            share = f"{100 * self.crop_scale:g} % or more of each"
+            kind += f", shown in random crops ({share}, flipped or not, drawn anew for each upload)"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
         knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
+        if self.crop_scale:
+            knowledge += " or crops" if self.labels_known else " nor crops"
         done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
         known = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
         of_each = "".join(f" Of {name} it is told {what}." for name, what in known.items())
@@ -130,7 +138,7 @@ class ThreatModel(Config):
     def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
         # Fields of later, where they say nothing: records from before them stay the same.
-        for name in ("server", "local_momentum", "local_batch_size", "mixup"):
+        for name in ("server", "local_momentum", "local_batch_size", "mixup", "crop_scale"):
             if not getattr(self, name):
                 values.pop(name, None)
         if info.context == DIGEST:

@@ -405,3 +405,17 @@ def test_noise_is_measured_from_repeats(tmp_path: Path, second: str, batches: st
         multiplier = 0.02 / (2 * 0.5 * np.linalg.norm(step))
         stated = float(protection.said.split("composed over rounds, is ")[1].split(" after")[0])
         assert stated == pytest.approx(get_epsilon_gaussian(multiplier, 1e-5), rel=0.1)  # as measured
+    assert protection.drowns == (second == "fresh" and batches == "same"), "97 % of the answer is noise"
+
+
+@pytest.mark.parametrize(("reply", "kind"), [("weights", "weights"), ("drowned", "weights"), ("gradient", "gradient")])
+def test_weights_are_told_from_gradients_however_much_noise_lies_on_them(reply: str, kind: str, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    sent, step = (generator.normal(size=10_000).astype("float32") for _ in range(2))
+    replies = {"weights": sent + 0.01 * step, "drowned": sent + 10 * step, "gradient": 0.01 * step}
+    np.savez(tmp_path / "sent.npz", **{"arrays/w": sent})
+    np.savez(tmp_path / "reply.npz", **{"arrays/w": replies[reply]})
+    answer = Answer("m", 1, 0, tmp_path / "sent.npz", tmp_path / "reply.npz")
+    assert answer.kind == kind
+    change = replies[reply] - sent if kind == "weights" else replies[reply]
+    assert np.allclose(answer.update["w"].numpy(), change, atol=1e-5)

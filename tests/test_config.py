@@ -131,13 +131,16 @@ def test_threat_model_says_what_the_server_is_told() -> None:
     assert "Of mjp it is told" in ThreatModel().sentence([Scenario.parse({"defences": "mjp"}).pipeline])
     assert " of 1 picture under label smoothing 0.1," in ThreatModel(label_smoothing=0.1).sentence()
     assert " pictures that the client mixed in pairs (mixup 0.8)," in ThreatModel(batch_size=2, mixup=0.8).sentence()
+    cropped = ThreatModel(crop_scale=0.08).sentence()
+    assert " of 1 picture, shown in random crops (8 % or more of each, flipped or not, drawn anew for each" in cropped
+    assert " is told neither labels nor masks nor crops," in cropped
     assert "only the sum of 3 clients'" in ThreatModel.parse({"defences": "secure_sum:clients=3"}).sentence()
 
 
 def test_the_digest_of_a_threat_model_depends_on_every_value() -> None:
     changes = {
         "uploads_per_picture": 2, "defences": "gaussian", "update": "delta", "batch_size": 2, "label_smoothing": 0.1,
-        "mixup": 0.8,
+        "mixup": 0.8, "crop_scale": 0.5,
     }  # fmt: skip
     digests = {ThreatModel.parse({name: value}).digest() for name, value in changes.items()}
-    assert len(digests | {ThreatModel().digest()}) == 7
+    assert len(digests | {ThreatModel().digest()}) == 8

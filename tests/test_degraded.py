@@ -118,6 +118,8 @@ def test_further_uploads_of_the_picture_help_and_those_of_another_are_left_out(
     assert joined.diagnostics["uploads_linked"] == 2
     quality = metric("psnr").function
     assert float(quality(joined.images, clean)) > float(quality(alone.images, clean)) + 0.3
+    crops = made(NAME, both, threat.model_copy(update={"crop_scale": 0.5}), rounds=1)
+    assert crops.diagnostics["uploads_linked"] == 1
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,17 @@ def test_uploads_that_are_the_same_but_for_noise_are_averaged(undefended: VitCla
     assert psnr(all_, batch) > psnr(one, batch) + 1.5
 
 
+def test_under_noise_that_hides_the_difference_random_crops_are_not_averaged(
+    undefended: VitClassifier, pictures: Selection
+) -> None:
+    threat = ThreatModel(defences="gaussian:noise=10")
+    batches = [replace(puzzles(pictures, 1, index)[0], gradient_of=Picture.CLEAN) for index in (0, 1)]
+    uploads = [protected(upload_of(undefended, batch), undefended, threat, seed=1) for batch in batches]
+    for crop_scale, linked in ((None, 2), (0.5, 1)):
+        made = attack(uploads, undefended, threat.model_copy(update={"crop_scale": crop_scale}))
+        assert made.diagnostics["uploads_linked"] == linked
+
+
 def test_uploads_of_the_same_weights_are_the_same_but_for_noise_or_are_not(
     undefended: VitClassifier, pictures: Selection
 ) -> None:

@@ -40,8 +40,8 @@ SCENARIOS = [
     )
     for each in PIPELINES
 ]
-# Flower's clients have the same loss, and mix the same pairs.
-SCENARIOS[0] = SCENARIOS[0].model_copy(update={"label_smoothing": 0.2, "mixup": 0.5})
+# Flower's clients have the same loss, draw the same crops and mix the same pairs.
+SCENARIOS[0] = SCENARIOS[0].model_copy(update={"label_smoothing": 0.2, "mixup": 0.5, "crop_scale": 0.3})
 MALICIOUS = [
     Scenario.parse({**SCENARIOS[1].model_dump(), "defences": defences, "server": server})
     for server, defences in (("class_fishing", "mjp"), ("suppression", "secure_sum:clients=2"))
@@ -88,6 +88,7 @@ def test_flowers_clients_upload_what_direct_mode_computes(federated: Played, sce
         assert len(probes) == scenario.probes
         private, upload = federated.folder.record(scenario, path)
         same(exchange.upload, upload)
+        assert torch.equal(exchange.private.clean, private.clean)
         assert torch.equal(exchange.private.shuffled, private.shuffled)
         assert torch.equal(exchange.private.mask, private.mask)
         assert upload.num_examples == len(batch) == exchange.upload.num_examples

@@ -172,6 +172,7 @@ def test_printed_tokens_are_given_in_their_pictures_and_places() -> None:
         ({"server": "class_fishing", "defences": "withhold:roles=head"}, "head, which withhold keeps at the client"),
         ({"server": "class_fishing:class=1000"}, "class 1000 was asked for, the model knows 1000"),
         ({"server": "feature_fishing", "label_smoothing": 0.1}, "label smoothing is 0.1"),
+        ({"server": "feature_fishing", "crop_scale": 0.5}, "clients show other crops of it in every upload"),
         ({"server": "token_imprint", "update": "delta"}, "drowns in the rounding"),
         ({"server": "token_imprint", "name": "deit_tiny_without_positions"}, "does not have"),
     ],

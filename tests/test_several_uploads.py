@@ -240,6 +240,9 @@ def test_a_client_that_would_upload_the_same_again_is_played_once_and_serves_wha
     undefended = small_scenario(clients=2, pictures_per_client=2, uploads_per_picture=3)
     moving = undefended.model_copy(update={"server_learning_rate": 0.1})
     assert played([moving]) == [moving], "each upload is of other weights"
+    for drawn in ({"crop_scale": 0.5}, {"mixup": 0.8, "batch_size": 2}):
+        anew = small_scenario(clients=2, pictures_per_client=2, uploads_per_picture=3, **drawn)
+        assert played([anew]) == [anew], "each upload is of another crop, or mixture"
     (once,) = played([undefended])
     assert once.rounds == 2
     folder = RunFolder(tmp_path)

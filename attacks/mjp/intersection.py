@@ -42,7 +42,8 @@ class MjpIntersection(ClosedFacts[Entrance]):
 
     Uploads that defences disturb are read with a prior of patches (facts 4 and 9), and what noise
     blurs of a span counts as open. Those without a mask are read as one: of the same weights they are the same but
-    for noise, and their mean is taken; of others they are further equations.
+    for noise, and their mean is taken; of others they are further equations. Where clients take random crops, each
+    upload shows another one: only what is linked by its equations is joined then.
 
     Uploads of pictures that differ by more than noise are not joined, however little it is. Where that cannot be
     decided they are not joined either: ``uploads_undecided`` counts these.
@@ -109,7 +110,8 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> R
 
 def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, threat: ThreatModel) -> Reconstruction:
     first, stated = read[0]
-    same = [place for place, (other, _) in enumerate(read) if place and same_but_for_noise(first, other, threat)]
+    repeated = [] if threat.crop_scale else read[1:]
+    same = [place for place, (other, _) in enumerate(repeated, 1) if same_but_for_noise(first, other, threat)]
     links = link([facts for _, facts in read], same)
     uploads = [read[index] for index in links.same]
     whole = [upload for upload, facts in uploads if not facts.mask.any()]

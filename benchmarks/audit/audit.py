@@ -130,7 +130,8 @@ def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage:
     if recipe["trains"]:
         on_stage("attacks on what was sent")
         _attack(records, answers, findings)
-        if recipe["examples"] == 1 and report["network_uploads"]:
+        drowned = any(protection["drowns"] for protection in report["protections"])
+        if recipe["examples"] == 1 and report["network_uploads"] and not drowned:
             report["leaks"].append(ALONE)
     else:
         report["not_tested"].append(f"attacks on uploads: {recipe['why']}")

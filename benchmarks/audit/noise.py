@@ -16,6 +16,7 @@ from benchmarks.audit.running import Records, lines
 from benchmarks.audit.wire import Answer
 
 EQUAL = 1e-6  # relative difference that rounding leaves
+DROWNED = 0.9  # share of an answer from which on noise hides what one example did
 SMALL = 1e-3  # share of an update's length from which on something was added to it
 
 
@@ -51,7 +52,17 @@ class Repeats:
 
     is_alike: bool  # whether they began with the same weights, batches and draws
     deviation: float  # standard deviation of the noise in one number of one answer
-    is_noisy: bool
+    share: float  # of the length of an answer's update that is noise
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the answers differ by more than rounding."""
+        return self.share > SMALL
+
+    @property
+    def drowns(self) -> bool:
+        """Whether fresh noise is all but all of what a client says."""
+        return self.is_alike and self.share >= DROWNED
 
 
 def measure_change(answer: Answer, folder: Path) -> Change | None:
@@ -88,11 +99,9 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
     )
     names = [name for name, tensor in first.update.items() if name in second.update]
     one, other = (flat(answer.update, names) for answer in (first, second))
-    difference = one - other
-    deviation = float(difference.norm()) / math.sqrt(2 * max(len(difference), 1))
-    return Repeats(
-        _began_alike(records, noted), deviation, is_noisy=float(difference.norm()) > SMALL * float(one.norm())
-    )
+    noise, length = float((one - other).norm()) / math.sqrt(2), max(float(one.norm()), float(other.norm()))
+    deviation = noise / math.sqrt(max(len(one), 1))
+    return Repeats(_began_alike(records, noted), deviation, noise / length if length else 0.0)
 
 
 def flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

@@ -1,7 +1,7 @@
 """Protections that an app has: what each one states, and what was measured of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.audit.noise import Change, Repeats, measure_change, measure_repeats
@@ -25,6 +25,7 @@ class Protection:
     protection: str
     verified: Verified | None  # None where none was seen
     said: str
+    drowns: bool = False  # whether noise was measured that hides what one example did
 
 
 def verify(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer]) -> list[Protection]:
@@ -46,7 +47,7 @@ def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Ans
     changes = (measure_change(answer, records.evaluator) for answer in readable if answer.kind == "weights")
     change = next((one for one in changes if one is not None), None)
     repeats = measure_repeats(records, readable)
-    return [*stated, _noise(change, repeats)]
+    return [*stated, replace(_noise(change, repeats), drowns=repeats is not None and repeats.drowns)]
 
 
 def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
@@ -59,13 +60,15 @@ def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
     if not change.is_noisy and not change.is_scaled:
         said = f"After training nothing is done: what leaves is what was trained, to the last digits. {repeated}"
         return Protection(name, "yes" if drawn else None, said)
-    said = f"The update was scaled by {change.factor:.3g} before it left"
+    scaled = f"The update was scaled by {change.factor:.3g} before it left"
     if not change.is_noisy:
-        return Protection(name, "yes", f"{said}, as clipping does; no noise was added. {repeated}")
-    said += (
-        f", and something was added to each number: standard deviation {change.deviation:.3g}, in all "
+        return Protection(name, "yes", f"{scaled}, as clipping does; no noise was added. {repeated}")
+    said = (
+        f"Something was added to each number before it left: standard deviation {change.deviation:.3g}, in all "
         f"{change.added / change.length:.2g} times as long as the update."
     )
+    if change.is_scaled:
+        said = f"{scaled}. {said}"
     if repeats is not None and repeats.is_alike and not repeats.is_noisy:
         return Protection(name, "no", f"{said} It is the same in every repeat: whoever holds the seed takes it off.")
     return Protection(name, "yes", f"{said} {repeated} {_epsilon(change)}")
@@ -83,7 +86,7 @@ def _repeated(repeats: Repeats | None) -> str:
         return "A client that was asked twice, with the same weights and batches, answered the same: it draws no noise."
     return (
         "A client that was asked twice, with the same weights and batches, answered with noise of standard deviation "
-        f"{repeats.deviation:.3g}."
+        f"{repeats.deviation:.3g}, {repeats.share:.0%} of the length of what it says."
     )
 
 

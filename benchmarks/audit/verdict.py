@@ -7,7 +7,8 @@ from benchmarks.audit.wording import result
 
 POLICY = (
     "No private example leaves as it is. No picture comes back better than its mean colour by more than 3 dB. "
-    "No upload is of one example alone. Labels and features that come back are reported and break no policy."
+    "No upload is of one example alone, unless noise that was measured is nearly all of it. Labels and features that "
+    "come back are reported and break no policy."
 )
 HOLDS, LEAKS, UNKNOWN = 0, 1, 2
 

@@ -1,5 +1,6 @@
 """What crossed the wire in a watched run, and what it is: weights, a change of them, a gradient, or something else."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -46,7 +47,9 @@ class Answer:
         if are_weights(arrays, shared):
             return "weights"
         same = len(shared) == len(arrays) and all(arrays[name].shape == one.shape for name, one in shared.items())
-        return "gradient" if same else "unknown"
+        if not same:
+            return "unknown"
+        return "weights" if _holds_what_was_sent(arrays, shared) else "gradient"
 
     @property
     def update(self) -> dict[str, Tensor]:
@@ -56,6 +59,14 @@ class Answer:
             return dict(floating)
         sent = self.sent
         return {name: tensor.double().sub(sent[name].double()).float() for name, tensor in floating.items()}
+
+
+def _holds_what_was_sent(arrays: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool:
+    """Whether an answer holds the weights that were sent about once, however much noise lies on them."""
+    names = [name for name, tensor in arrays.items() if tensor.is_floating_point()]
+    length = math.fsum(float(sent[name].double().square().sum()) for name in names)
+    along = math.fsum(float((arrays[name].double() * sent[name].double()).sum()) for name in names)
+    return length > 0 and abs(along / length - 1) < 0.5
 
 
 def read_answers(records: Records) -> list[Answer]:

@@ -8,7 +8,7 @@ from benchmarks.leaderboard.headline import exactly, headline, pictures, recover
 from benchmarks.leaderboard.listing import grouped, listed
 from benchmarks.report import numbers
 from benchmarks.report.findings import deployed
-from benchmarks.report.legend import update_title
+from benchmarks.report.legend import crops_title, update_title
 from fedmjp.threat import ThreatModel
 
 BROKEN = 0.5  # share of pictures recovered exactly from which on nobody would rely on a defence
@@ -100,6 +100,7 @@ def _protection(entry: Entry, subject: str) -> str:
         update_title(server).replace("delta after", "deltas of"): server.update == "delta",
         f"label smoothing {server.label_smoothing:g}": server.label_smoothing > 0,
         f"mixup {server.mixup:g}": server.mixup > 0,
+        crops_title(server): server.crop_scale is not None,
         "labels told": server.labels_known,
     }
     return ", ".join(part for part, differs in parts.items() if differs)

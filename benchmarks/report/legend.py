@@ -90,10 +90,16 @@ def threat_title(threat: ThreatModel) -> str:
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
     smoothed = f", label smoothing {threat.label_smoothing:g}" if threat.label_smoothing else ""
     smoothed += f", mixup {threat.mixup:g}" if threat.mixup else ""
+    smoothed += f", {crops_title(threat)}" if threat.crop_scale else ""
     repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
     labels = f"labels {'told' if threat.labels_known else 'not told'}"
     server = "" if threat.server is None else f", server changes weights ({threat.server.text})"
     return f"{update_title(threat)} of {pictures}{smoothed}{repeated}, {labels}{server}"
+
+
+def crops_title(threat: ThreatModel) -> str:
+    """``crops of 8 % or more``; empty where clients take none."""
+    return f"crops of {100 * threat.crop_scale:g} % or more" if threat.crop_scale else ""
 
 
 def heading(name: str) -> str:

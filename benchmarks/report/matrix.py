@@ -12,6 +12,7 @@ from benchmarks.leaderboard.listing import grouped
 from benchmarks.report import numbers
 from benchmarks.report.advice import USUAL_RATIO
 from benchmarks.report.findings import deployed
+from benchmarks.report.legend import crops_title
 from benchmarks.report.rows import servers
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
@@ -159,7 +160,7 @@ def _system(entry: Entry) -> tuple[Any, ...]:
 def _seen(server: ThreatModel) -> tuple[Any, ...]:
     return (
         server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
-        server.label_smoothing, server.mixup, server.uploads_per_picture,
+        server.label_smoothing, server.mixup, server.crop_scale or 0.0, server.uploads_per_picture,
         "" if server.server is None else server.server.text,
     )  # fmt: skip
 
@@ -173,6 +174,7 @@ def server_name(server: ThreatModel) -> str:
         f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
         f"label smoothing {server.label_smoothing:g}": server.label_smoothing != PLAIN.label_smoothing,
         f"mixup {server.mixup:g}": server.mixup > 0,
+        crops_title(server): server.crop_scale is not None,
         "labels told": server.labels_known,
         server.name: server.name != PLAIN.name,
         "" if server.server is None else server.server.text: server.server is not None,

@@ -175,8 +175,9 @@ def played(scenarios: Iterable[Scenario]) -> list[Scenario]:
 
 
 def repeats_itself(scenario: Scenario) -> bool:
-    """Whether all uploads of a picture are equal: nothing is drawn without a defence, and the weights stay."""
-    return not (scenario.defences or scenario.server_learning_rate or scenario.server)
+    """Whether all uploads of a picture are equal: nothing is drawn for each, and the weights stay."""
+    drawn = scenario.defences or scenario.mixup or scenario.crop_scale
+    return not (drawn or scenario.server_learning_rate or scenario.server)
 
 
 def _repeated(record: tuple[PrivateBatch, Upload], number: int, scenario: Scenario) -> tuple[PrivateBatch, Upload]:

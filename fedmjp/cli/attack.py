@@ -15,6 +15,7 @@ from fedmjp.cli.options import (
     UPLOADS,
     BatchSize,
     Classes,
+    CropScale,
     Data,
     Defences,
     Device,
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "mixup", "server", "seed",
-    "weights", "image_size", "patch_size", "classes",
+    "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale",
+    "server", "seed", "weights", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -105,6 +106,7 @@ def attack(
     server: ServerIfAny = None,
     label_smoothing: LabelSmoothing = 0.0,
     mixup: MixUp = 0.0,
+    crop_scale: CropScale = None,
     module: Annotated[
         str | None,
         typer.Option(

@@ -165,5 +165,15 @@ MixUp = Annotated[
         rich_help_panel=UPLOADS,
     ),
 ]
+CropScale = Annotated[
+    float | None,
+    typer.Option(
+        help="Clients show random crops that keep at least this share of a picture, others in each upload; the "
+        "attacker knows the share, not the crops.",
+        min=0,
+        max=1,
+        rich_help_panel=UPLOADS,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.", min=0, rich_help_panel=RUN)]
 SeedIfAny = Annotated[int | None, typer.Option(help="Of all that is drawn; 0 by default.", min=0, rich_help_panel=RUN)]

@@ -10,6 +10,7 @@ from fedmjp.cli.options import (
     UPLOADS,
     BatchSize,
     Classes,
+    CropScale,
     Data,
     Defences,
     Device,
@@ -46,6 +47,7 @@ def record(
     server: ServerIfAny = None,
     label_smoothing: LabelSmoothing = 0.0,
     mixup: MixUp = 0.0,
+    crop_scale: CropScale = None,
     server_learning_rate: Annotated[
         float, typer.Option(help="0 keeps the weights.", min=0, rich_help_panel=UPLOADS)
     ] = 0.0,

@@ -56,6 +56,8 @@ class FeatureFishing(ClassFishing):
         threat = scenario.threat
         if scenario.training is not None:
             return f"{self.name}: probes a batch first, and a client in training shows another one in every round"
+        if threat.crop_scale:
+            return f"{self.name}: probes a batch first, and clients show other crops of it in every upload"
         if threat.local_steps > 1 or threat.local_batch_size:
             return f"{self.name}: its probe is read from one step on the whole batch, not from {threat.local_steps}"
         if threat.label_smoothing:
