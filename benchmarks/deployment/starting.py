@@ -4,6 +4,8 @@ import shutil
 import signal
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -74,9 +76,16 @@ def connect(deployment: Deployment) -> Connection:
     return Connection(deployment.home, CONNECTION)
 
 
-def control(deployment: Deployment) -> ControlHttpClient:
-    """The SuperLink's control API, from the server itself; to be closed by ``with``."""
-    return flower.control_client(f"{LOOPBACK}:{deployment.config().inside}", deployment.authority)
+@contextmanager
+def control(deployment: Deployment) -> Iterator[ControlHttpClient]:
+    """The SuperLink's control API, from the server itself; FederationError if it does not answer, or refuses."""
+    try:
+        with flower.control_client(f"{LOOPBACK}:{deployment.config().inside}", deployment.authority) as client:
+            yield client
+    except httpx.HTTPStatusError as error:
+        raise FederationError(f"the SuperLink refused: {flower.reason_of(error)}") from None
+    except httpx.HTTPError as error:
+        raise FederationError(f"the SuperLink does not answer, which may be starting: {error}") from None
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:

@@ -256,10 +256,15 @@ class _NoEngine:
             context: Any = SimpleNamespace(run_config=self.run.flat(), node_config=place, node_id=client + 1)
             asks = message.metadata.message_type == MessageType.QUERY
             answer: Callable[[Message, Any], Message] = query if asks else train
-            if asks or (int(message.metadata.group_id), client) not in self.lost:
+            if asks or (_round_of(message), client) not in self.lost:
                 reply = answer(message, context)
                 reply.metadata.__dict__["_src_node_id"] = client + 1
                 yield reply
+
+
+def _round_of(message: Message) -> int:
+    asked: Any = message.content["config"]
+    return int(asked["server-round"])
 
 
 def _below(process: psutil.Process) -> Iterator[tuple[psutil.Process, str]]:
