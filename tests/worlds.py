@@ -97,6 +97,7 @@ class World:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         self._started.append(process)
         return process

@@ -95,9 +95,7 @@ def main(
     about = {"rounds": rounds, "sites": sites, "kills": len(table), "victims": counts, "wrong": wrong}
     keep_table(output, table, about | deployed.told)
     typer.echo(f"{len(table)} kills in {rounds} rounds: {counts}")
-    typer.echo(
-        "; ".join(wrong) or "every upload was counted once, or is listed as refused; the weights are the same bits"
-    )
+    typer.echo("; ".join(wrong) or HELD)
     raise typer.Exit(1 if wrong else 0)
 
 
