@@ -16,6 +16,7 @@ from clients.checks.base import ENOUGH, REMEMBERED
 from clients.checks.bins import ALONE, check_bins
 from clients.checks.disaggregation import SNR
 from clients.checks.movement import STEP, check_movement
+from clients.checks.parallel import directions_of, may_have_parallel_rows
 from clients.checks.structure import check_structure
 from clients.checks.trace import trace_of
 from fedmjp.data.pictures import LabelledPicture
@@ -274,6 +275,19 @@ def test_steps_are_held_against_the_client_s_own_updates_and_its_history() -> No
     assert later.suspicious
     frozen = replace(incoming, update={**update, "1.bias": torch.zeros(64)})
     assert check_movement(frozen)[0].value == math.inf, "the client did not change it, the server did"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parallel_rows_are_never_missed_by_the_look_at_a_few_columns(seed: int) -> None:
+    generator = torch_generator(seed)
+    matrix = torch.randn(60, 40, generator=generator)
+    assert not may_have_parallel_rows(directions_of(matrix))
+    noise = torch.randn(40, generator=generator)
+    noise -= (noise @ matrix[7]) / (matrix[7] @ matrix[7]) * matrix[7]
+    tilt = math.tan(math.acos(0.9991)) * matrix[7].norm() / noise.norm()
+    matrix[31] = -3 * (matrix[7] + tilt * noise)
+    assert float(F.cosine_similarity(matrix[7], matrix[31], dim=0)) == pytest.approx(-0.9991, abs=1e-5)
+    assert may_have_parallel_rows(directions_of(matrix))
 
 
 def test_the_stable_rank_is_that_of_all_singular_values() -> None:

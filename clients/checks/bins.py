@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
+from clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
 from clients.checks.trace import Layer, Trace
 
 ALONE = "alone in a unit"
 OUTWEIGHS = 100.0  # how much more than all others together, to be alone
-PARALLEL = 0.999  # |cosine| of the rows of units that measure the same
 FEWEST = 8  # units of a layer
 FIRST, FACTOR, MOST = 0.15, 1.5, 0.5
 
@@ -59,9 +59,10 @@ def _alone(weights: Tensor) -> float:
 
 def _neighbours(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Units with parallel rows whose thresholds follow each other, as two lists of one length; None if none are."""
-    lengths = weight.norm(dim=1)
-    directions = weight / lengths.clamp(min=torch.finfo(weight.dtype).tiny)[:, None]
-    parallel = (directions @ directions.mT).abs() > PARALLEL
+    lengths, directions = weight.norm(dim=1), directions_of(weight)
+    if not may_have_parallel_rows(directions):
+        return None
+    parallel = (directions @ directions.mT).abs() > COSINE
     leader = parallel.double().argmax(dim=1)  # the first unit that a unit is parallel to
     if bool((leader == torch.arange(len(leader), device=leader.device)).all()):
         return None

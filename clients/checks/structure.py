@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from clients.checks.base import Finding, Incoming, judged, not_run
+from clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
 
 CONSTANT = "constant lines"
 PARALLEL = "parallel rows"
 RANK = "stable rank"
-COSINE = 0.999  # |cosine| of rows that are parallel
 FEWEST = 8  # rows and columns of a matrix that is looked at; rows of fewer columns than the next are parallel by chance
 WIDEST_BY_CHANCE = 16
 CHUNK = 1024  # rows that are compared at a time
@@ -72,9 +72,9 @@ def _constant(matrix: Tensor) -> float:
 def _parallel(matrix: Tensor) -> float:
     if matrix.shape[1] < WIDEST_BY_CHANCE:
         return 0.0
-    lengths = matrix.double().norm(dim=1)
-    directions = (matrix / lengths.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).float()
-    count = 0
+    directions, count = directions_of(matrix), 0
+    if not may_have_parallel_rows(directions):
+        return 0.0
     for start in range(0, len(matrix), CHUNK):
         near = (directions[start : start + CHUNK] @ directions.mT).abs() > COSINE
         count += int((near.sum(dim=1) > 1).sum())
