@@ -12,6 +12,8 @@ from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of_tensors
+from fedmjp.models.sent import SentWeights
+from fedmjp.scenario import Scenario
 
 TIMM = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 7}
 
@@ -77,3 +79,12 @@ def test_a_network_without_patches_and_positions_has_no_such_roles() -> None:
     assert not roles["position_embedding"]
     assert roles["head"] == {"1.weight"}
     assert roles["body"] == {"0.weight", "0.bias"}
+
+
+def test_positions_are_found_in_weights_as_they_are_sent_beside_the_unknown_embedding_of_mjp() -> None:
+    model = {"name": "deit_micro", "image_size": 32, "patch_size": 8, "classes": 4}
+    for defences in ((), ("mjp",)):
+        network = build_vit(Scenario.parse({"model": model, "defences": defences}).network)
+        sent = SentWeights.of(network.state_dict())
+        assert torch.equal(sent.get_parameter(names.POSITION_EMBEDDING), network.state_dict()[names.POSITION_EMBEDDING])
+        assert (sent.image_size, sent.patch_size, sent.prefix_tokens) == (32, 8, 1)

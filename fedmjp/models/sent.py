@@ -97,8 +97,9 @@ def _roles(weights: Mapping[str, Tensor]) -> dict[str, str]:
     for (weight, bias), members in pairs.items():
         for name in members:
             held[bias if weights[name].ndim == 1 else weight] = name
-    if len(roles["position_embedding"]) == 1:
-        held[names.POSITION_EMBEDDING] = next(iter(roles["position_embedding"]))
+    positions = roles["position_embedding"] - {names.UNKNOWN_EMBEDDING}
+    if len(positions) == 1:
+        held[names.POSITION_EMBEDDING] = next(iter(positions))
     if names.HEAD_WEIGHT in held:
         # A LayerNorm right before the head is two vectors as long as the head's rows.
         order, head = list(weights), held[names.HEAD_WEIGHT]
