@@ -170,6 +170,10 @@ def test_what_a_dead_superlink_handed_out_and_nobody_confirmed_is_handed_out_aga
     database = tmp_path / "superlink.db"
     hand_out_again(database)
     assert not database.exists(), "there is nothing before the first start"
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE objects (object_id TEXT)")
+    hand_out_again(database)  # of a SuperLink that was killed before it had made all tables
+    database.unlink()
     _, states = get_objectstore_linkstate_factories(str(database), NoOpFederationManager())
     states.state()
     with closing(sqlite3.connect(database)) as connection, connection:

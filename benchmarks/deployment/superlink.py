@@ -37,6 +37,7 @@ UPDATE message_ins SET delivered_at = '' WHERE delivered_at <> ''
 UPDATE message_res SET delivered_at = '' WHERE delivered_at <> ''
     AND message_id IN (SELECT object_id FROM objects);
 """
+TABLES = {"message_ins", "message_res", "objects"}
 
 _authenticate, _store_object = node_auth.authenticate_node, SqlLinkState.store_object
 
@@ -53,8 +54,12 @@ def main() -> None:
 
 def hand_out_again(database: Path) -> None:
     """Have messages handed out again that nobody confirmed, before a SuperLink starts."""
-    if database.exists():
-        with closing(sqlite3.connect(database)) as connection:
+    if not database.exists():
+        return
+    with closing(sqlite3.connect(database)) as connection:
+        # One that was killed at its first start may have left a file without all tables.
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables >= TABLES:
             connection.executescript(HAND_OUT_AGAIN)
 
 
