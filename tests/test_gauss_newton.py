@@ -181,7 +181,7 @@ def test_the_search_follows_rosenbrocks_valley() -> None:
         (
             {"patch_size": 8, "image_size": 64},
             2,
-            "8192 unknowns are left open, and a Jacobian is formed of at most 3200",
+            "8192 unknowns are left open, and most_unknowns is 3200",
         ),
         ({}, 13, "208 patches are more than the 192 dimensions"),
         ({"unknown_embedding": True}, 2, "no upload tells the masks apart"),
