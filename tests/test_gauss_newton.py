@@ -132,6 +132,9 @@ def test_the_jacobian_equals_difference_quotients(
     quotient = (ahead - behind) / 2e-5
     made = along.float() @ jacobian(lambda unknowns: residuals(space.patches(unknowns)), point)
     assert (made - quotient).norm() <= 1e-4 * quotient.norm()
+    by_picture = enumerate(point.view(len(case.private.labels), -1))
+    shares = [jacobian(lambda part, n=n: residuals.share(space.patches(part), n), part) for n, part in by_picture]
+    assert (along.float() @ torch.cat(shares) - quotient).norm() <= 1e-4 * quotient.norm()
 
 
 @pytest.mark.parametrize("name", ["masked", "batch"])

@@ -1,6 +1,7 @@
 """One honest upload, solved by second-order search in what its linear facts leave open."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from attacks.base import picture
 from attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
-from attacks.gauss_newton.levenberg import Minimum, minimise
+from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
 from attacks.gauss_newton.residuals import Residuals, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace
@@ -127,11 +128,17 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
 
     def _minimum(self, residuals: Residuals, space: OpenSpace, start: Tensor) -> Minimum:
+        def slopes(unknowns: Tensor) -> Tensor:
+            by_picture = unknowns.view(-1, space.root.shape[1])
+            shares = [partial(_share, residuals, space, number) for number in range(len(by_picture))]
+            return torch.cat([jacobian(share, part) for share, part in zip(shares, by_picture, strict=True)])
+
         steps = self.options.steps
         return minimise(
             lambda unknowns: residuals(space.patches(unknowns)),
             start,
             steps=steps,
+            slopes=slopes,
             enough=ENOUGH,
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
@@ -150,6 +157,11 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         if unknowns <= self.options.most_unknowns:
             return None
         return f"{unknowns} unknowns are left open, and most_unknowns is {self.options.most_unknowns}"
+
+
+def _share(residuals: Residuals, space: OpenSpace, number: int, unknowns: Tensor) -> Tensor:
+    """What one picture adds to the residuals, as a function of its unknowns."""
+    return residuals.share(space.patches(unknowns), number)
 
 
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:

@@ -47,6 +47,7 @@ def minimise(
     start: Tensor,
     *,
     steps: int,
+    slopes: Function | None = None,
     enough: float = 0.0,
     on_step: Callable[[int, float], None] = lambda *_: None,
 ) -> Minimum:
@@ -56,6 +57,7 @@ def minimise(
         residuals: Of (unknowns,) float32 or float64, differentiable forwards, in the same precision.
         start: (unknowns,) float64.
         steps: Jacobians at most.
+        slopes: The Jacobian, as ``jacobian`` has it, where there is a cheaper way to it.
         enough: Cost at which the search ends, because no Jacobian is worth its while.
         on_step: Called with the number of steps done and the cost.
     """
@@ -64,7 +66,7 @@ def minimise(
     if not len(start):
         return Minimum(start, cost, start[:, None], 0)
     for taken in range(1, steps + 1):
-        path = _Path.at(residuals, point, here)
+        path = _Path.at(residuals, point, here, slopes(point) if slopes else jacobian(residuals, point))
         if not path.promised > EXPLAINED * cost:
             break
         best = _search(path, damping, cost)
@@ -113,8 +115,7 @@ class _Path:
     gram: Tensor
 
     @staticmethod
-    def at(function: Function, point: Tensor, here: Tensor) -> "_Path":
-        slopes = jacobian(function, point)
+    def at(function: Function, point: Tensor, here: Tensor, slopes: Tensor) -> "_Path":
         return _Path(function, point, here, slopes, _sum_of_products(slopes, slopes))
 
     @property
