@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from fedmjp.arithmetic import computing
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
@@ -112,7 +113,8 @@ class Attack(ABC, Generic[Model, Made]):
             )
         declared = [self._declared(upload, fitting, threat) for upload in uploads]
         generators = [self._generator_for(upload, fitting, generator) for upload in declared]
-        made = self._reconstruct(declared, fitting, threat, generators=generators)
+        with computing("float32", fitting.mean.device):
+            made = self._reconstruct(declared, fitting, threat, generators=generators)
         return self._checked(made, uploads, fitting)
 
     @abstractmethod

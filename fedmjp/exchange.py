@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmjp import jigsaw
+from fedmjp.arithmetic import computing
 from fedmjp.data.crops import random_crop
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
@@ -218,7 +219,8 @@ def protect_trained(
     images = torch.cat([arranged.images for arranged in shown]) if shown else None
     mask = torch.cat([arranged.mask for arranged in shown]) if shown and model.defended else None
     client = Client(threat.update, roles_of(model), examples, model, images, mask)
-    return threat.pipeline.protect(update, client, randomness=randomness)
+    with computing("float32", model.mean.device):
+        return threat.pipeline.protect(update, client, randomness=randomness)
 
 
 def noise_of(scenario: Scenario, private: PrivateBatch, number: int) -> SeededRandomness:
