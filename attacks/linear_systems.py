@@ -100,14 +100,21 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
 
 
 def _factorised(tall: Tensor) -> tuple[Tensor, Tensor]:
-    """QR decompositions of a stack.
+    """QR decompositions of a stack, for which CUDA's Householder takes one matrix after another."""
+    if tall.is_cuda:
+        return qr_by_cholesky(tall)
+    orthogonal, triangular = torch.linalg.qr(tall)
+    return orthogonal, triangular
 
-    CUDA's Householder takes one matrix after another, in milliseconds each. There it is Cholesky's, twice, as accurate
-    up to a condition of 1e8 (Yamamoto et al., "Roundoff error analysis of the CholeskyQR2 algorithm", 2015); where that
-    breaks down, it is Householder's after all.
+
+def qr_by_cholesky(tall: Tensor) -> tuple[Tensor, Tensor]:
+    """QR decompositions of a stack by those of Cholesky, twice; by Householder's where these break down.
+
+    As accurate as Householder's up to a condition of 1e8.
+
+    References:
+        Yamamoto et al., "Roundoff error analysis of the CholeskyQR2 algorithm", ETNA 44, 2015.
     """
-    if not tall.is_cuda:
-        return torch.linalg.qr(tall)
     once, first, failed = _by_cholesky(tall)
     orthogonal, second, failed_again = _by_cholesky(once)
     triangular = second @ first
@@ -123,13 +130,18 @@ def _by_cholesky(tall: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _decomposed(square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular-value decompositions of a stack, U, S and V^T.
+    """Singular-value decompositions of a stack, for which CUDA takes one matrix after another."""
+    if square.is_cuda:
+        return svd_by_eigenvectors(square)
+    left, singular, right = torch.linalg.svd(square, full_matrices=False)
+    return left, singular, right
 
-    On CUDA by the eigenvectors of ``square square^T``, which resolve singular values down to 1e-8 of the largest: an
-    SVD takes one matrix after another there.
+
+def svd_by_eigenvectors(square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V^T of a stack, from the eigenvectors of ``square square^T``: singular values down to 1e-8 of the first.
+
+    Smaller ones are rounding, and their rows of V^T no unit vectors.
     """
-    if not square.is_cuda:
-        return torch.linalg.svd(square, full_matrices=False)
     eigenvalues, eigenvectors = torch.linalg.eigh(square @ square.mT)
     left, singular = eigenvectors.flip(-1), eigenvalues.flip(-1).clamp(min=0).sqrt()
     resolved = singular[:, :, None].clamp(min=torch.finfo(singular.dtype).tiny)

@@ -65,7 +65,7 @@ def _ours(work: Work, arm: str) -> dict[str, Any]:
 
 
 def _bare(work: Work) -> dict[str, Any]:
-    model = create_model("deit_small_patch16_224").to(work.device, memory_format=torch.channels_last)
+    model = create_model("deit_small_patch16_224").to(work.device).to(memory_format=torch.channels_last)
     compiled: Any = torch.compile(model) if work.on_gpu else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=work.on_gpu)
     batches = _batches(work)
@@ -108,7 +108,8 @@ def _trainer(work: Work, arm: str) -> Trainer:
     defences, changes = ARMS[arm]
     pipeline = read_pipeline(defences)
     network = pipeline.change_model(ModelConfig.parse({"name": "deit_small", **changes}))
-    model = build(network, drop_path=0.1).to(work.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build(network, drop_path=0.1).to(work.device)
+    model = model.to(memory_format=torch.channels_last)
     learning = Learning(recipe=_recipe(work))
     return Trainer(model, learning, pipeline, schedule=Schedule(2, _steps(work)), seed=0)
 
