@@ -18,7 +18,6 @@ from benchmarks.performance.gpu_rates import matrix_rate
 from benchmarks.performance.gpu_work import Work
 from fedmjp.arithmetic import Arithmetic, require_arithmetic
 from fedmjp.config import ModelConfig
-from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import ConfigError
 from fedmjp.exchange import private_of
@@ -32,9 +31,9 @@ from fedmjp.scenario import Scenario
 from fedmjp.stacked import entrance_gradients
 
 MODELS = {"patch_embedding": "deit_small", "april": "deit_small_april"}
-STACK = 50  # pictures of a pass
+STACK, SMALL_STACK = 200, 16  # pictures of a pass, on a GPU and elsewhere
 METRICS_OF_PICTURES = [name for name, metric in METRICS.items() if metric.of == "pictures"]
-Decoded = Sequence[Future[LabelledPicture]]
+Waiting = Sequence[Future[PrivateBatch]]
 
 
 def measure(work: Work) -> dict[str, Any]:
@@ -70,12 +69,20 @@ class _Pictures:
         self.threads = int(hardware()["cores"])
         self.metrics = [name for name in METRICS_OF_PICTURES if METRICS[name].missing() is None]
 
-    def decoded(self, count: int, pool: ThreadPoolExecutor) -> Iterator[Decoded]:
-        """So many pictures, in stacks, on their way."""
-        chosen = list(itertools.islice(itertools.cycle(self.names), count))
-        on_their_way = [pool.submit(self._source.load, name) for name in chosen]
-        for start in range(0, count, STACK):
-            yield on_their_way[start : start + STACK]
+    def private(self, count: int, stack: int, scenario: Scenario, pool: ThreadPoolExecutor) -> Iterator[Waiting]:
+        """So many private pictures, in stacks, on their way."""
+
+        def one(name: str) -> PrivateBatch:
+            return private_of(scenario, [self._source.load(name)], 0)
+
+        chosen = itertools.islice(itertools.cycle(self.names), count)
+        on_their_way = [pool.submit(one, name) for name in chosen]
+        for start in range(0, count, stack):
+            yield on_their_way[start : start + stack]
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads, of which torch starts no more."""
+        return ThreadPoolExecutor(self.threads, initializer=partial(torch.set_num_threads, 1))
 
 
 @dataclass
@@ -97,7 +104,7 @@ class _Run:
 
     def figures(self, peak: float | None) -> dict[str, Any]:
         """Seconds of all of it together, per 1,000 pictures, and what it came to; stages where a peak is given."""
-        self._all(min(STACK, self.work.n))  # warm-up
+        self._all(min(self._stack, self.work.n))  # warm-up
         psnr, seconds = self.work.timed(partial(self._all, self.work.n))
         per_thousand = 1000 * seconds / self.work.n
         figures = {
@@ -107,19 +114,27 @@ class _Run:
         }
         return figures if peak is None else figures | self._stages(peak, per_thousand)
 
+    @property
+    def _stack(self) -> int:
+        return STACK if self.work.on_gpu else SMALL_STACK
+
     def _all(self, count: int) -> Tensor:
         """PSNR of each picture; other metrics are computed, too."""
-        with ThreadPoolExecutor(self.pictures.threads) as pool:
-            stacks = self.pictures.decoded(count, pool)
-            return torch.cat([self._scored(*self._attacked(self._private(stack))) for stack in stacks])
+        psnr = []
+        with self.pictures.pool() as pool:
+            for waiting in self.pictures.private(count, self._stack, self._scenario, pool):
+                private = [batch.result() for batch in waiting]
+                psnr.append(self._scored(private, self._solved(self._uploads(private))))
+        return torch.cat(psnr)
 
     def _stages(self, peak: float, per_thousand: float) -> dict[str, Any]:
         """Seconds per 1,000 of each stage alone, of one stack, and the share of the peak that all of it comes to."""
-        timed, size = self.work.timed, min(STACK, self.work.n)
+        timed, size = self.work.timed, min(self._stack, self.work.n)
 
         def decoded() -> list[PrivateBatch]:
-            with ThreadPoolExecutor(self.pictures.threads) as pool:
-                return self._private(next(self.pictures.decoded(size, pool)))
+            with self.pictures.pool() as pool:
+                (waiting,) = self.pictures.private(size, size, self._scenario, pool)
+                return [batch.result() for batch in waiting]
 
         private, decoding = timed(decoded)
         with FlopCounterMode(display=False) as counter:
@@ -135,9 +150,6 @@ class _Run:
             "share_of_float32_rate": round(gflop / per_thousand / peak, 3) if peak else None,
         }
 
-    def _private(self, stack: Decoded) -> list[PrivateBatch]:
-        return [private_of(self._scenario, [waiting.result()], 0) for waiting in stack]
-
     def _uploads(self, private: Sequence[PrivateBatch]) -> list[Upload]:
         tensors = self._attack.tensors(self._model)
         made = entrance_gradients(self._model, private, tensors, arithmetic=self.arithmetic)
@@ -147,9 +159,6 @@ class _Run:
         generator = torch.Generator().manual_seed(0)
         made = self._attack.reconstruct(uploads, self._model, self._scenario.threat, generator=generator)
         return torch.cat([reconstruction.images for reconstruction in made])
-
-    def _attacked(self, private: Sequence[PrivateBatch]) -> tuple[Sequence[PrivateBatch], Tensor]:
-        return private, self._solved(self._uploads(private))
 
     def _scored(self, private: Sequence[PrivateBatch], made: Tensor) -> Tensor:
         truth = torch.cat([batch.clean for batch in private]).to(self.work.device)

@@ -15,13 +15,15 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import Batch, training_batches
 from fedmjp.defences.pipeline import read_pipeline
-from fedmjp.learning import Learning, Recipe
+from fedmjp.learning import Learning, Puzzle, Recipe
 from fedmjp.models.build import build
 from fedmjp.training.loop import Schedule, Trainer
 
-ARMS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "none": ([], {}),
-    "mjp": (["mjp"], {"localisation": "nonlinear"}),
+# Defences, changes of the model, the puzzle's schedule.
+ARMS: dict[str, tuple[list[str], dict[str, Any], Puzzle]] = {
+    "none": ([], {}, Puzzle()),
+    "mjp": (["mjp"], {"localisation": "nonlinear"}, Puzzle()),
+    "mjp_masks_per_batch": (["mjp"], {"localisation": "nonlinear"}, Puzzle(masks="batch")),
 }
 BATCH, SMALL_BATCH = 512, 2  # pictures, on a GPU and elsewhere
 STEPS = 20
@@ -35,6 +37,7 @@ def measure(work: Work) -> dict[str, Any]:
         "none": partial(_ours, work, "none"),
         "bare": partial(_bare, work),
         "mjp": partial(_ours, work, "mjp"),
+        "mjp_masks_per_batch": partial(_ours, work, "mjp_masks_per_batch"),
         "loader": partial(_loader, work),
     }
     figures: dict[str, Any] = {"batch": _size(work), "steps": _steps(work)}
@@ -105,12 +108,12 @@ def _loader(work: Work) -> dict[str, Any]:
 
 
 def _trainer(work: Work, arm: str) -> Trainer:
-    defences, changes = ARMS[arm]
+    defences, changes, puzzle = ARMS[arm]
     pipeline = read_pipeline(defences)
     network = pipeline.change_model(ModelConfig.parse({"name": "deit_small", **changes}))
     model = build(network, drop_path=0.1).to(work.device)
     model = model.to(memory_format=torch.channels_last)
-    learning = Learning(recipe=_recipe(work))
+    learning = Learning(recipe=_recipe(work), puzzle=puzzle)
     return Trainer(model, learning, pipeline, schedule=Schedule(2, _steps(work)), seed=0)
 
 
