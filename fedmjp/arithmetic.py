@@ -29,11 +29,20 @@ def require_arithmetic(arithmetic: Arithmetic, device: Device) -> None:
 
 
 @contextmanager
-def computing(arithmetic: Arithmetic, device: Device) -> Iterator[None]:
+def computing(arithmetic: Arithmetic, device: Device, *, repeats: bool = False) -> Iterator[None]:
     """Convolutions and matrix products of float32 tensors in this arithmetic, on CUDA by algorithms that repeat.
 
     What torch was told before holds again afterwards. With bfloat16 they stay float32, and ``rounded`` says what is
-    computed in less. ConfigError if the device cannot.
+    computed in less.
+
+    Args:
+        arithmetic: Of products.
+        device: Where they are computed.
+        repeats: Whether everything must repeat to the last bit: torch raises RuntimeError where no algorithm does.
+            Without, it takes another one there; fused attention then repeats in its forward pass alone.
+
+    Raises:
+        ConfigError: If the device cannot compute so.
     """
     require_arithmetic(arithmetic, device)
     if torch.device(device).type != "cuda":
@@ -49,7 +58,7 @@ def computing(arithmetic: Arithmetic, device: Device) -> Iterator[None]:
         former = torch.are_deterministic_algorithms_enabled()
         warned = torch.is_deterministic_algorithms_warn_only_enabled()
         after.callback(torch.use_deterministic_algorithms, former, warn_only=warned)
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        torch.use_deterministic_algorithms(mode=True, warn_only=not repeats)
         yield
 
 

@@ -53,7 +53,7 @@ def entrance_gradients(
     """
     if not model.has_positions:
         raise BadInputError("a model without a position embedding has no gradients at its entrance: take whole updates")
-    with computing(arithmetic, model.mean.device):
+    with computing(arithmetic, model.mean.device, repeats=True):
         return _at_parameters(model, batches, tensors, label_smoothing, arithmetic)
 
 

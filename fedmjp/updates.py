@@ -25,7 +25,7 @@ def local_update(
     ``threat`` states update, steps, learning rate, label smoothing and arithmetic, and the defences, of which some act
     inside of the steps and draw from ``randomness``. The model has the weights that the server sent; it stays as it is.
     """
-    with computing(threat.arithmetic, model.mean.device):
+    with computing(threat.arithmetic, model.mean.device, repeats=True):
         return _update(_Gradients(model, batch, threat, randomness), model, threat)
 
 

@@ -119,6 +119,8 @@ class Trainer:
         )
         self._mixup = _mixup(recipe, int(model.backbone.num_classes))
         self._normalises_batches = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+        # CUDA has no algorithm for the gradient of max pooling that repeats.
+        self._repeats = not any(isinstance(module, nn.MaxPool2d) for module in model.modules())
         self._forward: Any = torch.compile(model) if recipe.compile else model
 
     def epoch(
@@ -229,7 +231,7 @@ class Trainer:
 
     def _differentiate(self, batch: Batch, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
         """Leave the gradient of a batch's whole loss with the parameters; both losses of it."""
-        with computing(self.recipe.precision, self._device):
+        with computing(self.recipe.precision, self._device, repeats=self._repeats):
             if self._pipeline.by_example:
                 return self._differentiate_singly(batch, epoch, step, anchor)
             loss, localisation = self.losses(batch, epoch, step)
