@@ -9,6 +9,7 @@ Each part is written as soon as it is done, and one that fails leaves its error 
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,15 +21,21 @@ from benchmarks.performance import gpu_closed_forms, gpu_matching, gpu_rates, gp
 from benchmarks.performance.gpu_work import Work
 from benchmarks.scripts import Json, Pictures, command_line
 from fedmjp import provenance
+from fedmjp.errors import UnknownNameError
 from fedmjp.running import run_function
 
-# Shortest first, so that a run which is cut has most of them.
+# By what a run that is cut should have.
 PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "rates": gpu_rates.measure,
     "closed_forms": gpu_closed_forms.measure,
-    "matching": gpu_matching.measure,
+    "training_uncompiled": partial(gpu_training.measure, arm="uncompiled"),
     "tests": gpu_tests.measure,
-    "training": gpu_training.measure,
+    "training_none": partial(gpu_training.measure, arm="none"),
+    "matching": gpu_matching.measure,
+    "training_mjp": partial(gpu_training.measure, arm="mjp"),
+    "training_bare": partial(gpu_training.measure, arm="bare"),
+    "training_mjp_masks_per_batch": partial(gpu_training.measure, arm="mjp_masks_per_batch"),
+    "training_loader": partial(gpu_training.measure, arm="loader"),
 }
 
 
@@ -37,10 +44,13 @@ def main(
     pictures: Pictures = "bundled",
     n: Annotated[int, typer.Option(min=1, help="Pictures of the closed forms; other sizes follow.")] = 1000,
     minutes: Annotated[float, typer.Option(help="No part is begun, or goes on, after so many.")] = 8.0,
-    part: Annotated[list[str], typer.Option(help="Of rates, closed_forms, matching, tests, training.")] = list(PARTS),  # noqa: B006
+    part: Annotated[list[str] | None, typer.Option(help="One of them alone; repeat it for several.")] = None,
     commit: Annotated[str, typer.Option(help="Of this tree, where it is no checkout.")] = "",
 ) -> None:
     """Measure, part by part."""
+    for name in part or ():
+        if name not in PARTS:
+            raise UnknownNameError("part", name, PARTS)
     work = Work(
         device="cuda" if torch.cuda.is_available() else "cpu",
         pictures=pictures,
@@ -52,7 +62,7 @@ def main(
         made_with["revision"] = {"commit": commit, "modified": False}
     about = {"command": command_line(), "device": work.device, "n": n}
     done: dict[str, Any] = {}
-    for name in part:
+    for name in part or PARTS:
         began = time.monotonic()
         try:
             done[name] = PARTS[name](work) if work.left() > 0 else {"left_out": "the time was up"}
