@@ -107,8 +107,10 @@ def status(folder: Folder, database: Database = "") -> None:
 )
 def verify(
     folder: Folder,
-    rerun: Annotated[int, typer.Option(help="Run so many trials again and compare every score.", min=0)] = 0,
-    file: Annotated[Path | None, typer.Option(help="The campaign's file, for --rerun.")] = None,
+    rerun: Annotated[
+        int, typer.Option(help="Run so many trials again and compare every score.", min=0, rich_help_panel=RUN)
+    ] = 0,
+    file: Annotated[Path | None, typer.Option(help="The campaign's file, for --rerun.", rich_help_panel=RUN)] = None,
     overrides: Overrides = [],
     weights: Weights = [],
     device: Device = "auto",
