@@ -13,6 +13,7 @@ from fedmjp.overrides import overridden
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedmjp.evaluation.runs import Trained
     from fedmjp.training.central import Pictures
 
 
@@ -149,6 +150,21 @@ def of_weights(file: str) -> dict[str, Any]:
         "unknown_embedding": holds_unknown_embedding(checkpoint),
         "weights": checkpoint.model_dump(),
     }
+
+
+def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
+    """The models that a command was told of: folders of training runs, or one file of weights and what it is of."""
+    from fedmjp.config import Checkpoint, ModelConfig
+    from fedmjp.errors import BadInputError
+    from fedmjp.evaluation.runs import Trained, open_run
+    from fedmjp.overrides import overridden
+
+    if bool(folders) == bool(weights or model) or bool(weights) != bool(model):
+        raise BadInputError("name folders of training runs, or instead a file: --weights FILE --model name=NAME")
+    if weights is None:
+        return [open_run(folder) for folder in folders]
+    values = overridden({"weights": Checkpoint.of(weights).model_dump()}, model)
+    return [Trained(weights.name, ModelConfig.parse(values), None)]
 
 
 def write_manifest(path: Path, kind: str, **about: Any) -> None:
