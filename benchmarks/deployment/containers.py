@@ -1,7 +1,7 @@
 """A deployment in containers: Docker compose files and Kubernetes manifests, of the server and of each site.
 
-All containers are of one image (``Dockerfile``), have no capability but what nginx needs, and no writable place but what
-is mounted. What is carried to a site has a compose file and a manifest of its own.
+All containers are of one image (``Dockerfile``), have no capability but what nginx needs, and no writable place but
+what is mounted. What is carried to a site has a compose file and a manifest of its own.
 """
 
 import base64
