@@ -23,7 +23,7 @@ ACCOUNT = 10001  # of containers in Kubernetes
 Volumes = Mapping[str, tuple[str, Mapping[str, Any]]]  # by name: where it is mounted, and what it is
 ABOUT_COMPOSE = """\
 FEDMJP_SOURCE=CLONE docker compose up --build --detach, in this folder. CLONE is a clone of fedmjp, which the image is
-built from.{more}"""
+built from: the one that made this file, for sites refuse the code of others.{more}"""
 ABOUT_SERVER = """
 Public pictures to measure Top-1 on go to validation/. Then: docker compose exec server \\
   fedmjp deploy run /deployment --data /validation --output /results/RUN"""
