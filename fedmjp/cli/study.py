@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.options import MODEL, PICTURES, Seed
+from fedmjp.cli.options import MODEL, PICTURES, Seed, examples
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.runs import open_trained, require_apart, write_manifest
 
@@ -28,7 +28,12 @@ def _studies() -> None:
     """Look into trained models."""
 
 
-@study.command()
+@study.command(
+    epilog=examples(
+        "fedmjp study positions results/train-none results/train-mjp",
+        "fedmjp study positions --weights FILE --model name=deit_small",
+    )
+)
 def positions(
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders of training runs.", metavar="[RUN]...")] = None,
     weights: Annotated[
