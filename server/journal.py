@@ -22,6 +22,8 @@ from server.refusals import RefusalFile
 from server.screening import plausible
 from server.validation import Validation
 
+SPOILT = 10.0  # times the loss of a guess: no step that anybody learns from leads there
+
 
 class Journal:
     """History, validation and checkpoints of a training run, whose uploads hold so many values each.
@@ -55,6 +57,15 @@ class Journal:
         for server_round in range(1, done + 1):
             self._uploads.update(self._scenario.participants(server_round))
         return done, weights
+
+    def spoilt(self, weights: Mapping[str, Tensor]) -> str | None:
+        """Why weights are no longer a model of anything, in one line; None if they are."""
+        accuracy, guess = self._validation.accuracy(weights), math.log(self._scenario.model.classes)
+        if accuracy.undecided:
+            return f"the step leaves {accuracy.undecided} validation pictures without finite logits; weights stay"
+        if accuracy.loss > SPOILT * guess:
+            return f"the step leaves a validation loss of {accuracy.loss:.3g}, a guess has {guess:.3g}; weights stay"
+        return None
 
     def write(
         self, server_round: int, replies: Sequence[Message], refused: int, seconds: float, weights: Mapping[str, Tensor]

@@ -19,7 +19,8 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import EXAMPLES, REPORTED, uploads_of_round
 from server.aggregation import Aggregator
-from server.changing import WeightChanges
+from server.changing import Group, WeightChanges
+from server.cohort import bound_examples, too_long
 from server.journal import Journal
 from server.refusals import Refusal, RefusalFile
 from server.roster import Roster
@@ -74,16 +75,22 @@ class Federation:
         replies, refused = self._exchange(server_round)
         self._require_quorum(server_round, len(replies), refused)
         # Updates of weights that nobody trains lead nowhere.
-        learnt_from = [] if self._changes.in_round(server_round) else replies
-        stepped = self._aggregator.aggregate(server_round, self._weights, learnt_from)
-        if stepped is None:
-            self._refuse([Refusal(server_round, None, OVERFLOW)])
-        else:
-            self._weights = stepped
+        self._step(server_round, [] if self._changes.in_round(server_round) else replies)
         if self._journal is not None:
             seconds = time.perf_counter() - started
             self._journal.write(server_round, replies, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
+
+    def _step(self, server_round: int, replies: Sequence[Message]) -> None:
+        """Take the step that replies lead to, unless it spoils the model: then the last good weights stay."""
+        stepped = self._aggregator.aggregate(server_round, self._weights, replies)
+        if stepped is None:
+            self._refuse([Refusal(server_round, None, OVERFLOW)])
+        elif self._journal is not None and (reason := self._journal.spoilt(stepped)):
+            self._aggregator.undo()
+            self._refuse([Refusal(server_round, None, reason)])
+        else:
+            self._weights = stepped
 
     def _exchange(self, server_round: int) -> tuple[list[Message], int]:
         """Send the weights to clients; their replies that can be used, and how many cannot.
@@ -103,17 +110,33 @@ class Federation:
         clients = {message.metadata.message_id: asked[message.metadata.dst_node_id] for message in messages}
         answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
         accepted: dict[tuple[int, ...], Message] = {}
-        refused: list[Refusal] = []
+        reasons: dict[int, str] = {}
         for first, *others in groups:
             reason = self._reason(answers.get(first)) if [first, *others] in present else "is not connected"
             if reason is None:
                 accepted[(first, *others)] = answers[first]
             else:
-                log(INFO, "round %s: client %s refused: %s", server_round, first, reason)
-                refused.append(Refusal(server_round, first, reason))
-        self._refuse(refused)
+                reasons[first] = reason
+        for group, reason in self._compare(server_round, accepted, sent).items():
+            del accepted[group]
+            reasons[group[0]] = reason
+        for first, reason in reasons.items():
+            log(INFO, "round %s: client %s refused: %s", server_round, first, reason)
+        self._refuse([Refusal(server_round, first, reason) for first, reason in sorted(reasons.items())])
         self._changes.learn(server_round, self._weights, accepted)
-        return list(accepted.values()), len(refused)
+        return list(accepted.values()), len(reasons)
+
+    def _compare(
+        self, server_round: int, accepted: Mapping[Group, Message], sent: Mapping[str, ArrayRecord]
+    ) -> dict[Group, str]:
+        """Which updates of a training round are out of all proportion to the others; these bound counts as well."""
+        training = self._scenario.training
+        if training is None or self._changes.in_round(server_round):
+            return {}
+        if training.update == "delta" and not self._run.share_sizes:
+            for group, count in bound_examples(accepted).items():
+                log(INFO, "round %s: client %s said %s pictures, which count less", server_round, group[0], count)
+        return too_long(accepted, sent, training.max_norm)
 
     def _require_quorum(self, server_round: int, used: int, refused: int) -> None:
         """QuorumError where too few updates of a training round can be used: it would count for nothing."""

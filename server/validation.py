@@ -26,8 +26,12 @@ class Validation:
         self._model, self._recipe = model.to(torch.device(scenario.device)), recipe
         self._pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
         self._on_skipped = cache(on_skipped)
+        self._measured: tuple[Mapping[str, Tensor], Accuracy] | None = None
 
     def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:
-        """Top-1 accuracy of weights."""
-        self._model.load_state_dict(dict(weights))
-        return validate(self._model, self._pictures, self._recipe, self._on_skipped)
+        """Top-1 accuracy of weights, which are not changed in place; those of the last call are not measured again."""
+        if self._measured is None or self._measured[0] is not weights:
+            self._model.load_state_dict(dict(weights))
+            measured = validate(self._model, self._pictures, self._recipe, self._on_skipped)
+            self._measured = weights, measured
+        return self._measured[1]

@@ -1,7 +1,7 @@
 """`fedmjp deploy`: init, up, node, run, check, down."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from fedmjp.cli.options import (
     Fresh,
     SeedIfAny,
     Settings,
+    StrategyIfAny,
     examples,
 )
 from fedmjp.cli.options import output as output_option
@@ -110,10 +111,7 @@ def run(
         str | None, typer.Option(help="A row of the paper, such as table4-J.", rich_help_panel=TRAINING)
     ] = None,
     defences: DefencesIfAny = None,
-    strategy: Annotated[
-        Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"] | None,
-        typer.Option(help="fedavg by default.", rich_help_panel=TRAINING),
-    ] = None,
+    strategy: StrategyIfAny = None,
     rounds: Annotated[int | None, typer.Option(help="10 by default.", min=1, rich_help_panel=TRAINING)] = None,
     local_epochs: Annotated[
         int | None, typer.Option(help="Of a site in a round; 1 by default.", min=1, rich_help_panel=TRAINING)

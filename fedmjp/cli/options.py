@@ -97,6 +97,10 @@ _Server: Any = typer.Option(
     rich_help_panel=UPLOADS,
 )
 _Device: Any = typer.Option(help="Where the work is done; auto takes CUDA where there is any.", rich_help_panel=RUN)
+_Strategy: Any = typer.Option(
+    help="fedavg by default; trimmed_mean, median, krum and multi_krum stand hostile clients.",
+    rich_help_panel=TRAINING,
+)
 _Fresh: Any = typer.Option("--fresh", help="Forget what a former run left, and start over.", rich_help_panel=RUN)
 
 Model = Annotated[str, _Model]
@@ -105,6 +109,10 @@ DefencesIfAny = Annotated[list[str] | None, _Defence]
 ServerIfAny = Annotated[str | None, _Server]
 Device = Annotated[Literal["auto", "cpu", "cuda"], _Device]
 DeviceIfAny = Annotated[Literal["auto", "cpu", "cuda"] | None, _Device]
+StrategyIfAny = Annotated[
+    Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd", "trimmed_mean", "median", "krum", "multi_krum"] | None,
+    _Strategy,
+]
 Fresh = Annotated[bool, _Fresh]
 Data = Annotated[
     str, typer.Option(help="'bundled' or a folder of CLASS/picture files.", metavar="DIR", rich_help_panel=PICTURES)

@@ -20,6 +20,7 @@ from fedmjp.cli.options import (
     SeedIfAny,
     ServerIfAny,
     Settings,
+    StrategyIfAny,
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.overrides import read_values
@@ -47,10 +48,7 @@ def simulate(
         float | None,
         typer.Option(help="Of dirichlet; the smaller, the more unequal.", rich_help_panel=PICTURES),
     ] = None,
-    strategy: Annotated[
-        Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"] | None,
-        typer.Option(help="fedavg by default.", rich_help_panel=TRAINING),
-    ] = None,
+    strategy: StrategyIfAny = None,
     rounds: Annotated[int | None, typer.Option(help="10 by default.", min=1, rich_help_panel=TRAINING)] = None,
     local_epochs: Annotated[
         int | None, typer.Option(help="Of a client in a round; 1 by default.", min=1, rich_help_panel=TRAINING)
