@@ -3,15 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from logging import INFO
 from typing import Any, cast
 
 from flwr.app import Message
-from flwr.common import log
 from torch import Tensor
 
 from fedmjp.learning import Training
-from fedmjp.models.classifier import Classifier
 from fedmjp.scenario import Scenario
 from fedmjp.training.history import History, Value
 from fedmjp.training.run_folder import TrainingFolder
@@ -26,18 +23,13 @@ SPOILT = 10.0  # times the loss of a guess: no step that anybody learns from lea
 
 
 class Journal:
-    """History, validation and checkpoints of a training run, whose uploads hold so many values each.
-
-    Raises:
-        DataError: If there is no validation split that fits the model.
-    """
+    """History, validation and checkpoints of a training run, whose uploads hold so many values each."""
 
     def __init__(
-        self, scenario: Scenario, training: Training, folder: TrainingFolder, model: Classifier, uploaded: int
+        self, scenario: Scenario, training: Training, folder: TrainingFolder, validation: Validation, uploaded: int
     ) -> None:
         self._scenario, self._training, self._folder, self._uploaded = scenario, training, folder, uploaded
-        skip = lambda reason: log(INFO, "[SKIPPED] %s", reason)  # noqa: E731
-        self._validation = Validation(model, scenario, training.recipe, skip)
+        self._validation = validation
         self._history = History(folder.history, folder.tensorboard)
         self._uploads: Counter[int] = Counter()
 

@@ -28,6 +28,7 @@ from server.screening import LARGEST, refusal, screen
 from server.secure_sum import sum_groups
 from server.tap import UploadTap
 from server.uploads import UploadFolder
+from server.validation import Validation
 
 OVERFLOW = "the replies are finite, their mean is not; weights stay"
 
@@ -35,13 +36,28 @@ OVERFLOW = "the replies are finite, their mean is not; weights stay"
 class Federation:
     """Plays the rounds of one of a run's scenarios; a training run goes on after the last checkpoint of its folder.
 
+    Args:
+        grid: Reaches the clients.
+        scenario: What is played.
+        run: Where it leaves files.
+        index: Of the scenario in the run.
+        validation: Measures the weights of a training run; None opens the validation split.
+
     Raises:
         ConfigError: If a training run has no folder.
         DataError: If there is no validation split that fits the model.
         CheckpointError: If the folder's state is of another configuration.
     """
 
-    def __init__(self, grid: Grid, scenario: Scenario, run: RunConfig, index: int = 0) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        scenario: Scenario,
+        run: RunConfig,
+        index: int = 0,
+        *,
+        validation: Validation | None = None,
+    ) -> None:
         self._grid, self._scenario, self._run, self._index = grid, scenario, run, index
         model = build(scenario.network)
         self._weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
@@ -58,7 +74,8 @@ class Federation:
                 raise ConfigError("output-folder is empty; name the folder that history and weights go to")
             folder = Path(run.output_folder)
             sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
-            self._journal = Journal(scenario, training, TrainingFolder(folder), model, sent)
+            measured = validation or Validation(model, scenario, training.recipe)
+            self._journal = Journal(scenario, training, TrainingFolder(folder), measured, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
         self._refusals = None if folder is None else RefusalFile.of_run(folder)
 

@@ -1,9 +1,11 @@
 """The server's evaluation on a public validation split: the only pictures that it opens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
+from logging import INFO
 
 import torch
+from flwr.common import log
 from torch import Tensor
 
 from fedmjp.data.datasets import open_dataset
@@ -20,12 +22,10 @@ class Validation:
         DataError: If there is no validation split, or its labels do not fit the model.
     """
 
-    def __init__(
-        self, model: Classifier, scenario: Scenario, recipe: Recipe, on_skipped: Callable[[str], None]
-    ) -> None:
+    def __init__(self, model: Classifier, scenario: Scenario, recipe: Recipe) -> None:
         self._model, self._recipe = model.to(torch.device(scenario.device)), recipe
         self._pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
-        self._on_skipped = cache(on_skipped)
+        self._on_skipped = cache(lambda reason: log(INFO, "[SKIPPED] %s", reason))
         self._measured: tuple[Mapping[str, Tensor], Accuracy] | None = None
 
     def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:
