@@ -92,9 +92,9 @@ def test_a_mean_that_is_not_finite_leaves_the_weights_and_is_noted(tmp_path: Pat
             reply.content[ARRAYS] = ArrayRecord({name: value * 0 + 3e38 for name, value in arrays.items()})
         return reply
 
-    scenario = scenario_of(rounds=2, strategy="fedsgd", server_learning_rate=10.0)
+    scenario = scenario_of(rounds=2, strategy="fedsgd", server_learning_rate=2.0)
     found, _ = play(scenario, tmp_path / "huge", answer=huge)
-    first, _ = play(scenario_of(rounds=1, strategy="fedsgd", server_learning_rate=10.0), tmp_path / "first")
+    first, _ = play(scenario_of(rounds=1, strategy="fedsgd", server_learning_rate=2.0), tmp_path / "first")
     assert same(found, first)
     (noted,) = RefusalFile.of_run(tmp_path / "huge").read()
     assert (noted.round, noted.client) == (2, None)
@@ -166,6 +166,45 @@ def test_the_run_goes_on_without_clients_that_send_nonsense(tmp_path: Path) -> N
     assert rows["loss"].isna().tolist() == [False, False, True, False]
     assert rows["top1"].tolist()[1] == rows["top1"].tolist()[2], "nobody was left in round 3, so nothing moved"
     assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+def scaled(factor: float, *, at: int) -> Answer:
+    """Client 0 sends a finite update that is so many times as long in a round."""
+
+    def answer(server_round: int, client: int, reply: Message) -> Message:
+        if (server_round, client) == (at, 0):
+            arrays = reply.content.array_records[ARRAYS].to_torch_state_dict()
+            reply.content[ARRAYS] = ArrayRecord({name: value * factor for name, value in arrays.items()})
+        return reply
+
+    return answer
+
+
+def test_a_finite_update_out_of_all_proportion_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    scenario = scenario_of(rounds=2, clients=3)
+    weights, _ = play(scenario, tmp_path / "scaled", answer=scaled(1e4, at=2))
+    silent, _ = play(
+        scenario,
+        tmp_path / "silent",
+        answer=lambda number, client, reply: None if (number, client) == (2, 0) else reply,
+    )
+    assert same(weights, silent)
+    (refused,) = RefusalFile.of_run(tmp_path / "scaled").read()
+    assert (refused.round, refused.client) == (2, 0)
+    assert "times as long as is usual in its round; max_norm=10 allows 10 times" in refused.reason
+    assert history(tmp_path / "scaled")["refused"].tolist() == [0, 1]
+
+
+def test_a_step_that_spoils_the_model_is_not_taken_and_the_last_good_weights_stay(tmp_path: Path) -> None:
+    scenario = scenario_of(rounds=3, clients=2, strategy="fedavgm", max_norm=0)
+    play(scenario, tmp_path, answer=scaled(1e6, at=2))
+    (noted,) = RefusalFile.of_run(tmp_path).read()
+    assert (noted.round, noted.client) == (2, None)
+    assert "the step leaves a validation loss of" in noted.reason
+    rows = history(tmp_path)
+    assert rows["validation_loss"].tolist()[1] == rows["validation_loss"].tolist()[0]
+    assert rows["clients"].tolist() == [2, 2, 2], "nobody was refused afterwards"
+    assert rows["validation_loss"].max() < 3
 
 
 def silent_from(first: int) -> Answer:
