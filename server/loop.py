@@ -74,7 +74,7 @@ class Federation:
                 raise ConfigError("output-folder is empty; name the folder that history and weights go to")
             folder = Path(run.output_folder)
             sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
-            measured = validation or Validation(model, scenario, training.recipe)
+            measured = validation or Validation(model, scenario, training.recipe, run.classes)
             self._journal = Journal(scenario, training, TrainingFolder(folder), measured, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
         self._refusals = None if folder is None else RefusalFile.of_run(folder)

@@ -1,6 +1,6 @@
 """The server's evaluation on a public validation split: the only pictures that it opens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from logging import INFO
 
@@ -18,13 +18,21 @@ from fedmjp.training.accuracy import Accuracy, validate
 class Validation:
     """Holds the validation split and a model to evaluate weights with; pictures that cannot be read are told once.
 
+    Args:
+        model: Which weights are put into.
+        scenario: Names the data.
+        recipe: How pictures are cropped and batched.
+        class_names: Of the run, in the order of its labels; without them labels are taken as they are.
+
     Raises:
-        DataError: If there is no validation split, or its labels do not fit the model.
+        DataError: If there is no validation split, its labels do not fit the model, or it has a class that is not
+            among the names.
     """
 
-    def __init__(self, model: Classifier, scenario: Scenario, recipe: Recipe) -> None:
+    def __init__(self, model: Classifier, scenario: Scenario, recipe: Recipe, class_names: Sequence[str] = ()) -> None:
         self._model, self._recipe = model.to(torch.device(scenario.device)), recipe
-        self._pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
+        pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
+        self._pictures = pictures.labelled_as(class_names) if class_names else pictures
         self._on_skipped = cache(lambda reason: log(INFO, "[SKIPPED] %s", reason))
         self._measured: tuple[Mapping[str, Tensor], Accuracy] | None = None
 

@@ -272,6 +272,33 @@ def test_a_client_of_a_deployment_trains_on_all_pictures_of_its_own(tmp_path: Pa
     assert counts == [4, 6]
 
 
+def test_a_site_numbers_its_classes_as_the_run_does(tmp_path: Path) -> None:
+    """By themselves its folders would be 0 and 1. The gradient of the head's bias is negative at labels alone."""
+    shutil.copytree(pictures(), tmp_path / "own", ignore=shutil.ignore_patterns("class-0", "class-2"))
+    _, grid = play(scenario_of(rounds=1, strategy="fedsgd"), tmp_path / "run", own={1: str(tmp_path / "own")})
+    gradient = grid.replies[1, 1].content.array_records[ARRAYS].to_torch_state_dict()["backbone.head.bias"]
+    assert set((gradient < 0).nonzero().flatten().tolist()) <= {1, 3}
+
+
+def test_a_site_with_a_class_that_the_run_lacks_is_refused_by_its_name(tmp_path: Path) -> None:
+    shutil.copytree(pictures(), tmp_path / "own", ignore=shutil.ignore_patterns("class-0"))
+    (tmp_path / "own" / "class-2").rename(tmp_path / "own" / "klass-2")
+    play(scenario_of(rounds=1), tmp_path / "run", own={1: str(tmp_path / "own")})
+    (refused,) = RefusalFile.of_run(tmp_path / "run").read()
+    assert refused.client == 1
+    assert "pictures of class 'klass-2', which is none of the run's 4: did you mean 'class-2'?" in refused.reason
+
+
+def test_a_site_does_not_guess_what_labels_mean(tmp_path: Path) -> None:
+    scenario = scenario_of(rounds=1)
+    prepare(scenario, TrainingFolder(tmp_path))
+    grid = InProcess(scenario, TrainingFolder(tmp_path), own={1: pictures()})
+    grid.run = grid.run.model_copy(update={"class_names": ""})
+    Federation(grid, scenario, grid.run).play()  # type: ignore[arg-type]
+    (refused,) = RefusalFile.of_run(tmp_path).read()
+    assert "the run does not say which label is which class" in refused.reason
+
+
 def test_a_run_in_which_no_client_can_answer_says_why(tmp_path: Path) -> None:
     scenario = scenario_of(rounds=1)
     prepare(scenario, TrainingFolder(tmp_path))

@@ -57,6 +57,10 @@ class TrainingFolder:
         """Note which class each label is."""
         self.classes.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
+    def kept_classes(self) -> list[str]:
+        """The names that were noted; none where there is no such file."""
+        return self.classes.read_text(encoding="utf-8").splitlines() if self.classes.exists() else []
+
     def check_classes(self, names: Sequence[str]) -> None:
         """Labels of other pictures must be those of the training: half the classes would shift them all.
 
@@ -67,8 +71,7 @@ class TrainingFolder:
         """
         if not self.classes.exists():
             return
-        kept = self.classes.read_text(encoding="utf-8").splitlines()
-        for label, (trained, shown) in enumerate(zip_longest(kept, names)):
+        for label, (trained, shown) in enumerate(zip_longest(self.kept_classes(), names)):
             if trained != shown:
                 raise DataError(
                     f"label {label} is {shown or 'no class'} in these pictures, but {trained or 'no class'} in the "
