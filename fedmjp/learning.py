@@ -14,7 +14,6 @@ SERVER_RATES: dict[Strategy, float] = {"fedadam": 0.01, "fedsgd": 0.1}  # of the
 ROBUST: tuple[Strategy, ...] = ("trimmed_mean", "median", "krum", "multi_krum")
 MOVABLE = 2  # patches that can change places
 HIGHEST_RATE = 1000.0  # far beyond what trains anything, and still a number after scaling
-ROUND_SECONDS = 86400.0  # clients may wait for a core
 
 
 class Puzzle(Config):
@@ -144,8 +143,8 @@ class Training(Learning):
     # How many times as long as the median of a round's updates one of them may be, as a whole and in each tensor; a
     # longer one is refused. 0 refuses none.
     max_norm: float = Field(10.0, ge=0.0, allow_inf_nan=False)
-    # How long the server waits for the clients of a round, which may wait for a core.
-    round_seconds: float = Field(ROUND_SECONDS, gt=0)
+    # How long the server waits for the clients of a round; by default ten times as long as half of them take.
+    round_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
     # Share of a round's clients whose updates are needed; a round with fewer does not count, and is played again.
     quorum: float = Field(0.5, ge=0.0, le=1.0)
     records: Numbers = ()  # rounds in which everything that crosses the wire is recorded

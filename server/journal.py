@@ -50,6 +50,11 @@ class Journal:
             self._uploads.update(self._scenario.participants(server_round))
         return done, weights
 
+    def seconds(self) -> list[float]:
+        """How long each round took that was played before."""
+        rows = self._history.rows()
+        return [float(seconds) for seconds in rows["seconds"]] if len(rows) else []
+
     def spoilt(self, weights: Mapping[str, Tensor]) -> str | None:
         """Why weights are no longer a model of anything, in one line; None if they are."""
         accuracy, guess = self._validation.accuracy(weights), math.log(self._scenario.model.classes)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedmjp.config import RunConfig
 from fedmjp.errors import ConfigError, QuorumError, RecordError
-from fedmjp.learning import ROUND_SECONDS
 from fedmjp.models.build import build
 from fedmjp.models.roles import roles_of
 from fedmjp.scenario import Scenario
@@ -22,6 +21,7 @@ from server.aggregation import Aggregator
 from server.changing import Group, WeightChanges
 from server.cohort import bound_examples, too_long
 from server.journal import Journal
+from server.patience import START, Patience
 from server.refusals import Refusal, RefusalFile
 from server.roster import Roster
 from server.screening import LARGEST, refusal, screen
@@ -65,8 +65,7 @@ class Federation:
         withheld = scenario.pipeline.withheld(roles_of(model))
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
         training = scenario.training
-        self._seconds = ROUND_SECONDS if training is None else training.round_seconds
-        self._roster = Roster(grid, scenario.clients, self._seconds)
+        self._patience = Patience(None)
         self._refused: list[Refusal] = []
         self._done, self._journal, folder = 0, None, self._uploads
         if training is not None:
@@ -77,11 +76,13 @@ class Federation:
             measured = validation or Validation(model, scenario, training.recipe, run.classes)
             self._journal = Journal(scenario, training, TrainingFolder(folder), measured, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
+            self._patience = Patience(training.round_seconds, self._journal.seconds())
+        self._roster = Roster(grid, scenario.clients)
         self._refusals = None if folder is None else RefusalFile.of_run(folder)
 
     def play(self) -> list[Refusal]:
         """Play the rounds that are left; what was refused in them."""
-        self._roster.wait()
+        self._roster.wait(START)
         for server_round in range(self._done + 1, self._scenario.rounds + 1):
             self._round(server_round)
             log(INFO, "[ROUND %s/%s] done", server_round, self._scenario.rounds)
@@ -93,8 +94,9 @@ class Federation:
         self._require_quorum(server_round, len(replies), refused)
         # Updates of weights that nobody trains lead nowhere.
         self._step(server_round, [] if self._changes.in_round(server_round) else replies)
+        seconds = time.perf_counter() - started
+        self._patience.learn(seconds)
         if self._journal is not None:
-            seconds = time.perf_counter() - started
             self._journal.write(server_round, replies, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
 
@@ -114,7 +116,7 @@ class Federation:
 
         Of groups whose updates are summed, the first client stands for all.
         """
-        nodes, left_out = self._roster.nodes()
+        nodes, left_out = self._roster.nodes(self._patience.seconds)
         self._refuse([Refusal(server_round, None, reason) for reason in left_out])
         sent = self._aggregator.records(self._weights)
         size, chosen = self._scenario.pipeline.clients, self._scenario.participants(server_round)
@@ -181,7 +183,7 @@ class Federation:
             return refusal(reply, expected, self._most_examples(asked[node]), reported)
 
         number, folder = asked.__getitem__, self._folder(server_round)
-        screened = screen(messages, self._grid.send_and_receive(messages, timeout=self._seconds), check)
+        screened = screen(messages, self._grid.send_and_receive(messages, timeout=self._patience.seconds), check)
         replies = sum_groups(messages, screened, self._scenario.pipeline.clients, number)
         tap = UploadTap(self._grid, folder, self._scenario.threat.update, done=server_round - 1, number=number)
         tap.record_sent(messages)
@@ -192,7 +194,7 @@ class Federation:
 
     def _reason(self, reply: Message | None) -> str | None:
         if reply is None:
-            return f"no answer within {self._seconds:g} seconds"
+            return self._patience.refusal
         return (reply.error.reason or "no reason given") if reply.has_error() else None
 
     def _refuse(self, refused: Sequence[Refusal]) -> None:

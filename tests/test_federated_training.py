@@ -334,11 +334,11 @@ def test_nodes_that_do_not_say_which_client_they_are_are_left_out_and_noted(tmp_
 def test_a_client_that_comes_back_as_another_node_is_known_again(tmp_path: Path) -> None:
     scenario = scenario_of(rounds=1)
     grid = InProcess(scenario, TrainingFolder(tmp_path), nodes=(20, 21))
-    roster = Roster(grid, 2, 60.0)  # type: ignore[arg-type]
-    roster.wait()
-    assert roster.nodes() == ({0: 20, 1: 21}, [])
+    roster = Roster(grid, 2)  # type: ignore[arg-type]
+    roster.wait(60.0)
+    assert roster.nodes(60.0) == ({0: 20, 1: 21}, [])
     grid.nodes = (5, 21)
-    assert roster.nodes() == ({0: 5, 1: 21}, [])
+    assert roster.nodes(60.0) == ({0: 5, 1: 21}, [])
 
 
 def test_absurd_reports_leave_gaps_in_the_history_and_the_run_goes_on(tmp_path: Path) -> None:
