@@ -38,8 +38,9 @@ OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
     "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale",
 )  # fmt: skip
-# With others a training run may go on.
+# With others a training run may go on; where the pictures lie says nothing of them, and they are compared themselves.
 INCIDENTAL = {
+    "data": True,
     "device": True,
     "training": {"checkpoint_every": True, "quorum": True, "round_seconds": True, "recipe": {"workers": True}},
 }

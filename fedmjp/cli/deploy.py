@@ -148,16 +148,18 @@ def run(
     results.check_own()
     console = wide_console()
     done = 0 if fresh else rounds_done(scenario, results)
-    if done == scenario.rounds:
-        console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
-        return
     validation = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
     if done:
         results.check_classes(validation.class_names)
+        results.check_pictures(validation.digest())
+    if done == scenario.rounds:
+        console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
+        return
+    if done:
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     if fresh:
         results.clear()
-    write_manifest(results.manifest, "federated", config=published(scenario))
+    write_manifest(results.manifest, "federated", config=published(scenario), pictures=validation.digest())
     results.keep_classes(validation.class_names)
     with FederatedProgress(console, done, scenario.rounds) as progress:
         train_at_sites(scenario, results, deployment, validation.class_names, progress.round, progress.skip)

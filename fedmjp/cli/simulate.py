@@ -113,16 +113,18 @@ def simulate(
     scenario = plan_for(asked, dealt)
     console = wide_console()
     done = 0 if fresh else rounds_done(scenario, folder)
+    if done:
+        folder.check_classes(pictures.train.class_names)
+        folder.check_pictures(pictures.digest())
     if done == scenario.rounds:
         console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
         return
     if done:
         pictures, dealt = deal(scenario, folder.partition)
-        folder.check_classes(pictures.train.class_names)
     check_recordable(scenario, dealt)
     if fresh:
         folder.clear()  # only now: what is refused before leaves the former run as it is
-    write_manifest(folder.manifest, "federated", config=published(scenario))
+    write_manifest(folder.manifest, "federated", config=published(scenario), pictures=pictures.digest())
     folder.keep_classes(pictures.train.class_names)
     dealt.save(folder.partition)
     draw_partition(dealt, pictures.train.labels, folder.partition_figure)

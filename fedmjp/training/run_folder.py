@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
-from fedmjp.errors import BadInputError, ConfigError, DataError, OutputError
+from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError, OutputError
 from fedmjp.files import read_file
 from fedmjp.scenario import Scenario
 from fedmjp.training.config import TrainingConfig
@@ -77,6 +77,14 @@ class TrainingFolder:
                     f"label {label} is {shown or 'no class'} in these pictures, but {trained or 'no class'} in the "
                     f"training of {self.root}: evaluate on pictures of the same classes"
                 )
+
+    def check_pictures(self, digest: str) -> None:
+        """CheckpointError if the manifest says that the run was begun on other pictures, wherever they lay."""
+        begun = self._about().get("pictures") if self.manifest.exists() else None
+        if begun not in (None, digest):
+            raise CheckpointError(
+                f"{self.root} is of a run on other pictures: restore them as they were, or give --fresh"
+            )
 
     def config(self) -> TrainingConfig | Scenario:
         """The configuration that the run was started with; BadInputError if the folder holds no training run."""
