@@ -19,7 +19,7 @@ from server.refusals import RefusalFile
 from server.screening import plausible
 from server.validation import Validation
 
-SPOILT = 10.0  # times the loss of a guess: no step that anybody learns from leads there
+WORSE = 2.0  # times the loss of a guess, and of the weights before: where half of Top-1 is lost too, a step spoilt them
 
 
 class Journal:
@@ -55,14 +55,20 @@ class Journal:
         rows = self._history.rows()
         return [float(seconds) for seconds in rows["seconds"]] if len(rows) else []
 
-    def spoilt(self, weights: Mapping[str, Tensor]) -> str | None:
-        """Why weights are no longer a model of anything, in one line; None if they are."""
+    def spoilt(self, weights: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
+        """Why a step to weights spoils the model of those before, in one line; None if it does not."""
         accuracy, guess = self._validation.accuracy(weights), math.log(self._scenario.model.classes)
         if accuracy.undecided:
             return f"the step leaves {accuracy.undecided} validation pictures without finite logits; weights stay"
-        if accuracy.loss > SPOILT * guess:
-            return f"the step leaves a validation loss of {accuracy.loss:.3g}, a guess has {guess:.3g}; weights stay"
-        return None
+        if accuracy.loss <= WORSE * guess:
+            return None
+        former, chance = self._validation.accuracy(before), 1 / self._scenario.model.classes
+        if accuracy.loss <= WORSE * former.loss or accuracy.top1 - chance > (former.top1 - chance) / 2:
+            return None
+        return (
+            f"the step takes the validation loss from {former.loss:.3g} to {accuracy.loss:.3g} and Top-1 from "
+            f"{former.top1:.1%} to {accuracy.top1:.1%}; weights stay"
+        )
 
     def write(
         self, server_round: int, replies: Sequence[Message], refused: int, seconds: float, weights: Mapping[str, Tensor]

@@ -105,7 +105,7 @@ class Federation:
         stepped = self._aggregator.aggregate(server_round, self._weights, replies)
         if stepped is None:
             self._refuse([Refusal(server_round, None, OVERFLOW)])
-        elif self._journal is not None and (reason := self._journal.spoilt(stepped)):
+        elif self._journal is not None and (reason := self._journal.spoilt(stepped, self._weights)):
             self._aggregator.undo()
             self._refuse([Refusal(server_round, None, reason)])
         else:

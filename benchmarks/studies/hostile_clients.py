@@ -72,13 +72,14 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
     rounds: Annotated[int, typer.Option(help="Of each run.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Of shares and training.", min=0)] = 0,
+    servers: Annotated[list[str] | None, typer.Option("--server", help="By the name in the table; all.")] = None,
 ) -> None:
     """Play every strategy with every kind of hostile client, and keep a row per run."""
     torch.set_num_threads(1)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as inside a run of Flower's
     any_server = scenario_of(data, next(iter(SERVERS)), rounds, seed)
     measured = Remembering(build(any_server.network), any_server, training_of(any_server).recipe)
-    made = (rows(data, server, rounds, seed, measured) for server in SERVERS)
+    made = (rows(data, server, rounds, seed, measured) for server in servers or SERVERS)
     table = pd.DataFrame(itertools.chain.from_iterable(made))
     about = {"weights": WEIGHTS, "rounds": rounds, "seed": seed, "clients": CLIENTS, "pictures": PICTURES}
     keep_table(output, table, about)
