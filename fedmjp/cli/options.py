@@ -101,6 +101,9 @@ _Strategy: Any = typer.Option(
     help="fedavg by default; trimmed_mean, median, krum and multi_krum stand hostile clients.",
     rich_help_panel=TRAINING,
 )
+_Arithmetic: Any = typer.Option(
+    help="Of the clients' networks; tf32 on CUDA alone. Attacks compute in float32.", rich_help_panel=RUN
+)
 _Fresh: Any = typer.Option("--fresh", help="Forget what a former run left, and start over.", rich_help_panel=RUN)
 
 Model = Annotated[str, _Model]
@@ -113,6 +116,9 @@ StrategyIfAny = Annotated[
     Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd", "trimmed_mean", "median", "krum", "multi_krum"] | None,
     _Strategy,
 ]
+# The words of fedmjp.arithmetic, which imports torch.
+Arithmetic = Annotated[Literal["float32", "tf32", "bfloat16"], _Arithmetic]
+ArithmeticIfAny = Annotated[Literal["float32", "tf32", "bfloat16"] | None, _Arithmetic]
 Fresh = Annotated[bool, _Fresh]
 Data = Annotated[
     str, typer.Option(help="'bundled' or a folder of CLASS/picture files.", metavar="DIR", rich_help_panel=PICTURES)
