@@ -1,5 +1,6 @@
 """What the scripts of ``studies`` and ``performance`` share: options, pictures, times, and how results are kept."""
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,7 +56,8 @@ def command_line() -> str:
         value = context.params[str(option.name)]
         if value is None or value is False:
             continue
-        words += option.opts[:1] if isinstance(option, click.Option) else []
-        if value is not True:
-            words.append(option.metavar if option.metavar and value != option.default else str(value))
+        for said in value if isinstance(value, list | tuple) else [value]:
+            words += option.opts[:1] if isinstance(option, click.Option) else []
+            if value is not True:
+                words.append(option.metavar if option.metavar and value != option.default else shlex.quote(str(said)))
     return " ".join(words)

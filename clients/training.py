@@ -1,6 +1,5 @@
 """A client's part in a round of federated training."""
 
-import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import Batch, steps_per_epoch, training_batches
 from fedmjp.data.partitions import Partition
 from fedmjp.defences.base import Arranged
-from fedmjp.errors import CheckpointError, DefenceError, TrainingError
+from fedmjp.errors import CheckpointError, DataError, DefenceError, TrainingError
 from fedmjp.exchange import protect_trained
 from fedmjp.learning import PartitionConfig, Training
 from fedmjp.models.build import build
@@ -48,14 +47,20 @@ def train_round(
 
     Raises:
         CheckpointError: If the weights are of another architecture.
-        DataError: If the pictures or their partition cannot be read, or a site has classes that the run has not.
+        DataError: If the pictures or their partition cannot be read, are of a class that the run has not, or lie with
+            the client alone while the run does not say which label is which class.
         DefenceError: If a defence cannot protect the update.
         TrainingError: If no picture can be read, or the loss is no longer finite.
     """
     pictures = _dataset(own_data or scenario.data, "train", classes=scenario.model.classes)
+    if own_data and not run.classes:
+        raise DataError(
+            "the run does not say which label is which class, and the pictures are my own: set class-names to a JSON "
+            "list of the classes, in the order of their labels"
+        )
+    if run.classes:
+        pictures = pictures.labelled_as(run.classes)
     if own_data:
-        if run.class_names:
-            pictures = pictures.labelled_as(json.loads(run.class_names))
         indices = np.arange(len(pictures))
     else:
         dealt = (training.partition, scenario.data, scenario.model.classes, scenario.clients, scenario.seed)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,6 +15,7 @@ from pydantic import (
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -183,7 +185,30 @@ class RunConfig(Config):
     output_folder: str = ""  # where the server of a training run leaves history and weights
     partition_file: str = ""  # which pictures each client of a training run has
     share_sizes: Numbers = ()  # how many each has: where they are given, no client can claim more
-    class_names: str = ""  # a JSON list in the order of the labels, for sites with pictures of their own
+    class_names: str = ""  # a JSON list in the order of the labels, by which everybody's classes are checked
+
+    @field_validator("class_names")
+    @classmethod
+    def _are_names(cls, text: str) -> str:
+        cls._read_names(text)
+        return text
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels; none where the run does not say them."""
+        return self._read_names(self.class_names)
+
+    @staticmethod
+    def _read_names(text: str) -> tuple[str, ...]:
+        try:
+            names = json.loads(text or "[]")
+        except ValueError:
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError('must be a JSON list of names, such as ["benign", "malignant"]')
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"names the class {twice[0]!r} twice")
+        return tuple(names)
 
     def flat(self) -> dict[str, str | int | float | bool]:
         """As Flower takes it: kebab-case keys, scalars only."""

@@ -8,13 +8,13 @@ from fedmjp.arithmetic import Arithmetic
 from fedmjp.config import MAX_COUNT, MAX_ROUNDS, Config, Numbers, UpdateKind
 from fedmjp.defences.pipeline import Pipeline
 
-Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"]
+Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd", "trimmed_mean", "median", "krum", "multi_krum"]
 Scheme = Literal["iid", "dirichlet", "pathological"]
 # A step of FedAdam is about as long as its learning rate, in every weight; FedSGD's is plain SGD.
-SERVER_RATES: dict[Strategy, float] = {"fedavg": 1.0, "fedprox": 1.0, "fedavgm": 1.0, "fedadam": 0.01, "fedsgd": 0.1}
+SERVER_RATES: dict[Strategy, float] = {"fedadam": 0.01, "fedsgd": 0.1}  # of the others 1
+ROBUST: tuple[Strategy, ...] = ("trimmed_mean", "median", "krum", "multi_krum")
 MOVABLE = 2  # patches that can change places
 HIGHEST_RATE = 1000.0  # far beyond what trains anything, and still a number after scaling
-ROUND_SECONDS = 86400.0  # clients may wait for a core
 
 
 class Puzzle(Config):
@@ -139,8 +139,13 @@ class Training(Learning):
     participation: float = Field(1.0, gt=0.0, le=1.0)  # share of the clients that take part in a round, at least one
     server_momentum: float = Field(0.9, ge=0.0, lt=1.0)  # of FedAvgM
     proximal_mu: float = Field(0.01, ge=0.0, allow_inf_nan=False)  # of FedProx
-    # How long the server waits for the clients of a round, which may wait for a core.
-    round_seconds: float = Field(ROUND_SECONDS, gt=0)
+    # Share of a round's clients that may be hostile, for which trimmed_mean, krum and multi_krum are made.
+    hostile: float = Field(0.3, ge=0.0, lt=0.5)
+    # How many times as long as the median of a round's updates one of them may be, as a whole and in each tensor; a
+    # longer one is refused. 0 refuses none.
+    max_norm: float = Field(10.0, ge=0.0, allow_inf_nan=False)
+    # How long the server waits for the clients of a round; by default ten times as long as half of them take.
+    round_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
     # Share of a round's clients whose updates are needed; a round with fewer does not count, and is played again.
     quorum: float = Field(0.5, ge=0.0, le=1.0)
     records: Numbers = ()  # rounds in which everything that crosses the wire is recorded
@@ -152,6 +157,11 @@ class Training(Learning):
         return "gradient" if self.strategy == "fedsgd" else "delta"
 
     @property
+    def robust(self) -> bool:
+        """Whether the strategy is one that a minority of hostile clients cannot lead anywhere."""
+        return self.strategy in ROBUST
+
+    @property
     def epochs(self) -> int | None:
         """Of a client in all rounds; in FedSGD its pictures decide how many there are."""
         return None if self.strategy == "fedsgd" else self.rounds * self.local_epochs
@@ -159,6 +169,14 @@ class Training(Learning):
     def steps_per_upload(self, steps_per_epoch: int) -> int:
         """Steps behind an upload of a client that makes so many in an epoch."""
         return 1 if self.epochs is None else self.local_epochs * steps_per_epoch
+
+    @model_validator(mode="after")
+    def _most_are_used(self) -> Self:
+        if 0 < self.max_norm < 1:
+            raise ValueError(
+                f"max_norm={self.max_norm:g} would refuse the median update itself: take 1 or more, or 0 for no bound"
+            )
+        return self
 
     @model_validator(mode="after")
     def _rounds_come(self) -> Self:

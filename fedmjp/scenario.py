@@ -39,11 +39,13 @@ OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
     "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale", "arithmetic",
 )  # fmt: skip
-# With others a training run may go on.
+# With others a training run may go on; where the pictures lie says nothing of them, and they are compared themselves.
 INCIDENTAL = {
+    "data": True,
     "device": True,
     "training": {"checkpoint_every": True, "quorum": True, "round_seconds": True, "recipe": {"workers": True}},
 }
+FEWEST_ROBUST = 3  # updates of which a hostile one can be told
 
 
 class Turn(NamedTuple):
@@ -175,6 +177,12 @@ class Scenario(Defended):
         if self.server_learning_rate == 0:
             raise ValueError("server_learning_rate 0 trains nothing: leave it out, or take a greater one")
         training.require_defences(self.pipeline, self.model.grid, training.epochs)
+        updates = len(self.participants(1)) // self.pipeline.clients
+        if training.robust and updates < FEWEST_ROBUST:
+            raise ValueError(
+                f"strategy {training.strategy} takes {FEWEST_ROBUST} updates in a round, and there are {updates}: set "
+                "more clients or a greater participation"
+            )
         return self
 
     # Last, so that it is the outermost.
@@ -220,7 +228,7 @@ class Scenario(Defended):
         """The server's learning rate."""
         if self.server_learning_rate is not None:
             return self.server_learning_rate
-        return 0.0 if self.training is None else SERVER_RATES[self.training.strategy]
+        return 0.0 if self.training is None else SERVER_RATES.get(self.training.strategy, 1.0)
 
     def participants(self, server_round: int) -> list[int]:
         """The clients of a round (from 1), in order, drawn from the seed; groups that are summed stay whole."""

@@ -1,5 +1,6 @@
 """From the replies of a round to the next weights, by Flower's strategies."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, Krum, MultiKrum
 from torch import Tensor
 
 from fedmjp.scenario import Scenario
@@ -24,6 +25,13 @@ EVERYBODY: dict[str, Any] = {
 }
 MOMENTS = ("momentum_vector", "m_t", "v_t")  # what FedAvgM and FedAdam carry from round to round
 CARRIED = (*MOMENTS, "current_arrays")  # FedAvgM goes on from its own copy of the weights
+# Those that a minority of hostile clients cannot lead anywhere.
+ROBUST: dict[str, type[FedAvg]] = {
+    "trimmed_mean": FedTrimmedAvg,
+    "median": FedMedian,
+    "krum": Krum,
+    "multi_krum": MultiKrum,
+}
 
 
 def _strategy(scenario: Scenario) -> FedAvg:
@@ -36,8 +44,25 @@ def _strategy(scenario: Scenario) -> FedAvg:
             return FedAvgM(**EVERYBODY, server_learning_rate=rate, server_momentum=training.server_momentum)
         case "fedadam":
             return FedAdam(**EVERYBODY, eta=rate)
+        case name:
+            made = ROBUST.get(str(name), FedAvg)
+            return made(**EVERYBODY)
+
+
+def _suspect(strategy: FedAvg, updates: int, share: float) -> None:
+    """Tell a strategy how many of so many updates may be hostile, given their share; at most what it can stand."""
+    count = math.ceil(share * updates - 1e-9)  # what rounding adds is no client
+    match strategy:
+        case FedTrimmedAvg():
+            # It rounds the product of share and number down.
+            strategy.beta = (min(count, (updates - 1) // 2) + 0.1) / updates
+        case Krum():
+            strategy.num_malicious_nodes = min(count, max(updates - 3, 0) // 2)
+        case MultiKrum():
+            strategy.num_malicious_nodes = min(count, max(updates - 3, 0) // 2)
+            strategy.num_nodes_to_select = updates - count
         case _:
-            return FedAvg(**EVERYBODY)
+            return
 
 
 def _step_along(scenario: Scenario) -> float:
@@ -51,7 +76,8 @@ class Aggregator:
     """A strategy that sees the weights that clients' updates lead to; what is withheld keeps its values.
 
     Buffers are averaged beside it: a strategy would treat the running statistics of a batch norm as weights, and
-    Adam's step makes variances negative.
+    Adam's step makes variances negative. Robust strategies see the updates themselves, which differ by more than
+    weights do, beside their length, and take the median of buffers.
 
     Args:
         scenario: Names the strategy.
@@ -61,6 +87,9 @@ class Aggregator:
 
     def __init__(self, scenario: Scenario, parameters: Iterable[str], withheld: frozenset[str] = frozenset()) -> None:
         self._strategy, self._step = _strategy(scenario), _step_along(scenario)
+        self._robust = isinstance(self._strategy, tuple(ROBUST.values()))
+        self._hostile = 0.0 if scenario.training is None else scenario.training.hostile
+        self._before: dict[str, Any] = {}  # what the strategy carried before its last step
         self._parameters, self._withheld = frozenset(parameters), withheld
 
     def records(self, weights: Mapping[str, Tensor]) -> dict[str, ArrayRecord]:
@@ -98,25 +127,32 @@ class Aggregator:
         """
         if not replies or not self._step:
             return dict(weights)
-        before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
-        averaged = self._mean_buffers(replies)
-        order = [name for name in weights if name in self._parameters - self._withheld]
-        ahead = [self._ahead(reply, weights, order) for reply in replies]
+        self._before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
+        averaged = self._combine_buffers(replies)
+        learnt = {name: value for name, value in weights.items() if name in self._parameters - self._withheld}
+        origin = {name: torch.zeros_like(value) for name, value in learnt.items()} if self._robust else learnt
+        ahead = [self._ahead(reply, origin) for reply in replies]
+        _suspect(self._strategy, len(ahead), self._hostile)
         arrays, _ = self._strategy.aggregate_train(server_round, ahead)
-        averaged |= arrays.to_torch_state_dict() if arrays is not None else {}
+        taken = arrays.to_torch_state_dict() if arrays is not None else {}
+        averaged |= {name: weights[name] + value for name, value in taken.items()} if self._robust else taken
         # Strategies compute in other types: FedAdam in float64.
         stepped = {name: averaged.get(name, value).to(value.dtype) for name, value in weights.items()}
         # FedAdam's second moment overflows long before its weights do, and would never move them again.
         if _all_finite(stepped) and _all_finite(self.state()):
             return stepped
-        for name, value in before.items():
-            setattr(self._strategy, name, value)
+        self.undo()
         return None
 
-    def _ahead(self, reply: Message, weights: Mapping[str, Tensor], order: Sequence[str]) -> Message:
-        """A reply as strategies take it: with weights, in the order of the model, since FedAvgM goes by places."""
+    def undo(self) -> None:
+        """Have the strategy forget its last step."""
+        for name, value in self._before.items():
+            setattr(self._strategy, name, value)
+
+    def _ahead(self, reply: Message, origin: Mapping[str, Tensor]) -> Message:
+        """A reply as strategies take it: where its update leads, in the model's order, since FedAvgM goes by places."""
         update = reply.content.array_records[ARRAYS].to_torch_state_dict()
-        arrays = ArrayRecord({name: weights[name] + self._step * update[name] for name in order})
+        arrays = ArrayRecord({name: value + self._step * update[name] for name, value in origin.items()})
         # A strategy averages all metrics, whatever they are; history has its own way.
         metrics = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
         ahead = copy(reply)
@@ -134,8 +170,10 @@ class Aggregator:
         for name, value in state.items():
             setattr(self._strategy, name, _each(Tensor.numpy, value))
 
-    def _mean_buffers(self, replies: Sequence[Message]) -> dict[str, Tensor]:
+    def _combine_buffers(self, replies: Sequence[Message]) -> dict[str, Tensor]:
         sent = [reply.content.array_records.get(BUFFERS, ArrayRecord()).to_torch_state_dict() for reply in replies]
+        if self._robust:
+            return {name: torch.stack([buffers[name] for buffers in sent]).median(dim=0).values for name in sent[0]}
         counts = [float(cast(float, reply.content.metric_records[METRICS][EXAMPLES])) for reply in replies]
         return mean_of(sent, counts)
 

@@ -1,13 +1,16 @@
 """The Flower ServerApp: an honest-looking server that records uploads, of single batches or in training."""
 
+from typing import cast
+
 import torch  # noqa: F401 (Flower converts arrays to tensors only where torch is already imported)
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedmjp.config import RunConfig
 from fedmjp.errors import FederationError
-from fedmjp.scenario import scenarios_of
+from fedmjp.scenario import Scenario, scenarios_of
 from server.loop import Federation
+from server.patience import PatientGrid
 
 app = ServerApp()
 
@@ -23,7 +26,13 @@ def main(grid: Grid, context: Context) -> None:
     run = RunConfig.read(context.run_config)
     failures: list[str] = []
     for index, scenario in enumerate(scenarios_of(run)):
-        refused = Federation(grid, scenario, run, index).play()
+        refused = Federation(_patient(grid, scenario), scenario, run, index).play()
         failures += [f"{scenario.label}: {refusal}" for refusal in refused if scenario.training is None]
     if failures:
         raise FederationError("; ".join(failures))
+
+
+def _patient(grid: Grid, scenario: Scenario) -> Grid:
+    """The same Grid; of a training run that does not say how long rounds may take, one that follows its clients."""
+    training = scenario.training
+    return grid if training is None or training.round_seconds is not None else cast(Grid, PatientGrid(grid))

@@ -3,15 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from logging import INFO
 from typing import Any, cast
 
 from flwr.app import Message
-from flwr.common import log
 from torch import Tensor
 
 from fedmjp.learning import Training
-from fedmjp.models.classifier import Classifier
 from fedmjp.scenario import Scenario
 from fedmjp.training.history import History, Value
 from fedmjp.training.run_folder import TrainingFolder
@@ -22,20 +19,17 @@ from server.refusals import RefusalFile
 from server.screening import plausible
 from server.validation import Validation
 
+WORSE = 2.0  # times the loss of a guess, and of the weights before: where half of Top-1 is lost too, a step spoilt them
+
 
 class Journal:
-    """History, validation and checkpoints of a training run, whose uploads hold so many values each.
-
-    Raises:
-        DataError: If there is no validation split that fits the model.
-    """
+    """History, validation and checkpoints of a training run, whose uploads hold so many values each."""
 
     def __init__(
-        self, scenario: Scenario, training: Training, folder: TrainingFolder, model: Classifier, uploaded: int
+        self, scenario: Scenario, training: Training, folder: TrainingFolder, validation: Validation, uploaded: int
     ) -> None:
         self._scenario, self._training, self._folder, self._uploaded = scenario, training, folder, uploaded
-        skip = lambda reason: log(INFO, "[SKIPPED] %s", reason)  # noqa: E731
-        self._validation = Validation(model, scenario, training.recipe, skip)
+        self._validation = validation
         self._history = History(folder.history, folder.tensorboard)
         self._uploads: Counter[int] = Counter()
 
@@ -55,6 +49,26 @@ class Journal:
         for server_round in range(1, done + 1):
             self._uploads.update(self._scenario.participants(server_round))
         return done, weights
+
+    def seconds(self) -> list[float]:
+        """How long each round took that was played before."""
+        rows = self._history.rows()
+        return [float(seconds) for seconds in rows["seconds"]] if len(rows) else []
+
+    def spoilt(self, weights: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
+        """Why a step to weights spoils the model of those before, in one line; None if it does not."""
+        accuracy, guess = self._validation.accuracy(weights), math.log(self._scenario.model.classes)
+        if accuracy.undecided:
+            return f"the step leaves {accuracy.undecided} validation pictures without finite logits; weights stay"
+        if accuracy.loss <= WORSE * guess:
+            return None
+        former, chance = self._validation.accuracy(before), 1 / self._scenario.model.classes
+        if accuracy.loss <= WORSE * former.loss or accuracy.top1 - chance > (former.top1 - chance) / 2:
+            return None
+        return (
+            f"the step takes the validation loss from {former.loss:.3g} to {accuracy.loss:.3g} and Top-1 from "
+            f"{former.top1:.1%} to {accuracy.top1:.1%}; weights stay"
+        )
 
     def write(
         self, server_round: int, replies: Sequence[Message], refused: int, seconds: float, weights: Mapping[str, Tensor]

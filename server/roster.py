@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedmjp.errors import FederationError
+from fedmjp.errors import FederationError, QuorumError
 from server.screening import last_line
 
 POLL_SECONDS = 1.0
@@ -21,33 +21,37 @@ class Roster:
 
     grid: Grid
     clients: int  # that there must be before a run starts
-    patience: float  # seconds to wait for them, and for their answers
     _nodes: dict[int, int] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
-    def wait(self) -> None:
-        """Wait until all clients are there.
+    def wait(self, patience: float) -> None:
+        """Wait until all clients are there and have been asked: a slow start is no empty round.
+
+        Args:
+            patience: Seconds to wait for them, and for their answers.
 
         Raises:
-            FederationError: If they are not after ``patience``, or none can say which client it is.
+            FederationError: If no client can say which one it is; QuorumError if they do not come, or none answers.
         """
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + patience
         while len(nodes := list(self.grid.get_node_ids())) < self.clients:
             if time.monotonic() > deadline:
-                raise FederationError(f"{len(nodes)} of {self.clients} clients came within {self.patience:g} seconds")
+                raise QuorumError(f"{len(nodes)} of {self.clients} clients came within {patience:g} seconds")
             time.sleep(POLL_SECONDS)
-        self._nodes, reasons = self._ask()
+        self._nodes, reasons = self._ask(patience)
         if reasons and not self._nodes:
             raise FederationError(f"no client can answer: {reasons[0]}")
+        if not self._nodes:
+            raise QuorumError(f"none of {self.clients} clients answered within {patience:g} seconds")
 
-    def nodes(self) -> tuple[dict[int, int], list[str]]:
+    def nodes(self, patience: float) -> tuple[dict[int, int], list[str]]:
         """Client number to node, of the clients that are there now; and why nodes are left out, each told once."""
-        self._nodes, reasons = self._ask()
+        self._nodes, reasons = self._ask(patience)
         new = [reason for reason in dict.fromkeys(reasons) if reason not in self._told]
         self._told.update(new)
         return self._nodes, new
 
-    def _ask(self) -> tuple[dict[int, int], list[str]]:
+    def _ask(self, patience: float) -> tuple[dict[int, int], list[str]]:
         """Ask those that are not known: new ones, and ones that could not answer before."""
         present = set(self.grid.get_node_ids())
         nodes = {client: node for client, node in self._nodes.items() if node in present}
@@ -55,7 +59,7 @@ class Roster:
             Message(content=RecordDict({"config": ConfigRecord()}), message_type=MessageType.QUERY, dst_node_id=node)
             for node in sorted(present.difference(nodes.values()))
         ]
-        replies = list(self.grid.send_and_receive(messages, timeout=self.patience)) if messages else []
+        replies = list(self.grid.send_and_receive(messages, timeout=patience)) if messages else []
         reasons = []
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node, answer = reply.metadata.src_node_id, _answer(reply)

@@ -1,9 +1,11 @@
 """The server's evaluation on a public validation split: the only pictures that it opens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from logging import INFO
 
 import torch
+from flwr.common import log
 from torch import Tensor
 
 from fedmjp.data.datasets import open_dataset
@@ -16,18 +18,28 @@ from fedmjp.training.accuracy import Accuracy, validate
 class Validation:
     """Holds the validation split and a model to evaluate weights with; pictures that cannot be read are told once.
 
+    Args:
+        model: Which weights are put into.
+        scenario: Names the data.
+        recipe: How pictures are cropped and batched.
+        class_names: Of the run, in the order of its labels; without them labels are taken as they are.
+
     Raises:
-        DataError: If there is no validation split, or its labels do not fit the model.
+        DataError: If there is no validation split, its labels do not fit the model, or it has a class that is not
+            among the names.
     """
 
-    def __init__(
-        self, model: Classifier, scenario: Scenario, recipe: Recipe, on_skipped: Callable[[str], None]
-    ) -> None:
+    def __init__(self, model: Classifier, scenario: Scenario, recipe: Recipe, class_names: Sequence[str] = ()) -> None:
         self._model, self._recipe = model.to(torch.device(scenario.device)), recipe
-        self._pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
-        self._on_skipped = cache(on_skipped)
+        pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
+        self._pictures = pictures.labelled_as(class_names) if class_names else pictures
+        self._on_skipped = cache(lambda reason: log(INFO, "[SKIPPED] %s", reason))
+        self._measured: tuple[Mapping[str, Tensor], Accuracy] | None = None
 
     def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:
-        """Top-1 accuracy of weights."""
-        self._model.load_state_dict(dict(weights))
-        return validate(self._model, self._pictures, self._recipe, self._on_skipped)
+        """Top-1 accuracy of weights, which are not changed in place; those of the last call are not measured again."""
+        if self._measured is None or self._measured[0] is not weights:
+            self._model.load_state_dict(dict(weights))
+            measured = validate(self._model, self._pictures, self._recipe, self._on_skipped)
+            self._measured = weights, measured
+        return self._measured[1]

@@ -1,5 +1,6 @@
 """A federation in this process: real server loop, real clients, no Flower engine between them."""
 
+import json
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -90,6 +91,7 @@ class InProcess:
             output_folder=str(folder.root),
             partition_file=str(folder.partition),
             share_sizes=() if own else shares,
+            class_names=json.dumps([f"class-{label}" for label in range(4)]) if own else "",
             uploads_folder=records,
             evaluator_folder=records,
         )

@@ -144,3 +144,14 @@ def test_the_digest_of_a_threat_model_depends_on_every_value() -> None:
     }  # fmt: skip
     digests = {ThreatModel.parse({name: value}).digest() for name, value in changes.items()}
     assert len(digests | {ThreatModel().digest()}) == 8
+
+
+@pytest.mark.parametrize("text", ["benign,malignant", "[1, 2]", '{"benign": 0}', '"benign"', '["a", "b", "a"]'])
+def test_names_of_classes_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"class_names = .*(a JSON list of names|names the class 'a' twice)"):
+        RunConfig.read({"class-names": text})
+
+
+def test_names_of_classes_are_in_the_order_of_their_labels() -> None:
+    assert RunConfig.read({"class-names": '["malignant", "benign"]'}).classes == ("malignant", "benign")
+    assert RunConfig().classes == ()

@@ -162,8 +162,8 @@ def test_labels_are_the_runs_at_a_site_that_lacks_a_class(tmp_path: Path) -> Non
     site = open_dataset(str(tmp_path), "train", classes=3)
     assert site.labels.tolist() == [0, 1]
     assert site.labelled_as(["cat", "dog", "fox"]).labels.tolist() == [0, 2]
-    with pytest.raises(DataError, match="classes that the run does not have"):
-        site.labelled_as(["cat", "dog"])
+    with pytest.raises(DataError, match=r"pictures of class 'fox', which is none of the run's 3: did you mean 'fix'\?"):
+        site.labelled_as(["cat", "dog", "fix"])
 
 
 def test_what_a_dead_superlink_handed_out_and_nobody_confirmed_is_handed_out_again(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Federated training without Flower's engine: the real server loop with real clients in this process."""
 
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,9 @@ def test_a_mean_that_is_not_finite_leaves_the_weights_and_is_noted(tmp_path: Pat
             reply.content[ARRAYS] = ArrayRecord({name: value * 0 + 3e38 for name, value in arrays.items()})
         return reply
 
-    scenario = scenario_of(rounds=2, strategy="fedsgd", server_learning_rate=10.0)
+    scenario = scenario_of(rounds=2, strategy="fedsgd", server_learning_rate=1.2)
     found, _ = play(scenario, tmp_path / "huge", answer=huge)
-    first, _ = play(scenario_of(rounds=1, strategy="fedsgd", server_learning_rate=10.0), tmp_path / "first")
+    first, _ = play(scenario_of(rounds=1, strategy="fedsgd", server_learning_rate=1.2), tmp_path / "first")
     assert same(found, first)
     (noted,) = RefusalFile.of_run(tmp_path / "huge").read()
     assert (noted.round, noted.client) == (2, None)
@@ -168,6 +169,47 @@ def test_the_run_goes_on_without_clients_that_send_nonsense(tmp_path: Path) -> N
     assert all(torch.isfinite(value).all() for value in weights.values())
 
 
+def scaled(factor: float, *, at: int) -> Answer:
+    """Client 0 sends a finite update that is so many times as long in a round."""
+
+    def answer(server_round: int, client: int, reply: Message) -> Message:
+        if (server_round, client) == (at, 0):
+            arrays = reply.content.array_records[ARRAYS].to_torch_state_dict()
+            reply.content[ARRAYS] = ArrayRecord({name: value * factor for name, value in arrays.items()})
+        return reply
+
+    return answer
+
+
+def test_a_finite_update_out_of_all_proportion_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    scenario = scenario_of(rounds=2, clients=3)
+    weights, _ = play(scenario, tmp_path / "scaled", answer=scaled(1e4, at=2))
+    silent, _ = play(
+        scenario,
+        tmp_path / "silent",
+        answer=lambda number, client, reply: None if (number, client) == (2, 0) else reply,
+    )
+    assert same(weights, silent)
+    (refused,) = RefusalFile.of_run(tmp_path / "scaled").read()
+    assert (refused.round, refused.client) == (2, 0)
+    assert "times as long as is usual in its round; max_norm=10 allows 10 times" in refused.reason
+    assert history(tmp_path / "scaled")["refused"].tolist() == [0, 1]
+
+
+def test_a_step_that_spoils_the_model_is_not_taken_and_the_last_good_weights_stay(tmp_path: Path) -> None:
+    scenario = scenario_of(rounds=3, clients=2, strategy="fedavgm", max_norm=0)
+    play(scenario, tmp_path, answer=scaled(1e4, at=2))
+    (noted,) = RefusalFile.of_run(tmp_path).read()
+    assert (noted.round, noted.client) == (2, None)
+    assert re.fullmatch(
+        r"the step takes the validation loss from 1\.\d+ to \S+ and Top-1 from .*; weights stay", noted.reason
+    )
+    rows = history(tmp_path)
+    assert rows["validation_loss"].tolist()[1] == rows["validation_loss"].tolist()[0]
+    assert rows["clients"].tolist() == [2, 2, 2], "nobody was refused afterwards"
+    assert rows["validation_loss"].max() < 3
+
+
 def silent_from(first: int) -> Answer:
     """Nobody answers from a round on."""
     return lambda server_round, _client, reply: None if server_round >= first else reply
@@ -233,6 +275,33 @@ def test_a_client_of_a_deployment_trains_on_all_pictures_of_its_own(tmp_path: Pa
     assert counts == [4, 6]
 
 
+def test_a_site_numbers_its_classes_as_the_run_does(tmp_path: Path) -> None:
+    """By themselves its folders would be 0 and 1. The gradient of the head's bias is negative at labels alone."""
+    shutil.copytree(pictures(), tmp_path / "own", ignore=shutil.ignore_patterns("class-0", "class-2"))
+    _, grid = play(scenario_of(rounds=1, strategy="fedsgd"), tmp_path / "run", own={1: str(tmp_path / "own")})
+    gradient = grid.replies[1, 1].content.array_records[ARRAYS].to_torch_state_dict()["backbone.head.bias"]
+    assert set((gradient < 0).nonzero().flatten().tolist()) <= {1, 3}
+
+
+def test_a_site_with_a_class_that_the_run_lacks_is_refused_by_its_name(tmp_path: Path) -> None:
+    shutil.copytree(pictures(), tmp_path / "own", ignore=shutil.ignore_patterns("class-0"))
+    (tmp_path / "own" / "class-2").rename(tmp_path / "own" / "klass-2")
+    play(scenario_of(rounds=1), tmp_path / "run", own={1: str(tmp_path / "own")})
+    (refused,) = RefusalFile.of_run(tmp_path / "run").read()
+    assert refused.client == 1
+    assert "pictures of class 'klass-2', which is none of the run's 4: did you mean 'class-2'?" in refused.reason
+
+
+def test_a_site_does_not_guess_what_labels_mean(tmp_path: Path) -> None:
+    scenario = scenario_of(rounds=1)
+    prepare(scenario, TrainingFolder(tmp_path))
+    grid = InProcess(scenario, TrainingFolder(tmp_path), own={1: pictures()})
+    grid.run = grid.run.model_copy(update={"class_names": ""})
+    Federation(grid, scenario, grid.run).play()  # type: ignore[arg-type]
+    (refused,) = RefusalFile.of_run(tmp_path).read()
+    assert "the run does not say which label is which class" in refused.reason
+
+
 def test_a_run_in_which_no_client_can_answer_says_why(tmp_path: Path) -> None:
     scenario = scenario_of(rounds=1)
     prepare(scenario, TrainingFolder(tmp_path))
@@ -268,11 +337,11 @@ def test_nodes_that_do_not_say_which_client_they_are_are_left_out_and_noted(tmp_
 def test_a_client_that_comes_back_as_another_node_is_known_again(tmp_path: Path) -> None:
     scenario = scenario_of(rounds=1)
     grid = InProcess(scenario, TrainingFolder(tmp_path), nodes=(20, 21))
-    roster = Roster(grid, 2, 60.0)  # type: ignore[arg-type]
-    roster.wait()
-    assert roster.nodes() == ({0: 20, 1: 21}, [])
+    roster = Roster(grid, 2)  # type: ignore[arg-type]
+    roster.wait(60.0)
+    assert roster.nodes(60.0) == ({0: 20, 1: 21}, [])
     grid.nodes = (5, 21)
-    assert roster.nodes() == ({0: 5, 1: 21}, [])
+    assert roster.nodes(60.0) == ({0: 5, 1: 21}, [])
 
 
 def test_absurd_reports_leave_gaps_in_the_history_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -196,13 +196,15 @@ def test_fresh_deletes_nothing_before_the_new_run_can_start(
     assert (tmp_path / "out" / "weights.safetensors").read_bytes() == before
 
 
-def test_a_run_does_not_go_on_with_other_pictures(
+def test_a_run_goes_on_where_its_pictures_were_moved_to_but_not_with_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [*SMALL, "model.classes=4", "--data", str(pictures), "--output", str(tmp_path / "out")]
-    assert run(monkeypatch, *arguments) == 0
-    shutil.copytree(pictures / "train" / "cat", pictures / "train" / "ant")
-    assert run(monkeypatch, *arguments) == 2
+    arguments = [*SMALL, "model.classes=4", "--output", str(tmp_path / "out"), "--data"]
+    assert run(monkeypatch, *arguments, str(pictures)) == 0
+    moved = Path(shutil.copytree(pictures, tmp_path / "moved"))
+    assert run(monkeypatch, *arguments, str(moved)) == 0
+    shutil.copytree(moved / "train" / "cat", moved / "train" / "ant")
+    assert run(monkeypatch, *arguments, str(moved)) == 2
     assert "is of a run on other pictures" in capsys.readouterr().err
     assert (tmp_path / "out" / "classes.txt").read_text() == "cat\ndog\nsuit\n"
 

@@ -142,8 +142,18 @@ def test_a_run_may_go_on_with_more_reading_processes_but_not_with_another_recipe
     training = {"recipe": {"warmup_epochs": 1}}
     digest = Scenario.parse({"training": training}).digest_of_run()
     assert digest == Scenario.parse({"training": training | {"round_seconds": 5}}).digest_of_run()
+    assert digest == Scenario.parse({"training": training, "data": "elsewhere"}).digest_of_run()
     assert digest != Scenario.parse({"training": training | {"rounds": 11}}).digest_of_run()
     assert digest != Scenario.parse({"training": training, "defences": ["clip"]}).digest_of_run()
+
+
+def test_a_federated_run_is_of_the_pictures_that_its_manifest_says(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path)
+    folder.check_pictures("any")
+    folder.manifest.write_text('{"kind": "federated", "pictures": "these"}')
+    folder.check_pictures("these")
+    with pytest.raises(CheckpointError, match="is of a run on other pictures"):
+        folder.check_pictures("others")
 
 
 def test_a_damaged_state_is_told(tmp_path: Path) -> None:

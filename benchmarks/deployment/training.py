@@ -13,8 +13,9 @@ from benchmarks.deployment import flower, supervision
 from benchmarks.deployment.layout import Deployment
 from benchmarks.deployment.starting import connect, control
 from benchmarks.federation.bundle import as_toml, write_app
+from benchmarks.federation.connection import Connection
 from benchmarks.federation.simulation import failed_of, follow
-from benchmarks.federation.training import draw_history, training_of, watch
+from benchmarks.federation.training import draw_history, play_again, rounds_done, training_of, watch
 from clients.gate.policy import Policy
 from fedmjp.errors import ConfigError, FederationError
 from fedmjp.scenario import Scenario, run_config_of
@@ -46,7 +47,8 @@ def train_at_sites(
 
     Raises:
         ConfigError: If a site is known not to run what would be sent to it.
-        FederationError: If the deployment is not up, another run is in progress, or the run failed.
+        FederationError: If the deployment is not up, another run is in progress, or the run failed; QuorumError after
+            the third time in which too few sites answered.
     """
     require_idle(deployment)
     connection = connect(deployment)
@@ -59,19 +61,27 @@ def train_at_sites(
         require_welcome(deployment, flower.bundle_hash(app), scenario)
         path = work / "run-config.toml"
         path.write_text(as_toml(run_config.flat()), encoding="utf-8")
-        run = connection.submit(app, path)
-        try:
-            failure = follow(connection, run, watch(folder, on_round, on_skipped), patience=PATIENCE_SECONDS)
-        except BaseException:
-            connection.ask("stop", run, connection.name, "--format", "json")
-            raise
-        finally:
-            empty_database(deployment)
+        on_line = watch(folder, on_round, on_skipped)
+        play_again(lambda: _play(deployment, connection, app, path, on_line), lambda: rounds_done(scenario, folder))
     finally:
         shutil.rmtree(work)
+    draw_history(scenario, folder)
+
+
+def _play(
+    deployment: Deployment, connection: Connection, app: Path, run_config: Path, on_line: Callable[[str], None]
+) -> None:
+    """Play the rounds that are left; FederationError if that fails, QuorumError for want of updates."""
+    run = connection.submit(app, run_config)
+    try:
+        failure = follow(connection, run, on_line, patience=PATIENCE_SECONDS)
+    except BaseException:
+        connection.ask("stop", run, connection.name, "--format", "json")
+        raise
+    finally:
+        empty_database(deployment)
     if failure:
         raise failed_of("the run failed", [failure])
-    draw_history(scenario, folder)
 
 
 def at_sites(scenario: Scenario, sites: int) -> Scenario:

@@ -1,5 +1,6 @@
 """One federated training run on this machine: deals the pictures, starts Flower, and goes on where it was stopped."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -60,6 +61,7 @@ def train_federated(
         output_folder=str(folder.root.resolve()),
         partition_file=str(folder.partition.resolve()),
         share_sizes=shares,
+        class_names=json.dumps(folder.kept_classes()),
         uploads_folder=records,
         evaluator_folder=records,
     )

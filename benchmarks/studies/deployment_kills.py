@@ -13,6 +13,7 @@ else. A row per kill. At the end
 The exit code is 1 if either does not hold.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -225,7 +226,8 @@ class _Deployed:
         scenario = scenario.model_copy(update={"data": str(self.pictures[0])})
         folder = TrainingFolder(self.folder / "undisturbed")
         folder.root.mkdir()
-        run = run_config_of([scenario], output_folder=str(folder.root))
+        names = json.dumps(self.results.kept_classes())
+        run = run_config_of([scenario], output_folder=str(folder.root), class_names=names)
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine gives messages their identity
         grid: Any = _NoEngine(run, self.pictures, lost)
         Federation(grid, scenario, run).play()

@@ -1,7 +1,7 @@
 """`fedmjp deploy`: init, up, node, run, check, down."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from fedmjp.cli.options import (
     Fresh,
     SeedIfAny,
     Settings,
+    StrategyIfAny,
     examples,
 )
 from fedmjp.cli.options import output as output_option
@@ -111,10 +112,7 @@ def run(
         str | None, typer.Option(help="A row of the paper, such as table4-J.", rich_help_panel=TRAINING)
     ] = None,
     defences: DefencesIfAny = None,
-    strategy: Annotated[
-        Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"] | None,
-        typer.Option(help="fedavg by default.", rich_help_panel=TRAINING),
-    ] = None,
+    strategy: StrategyIfAny = None,
     rounds: Annotated[int | None, typer.Option(help="10 by default.", min=1, rich_help_panel=TRAINING)] = None,
     local_epochs: Annotated[
         int | None, typer.Option(help="Of a site in a round; 1 by default.", min=1, rich_help_panel=TRAINING)
@@ -153,16 +151,18 @@ def run(
     results.check_own()
     console = wide_console()
     done = 0 if fresh else rounds_done(scenario, results)
-    if done == scenario.rounds:
-        console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
-        return
     validation = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
     if done:
         results.check_classes(validation.class_names)
+        results.check_pictures(validation.digest())
+    if done == scenario.rounds:
+        console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
+        return
+    if done:
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     if fresh:
         results.clear()
-    write_manifest(results.manifest, "federated", config=published(scenario))
+    write_manifest(results.manifest, "federated", config=published(scenario), pictures=validation.digest())
     results.keep_classes(validation.class_names)
     with FederatedProgress(console, done, scenario.rounds) as progress:
         train_at_sites(scenario, results, deployment, validation.class_names, progress.round, progress.skip)

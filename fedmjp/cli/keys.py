@@ -16,12 +16,12 @@ _ALONE = "data, seed, device, defences, checkpoint_every"
 TRAINED = {"": _ALONE, **_GROUPS, "recipe": f"epochs, {_RECIPE}"}
 SIMULATED = {
     "": f"{_ALONE}, clients, strategy, rounds, local_epochs, participation, records, server_learning_rate, "
-    "server_momentum, proximal_mu, quorum, round_seconds, labels_known, server",
+    "server_momentum, proximal_mu, hostile, max_norm, quorum, round_seconds, labels_known, server",
     **_GROUPS,
     "partition": "scheme, alpha, classes_per_client",
 }
 DEPLOYED = {
     "": f"{_ALONE}, strategy, rounds, local_epochs, participation, server_learning_rate, server_momentum, proximal_mu, "
-    "quorum, round_seconds, labels_known",
+    "hostile, max_norm, quorum, round_seconds, labels_known",
     **_GROUPS,
 }

@@ -97,6 +97,10 @@ _Server: Any = typer.Option(
     rich_help_panel=UPLOADS,
 )
 _Device: Any = typer.Option(help="Where the work is done; auto takes CUDA where there is any.", rich_help_panel=RUN)
+_Strategy: Any = typer.Option(
+    help="fedavg by default; trimmed_mean, median, krum and multi_krum stand hostile clients.",
+    rich_help_panel=TRAINING,
+)
 _Arithmetic: Any = typer.Option(
     help="Of the clients' networks; tf32 on CUDA alone. Attacks compute in float32.", rich_help_panel=RUN
 )
@@ -108,6 +112,10 @@ DefencesIfAny = Annotated[list[str] | None, _Defence]
 ServerIfAny = Annotated[str | None, _Server]
 Device = Annotated[Literal["auto", "cpu", "cuda"], _Device]
 DeviceIfAny = Annotated[Literal["auto", "cpu", "cuda"] | None, _Device]
+StrategyIfAny = Annotated[
+    Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd", "trimmed_mean", "median", "krum", "multi_krum"] | None,
+    _Strategy,
+]
 # The words of fedmjp.arithmetic, which imports torch.
 Arithmetic = Annotated[Literal["float32", "tf32", "bfloat16"], _Arithmetic]
 ArithmeticIfAny = Annotated[Literal["float32", "tf32", "bfloat16"] | None, _Arithmetic]

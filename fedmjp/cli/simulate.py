@@ -21,6 +21,7 @@ from fedmjp.cli.options import (
     SeedIfAny,
     ServerIfAny,
     Settings,
+    StrategyIfAny,
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.overrides import read_values
@@ -48,10 +49,7 @@ def simulate(
         float | None,
         typer.Option(help="Of dirichlet; the smaller, the more unequal.", rich_help_panel=PICTURES),
     ] = None,
-    strategy: Annotated[
-        Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd"] | None,
-        typer.Option(help="fedavg by default.", rich_help_panel=TRAINING),
-    ] = None,
+    strategy: StrategyIfAny = None,
     rounds: Annotated[int | None, typer.Option(help="10 by default.", min=1, rich_help_panel=TRAINING)] = None,
     local_epochs: Annotated[
         int | None, typer.Option(help="Of a client in a round; 1 by default.", min=1, rich_help_panel=TRAINING)
@@ -118,16 +116,18 @@ def simulate(
     scenario = plan_for(asked, dealt)
     console = wide_console()
     done = 0 if fresh else rounds_done(scenario, folder)
+    if done:
+        folder.check_classes(pictures.train.class_names)
+        folder.check_pictures(pictures.digest())
     if done == scenario.rounds:
         console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
         return
     if done:
         pictures, dealt = deal(scenario, folder.partition)
-        folder.check_classes(pictures.train.class_names)
     check_recordable(scenario, dealt)
     if fresh:
         folder.clear()  # only now: what is refused before leaves the former run as it is
-    write_manifest(folder.manifest, "federated", config=published(scenario))
+    write_manifest(folder.manifest, "federated", config=published(scenario), pictures=pictures.digest())
     folder.keep_classes(pictures.train.class_names)
     dealt.save(folder.partition)
     draw_partition(dealt, pictures.train.labels, folder.partition_figure)

@@ -15,7 +15,7 @@ from timm.data.imagenet_info import ImageNetInfo
 from fedmjp.data.bundled import CROPS
 from fedmjp.data.layout import SPLIT_FOLDERS, SUFFIXES, Split, class_folders, parquet_files, pictures_in, split_folders
 from fedmjp.data.pictures import LabelledPicture, open_picture, to_image, to_rgb
-from fedmjp.errors import DataError
+from fedmjp.errors import DataError, suggestion
 from fedmjp.extras import require
 
 BUNDLED, HUB = "bundled", "hub:"
@@ -50,13 +50,22 @@ class LabelledDataset:
         return digest.hexdigest()
 
     def labelled_as(self, class_names: Sequence[str]) -> Self:
-        """The same pictures with labels that are places in these names; DataError if they lack a class of ours."""
+        """The same pictures with labels that are places in these names, some of which they may lack.
+
+        Raises:
+            DataError: If they are of a class that is not among the names.
+        """
+        if self.class_names == tuple(class_names):
+            return self
         places = {name: place for place, name in enumerate(class_names)}
-        present = {int(label): self.class_names[label] for label in np.unique(self.labels)}
-        if any(name not in places for name in present.values()):
-            raise DataError(f"{self.name} has classes that the run does not have: its folders need the server's names")
-        labels = np.array([places[present[int(label)]] for label in self.labels], dtype=np.int64)
-        return replace(self, labels=labels, class_names=tuple(class_names))
+        present = [self.class_names[label] for label in np.unique(self.labels)]
+        if unknown := [name for name in present if name not in places]:
+            raise DataError(
+                f"{self.name} has pictures of class {unknown[0]!r}, which is none of the run's {len(places)}: "
+                f"{suggestion(unknown[0], places)}; name its folder as the run does, or leave it out"
+            )
+        moved = np.array([places.get(name, -1) for name in self.class_names], dtype=np.int64)
+        return replace(self, labels=moved[self.labels], class_names=tuple(class_names))
 
     def photograph(self, index: int) -> Image.Image:
         """A picture as ``decode`` gives it, which is kept if it is small: not to be changed in place."""

@@ -1,5 +1,6 @@
 """Training with all pictures in one place."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,10 @@ class Pictures:
     def held_out(self) -> bool:
         """Whether they are not the same pictures, as they are where there is no validation split."""
         return self.train.digest() != self.validation.digest()
+
+    def digest(self) -> str:
+        """SHA-256 of which pictures there are in both, as hex."""
+        return hashlib.sha256(f"{self.train.digest()} {self.validation.digest()}".encode()).hexdigest()
 
 
 def open_pictures(data: str, classes: int) -> Pictures:

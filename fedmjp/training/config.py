@@ -10,8 +10,8 @@ from fedmjp.defences.base import Plan
 from fedmjp.defences.pipeline import Defended, Pipeline, pipeline_of
 from fedmjp.learning import Learning
 
-# With others a run may go on.
-INCIDENTAL = {"device": True, "checkpoint_every": True, "recipe": {"workers": True}}
+# With others a run may go on; where the pictures lie says nothing of them, and they are compared themselves.
+INCIDENTAL = {"data": True, "device": True, "checkpoint_every": True, "recipe": {"workers": True}}
 
 
 class TrainingConfig(Defended, Learning):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
-from fedmjp.errors import BadInputError, ConfigError, DataError, OutputError
+from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError, OutputError
 from fedmjp.files import read_file
 from fedmjp.scenario import Scenario
 from fedmjp.training.config import TrainingConfig
@@ -57,6 +57,10 @@ class TrainingFolder:
         """Note which class each label is."""
         self.classes.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
+    def kept_classes(self) -> list[str]:
+        """The names that were noted; none where there is no such file."""
+        return self.classes.read_text(encoding="utf-8").splitlines() if self.classes.exists() else []
+
     def check_classes(self, names: Sequence[str]) -> None:
         """Labels of other pictures must be those of the training: half the classes would shift them all.
 
@@ -67,13 +71,20 @@ class TrainingFolder:
         """
         if not self.classes.exists():
             return
-        kept = self.classes.read_text(encoding="utf-8").splitlines()
-        for label, (trained, shown) in enumerate(zip_longest(kept, names)):
+        for label, (trained, shown) in enumerate(zip_longest(self.kept_classes(), names)):
             if trained != shown:
                 raise DataError(
                     f"label {label} is {shown or 'no class'} in these pictures, but {trained or 'no class'} in the "
                     f"training of {self.root}: evaluate on pictures of the same classes"
                 )
+
+    def check_pictures(self, digest: str) -> None:
+        """CheckpointError if the manifest says that the run was begun on other pictures, wherever they lay."""
+        begun = self._about().get("pictures") if self.manifest.exists() else None
+        if begun not in (None, digest):
+            raise CheckpointError(
+                f"{self.root} is of a run on other pictures: restore them as they were, or give --fresh"
+            )
 
     def config(self) -> TrainingConfig | Scenario:
         """The configuration that the run was started with; BadInputError if the folder holds no training run."""

@@ -1,0 +1,83 @@
+"""How long the server waits for the replies of a round: as long as rounds take, and then not for ever."""
+
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+TIMES = 10.0  # as long as others take, or as rounds took, that a client may take
+LEAST = 300.0  # seconds, whatever others take
+UNKNOWN = 86400.0  # seconds that a first round may take: clients may wait for a core
+START = 3600.0  # seconds for clients to come and say who they are, however short rounds are
+POLL = 1.0
+
+
+class Patience:
+    """Seconds that a whole round may take.
+
+    Args:
+        stated: By the run; None follows the rounds that were played.
+        rounds: Seconds that former rounds took.
+    """
+
+    def __init__(self, stated: float | None, rounds: Iterable[float] = ()) -> None:
+        self._stated, self._rounds = stated, list(rounds)
+
+    @property
+    def seconds(self) -> float:
+        """For the next round."""
+        if self._stated is not None:
+            return self._stated
+        return max(LEAST, TIMES * median(self._rounds)) if self._rounds else UNKNOWN
+
+    @property
+    def refusal(self) -> str:
+        """Why a client is refused that has not answered."""
+        if self._stated is not None:
+            return f"no answer within {self._stated:g} seconds"
+        return f"no answer in {TIMES:g} times the time that others took"
+
+    def learn(self, seconds: float) -> None:
+        """Add a round."""
+        self._rounds.append(seconds)
+
+
+class PatientGrid:
+    """Wraps a Grid: once half of the clients have answered, the others have ten times as long as those took.
+
+    So a client that hangs is bounded in the first round already. Errors are no answers here: they may come at once.
+
+    Args:
+        grid: The Grid that does the work.
+        clock: Seconds of some clock.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self, grid: Grid, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._grid, self._clock, self._sleep = grid, clock, sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send, and wait for the replies; for all at most as long as ``timeout`` says."""
+        waiting = set(self._grid.push_messages(messages))
+        half, began = len(waiting) / 2, self._clock()
+        deadline = UNKNOWN if timeout is None else timeout
+        limit, answered = deadline, 0
+        replies: list[Message] = []
+        while waiting and self._clock() - began < limit:
+            arrived = list(self._grid.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            before, answered = answered, answered + sum(not reply.has_error() for reply in arrived)
+            if before < half <= answered:
+                limit = min(deadline, max(LEAST, TIMES * (self._clock() - began)))
+            replies += arrived
+            if waiting:
+                self._sleep(POLL)
+        return replies

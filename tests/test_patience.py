@@ -1,0 +1,98 @@
+"""How long the server waits, by a clock of our own."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from fedmjp.errors import FederationError, QuorumError
+from server.patience import LEAST, UNKNOWN, Patience, PatientGrid
+from server.roster import Roster
+
+
+class Timed:
+    """A Grid whose clients answer at given seconds, None never; and the clock."""
+
+    def __init__(self, *answers: float | None, errors: Iterable[int] = ()) -> None:
+        self.answers, self.errors, self.now = answers, set(errors), 0.0
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        return [str(message) for message in messages]
+
+    def pull_messages(self, waiting: Iterable[str]) -> Iterable[Any]:
+        for name in sorted(waiting):
+            due = self.answers[int(name)]
+            if due is not None and due <= self.now:
+                metadata = SimpleNamespace(reply_to_message_id=name)
+                yield SimpleNamespace(metadata=metadata, has_error=lambda name=name: int(name) in self.errors)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def play(self, timeout: float = UNKNOWN) -> tuple[int, float]:
+        """How many answered, and when the server stopped waiting."""
+        grid = PatientGrid(self, lambda: self.now, self.sleep)  # type: ignore[arg-type]
+        messages: Any = range(len(self.answers))
+        return len(list(grid.send_and_receive(messages, timeout=timeout))), self.now
+
+
+def test_all_are_waited_for_where_all_answer() -> None:
+    assert Timed(1, 2, 3, 4).play() == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("answers", "until"), [((5.0, 7.0, None), LEAST), ((50.0, 70.0, None), 700.0), ((100.0, None), 1000.0)]
+)
+def test_one_that_hangs_is_bounded_in_the_first_round(answers: tuple[float | None, ...], until: float) -> None:
+    assert Timed(*answers).play() == (len(answers) - 1, until)
+
+
+def test_one_that_is_slow_is_waited_for() -> None:
+    assert Timed(50.0, 60.0, 499.0).play() == (3, 499.0)
+
+
+def test_errors_at_once_hurry_nobody() -> None:
+    assert Timed(0, 0, 900.0, 1000.0, errors=(0, 1)).play() == (4, 1000.0)
+
+
+def test_a_stated_time_is_the_whole_time() -> None:
+    assert Timed(50.0, None, None).play(timeout=80) == (1, 80)
+
+
+def test_rounds_that_were_played_say_how_long_the_next_one_may_take() -> None:
+    patience = Patience(None)
+    assert patience.seconds == UNKNOWN
+    for seconds in (3.0, 5.0, 4.0):
+        patience.learn(seconds)
+    assert patience.seconds == LEAST
+    assert Patience(None, [100.0, 900.0, 120.0]).seconds == 1200.0
+    assert Patience(60.0, [100.0]).seconds == 60.0
+
+
+class Coming:
+    """A Grid that so many clients come to, who do not answer."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+
+    def get_node_ids(self) -> Iterable[int]:
+        return range(1, self.clients + 1)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("clients", "reason"),
+    [(1, "1 of 2 clients came within 0 seconds"), (2, "none of 2 clients answered within 0 seconds")],
+)
+def test_a_run_that_nobody_answers_ends_with_the_code_for_want_of_replies(
+    clients: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.roster.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("server.roster.Message", lambda **_: None)  # Flower makes messages only inside a run
+    with pytest.raises(QuorumError, match=reason) as raised:
+        Roster(Coming(clients), 2).wait(0.0)  # type: ignore[arg-type]
+    assert (raised.value.exit_code, FederationError.exit_code) == (3, 1)
