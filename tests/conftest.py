@@ -1,6 +1,7 @@
 """Fixtures: small real models, real pictures, nothing that needs a network."""
 
 import copy
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -32,8 +33,10 @@ MASK_RATIO = 0.27
 KEPT = 8  # models; most are of 23 MB
 ROOT = Path(__file__).parents[1]
 
-# Small models gain nothing from threads that wait for each other, least of all beside Flower's processes.
+# Small models gain nothing from threads that wait for each other, least of all beside Flower's processes; nor does what
+# tests start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
