@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Literal, cast
+from functools import partial
+from typing import Any, ClassVar, Generic, Literal, cast, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from fedmjp.arithmetic import computing
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
@@ -111,8 +113,9 @@ class Attack(ABC, Generic[Model, Made]):
                 f"reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
             )
         declared = [self._declared(upload, fitting, threat) for upload in uploads]
-        generators = [self._generator_for(upload, fitting, generator) for upload in declared]
-        made = self._reconstruct(declared, fitting, threat, generators=generators)
+        generators = _Generators(partial(self._generator_for, model=fitting, generator=generator), declared)
+        with computing("float32", fitting.mean.device):
+            made = self._reconstruct(declared, fitting, threat, generators=generators)
         return self._checked(made, uploads, fitting)
 
     @abstractmethod
@@ -233,6 +236,29 @@ class Attack(ABC, Generic[Model, Made]):
             if shape != expected:
                 return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
         return None
+
+
+class _Generators(Sequence[torch.Generator]):
+    """One generator per upload, made when it is asked for: to read a whole upload takes as long as to solve it."""
+
+    def __init__(self, make: Callable[[Upload], torch.Generator], uploads: Sequence[Upload]) -> None:
+        self._make, self._uploads = make, uploads
+        self._made: dict[int, torch.Generator] = {}
+
+    def __len__(self) -> int:
+        return len(self._uploads)
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[torch.Generator]: ...
+    def __getitem__(self, index: int | slice) -> torch.Generator | Sequence[torch.Generator]:
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return [self[place] for place in places]
+        if places not in self._made:
+            self._made[places] = self._make(self._uploads[places])
+        return self._made[places]
 
 
 def _misfit(upload: Upload, threat: ThreatModel) -> str | None:

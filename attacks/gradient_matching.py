@@ -19,6 +19,7 @@ from attacks.matching_gradients import Comparison, PerCandidateGradients, Simula
 from attacks.matching_loss import ALL, NOISE, GradientMatchingOptions, Job, Loss, patch_prior
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
+from fedmjp.arithmetic import computing
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError, suggestion
 from fedmjp.models import names
@@ -153,14 +154,15 @@ class GradientMatching(Attack):
             if self.options.seconds is not None:
                 left = self.options.seconds * len(uploads) - (time.monotonic() - started)
                 left /= len(chunks) - number
-            result = search(
-                torch.stack([job.start for job in chunk]),
-                Loss(self.options, model, comparison, chunk, prior),
-                iterations=self.options.iterations,
-                seconds=left,
-                step_size=self.options.step_size,
-                on_step=partial(self._report, number, len(chunks)),
-            )
+            with computing(self.options.arithmetic, model.mean.device):
+                result = search(
+                    torch.stack([job.start for job in chunk]),
+                    Loss(self.options, model, comparison, chunk, prior),
+                    iterations=self.options.iterations,
+                    seconds=left,
+                    step_size=self.options.step_size,
+                    on_step=partial(self._report, number, len(chunks)),
+                )
             finished += zip(result.images, result.losses.tolist(), repeat(result.iterations))
         seconds, restarts = time.monotonic() - started, self.options.restarts
         of_each = [finished[first : first + restarts] for first in range(0, len(finished), restarts)]

@@ -54,6 +54,7 @@ class GradientMatchingOptions(Config):
     )
     restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
     step_size: float = Field(0.02, gt=0, le=1, description="first step of a pixel, in units of its range")
+    arithmetic: Literal["float32", "tf32"] = Field("float32", description="of the search; tf32 on CUDA alone")
     parallel: int = Field(
         4, ge=1, description="pictures at a time; bounds the memory. With 1, neighbours do not even change rounding"
     )

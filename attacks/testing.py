@@ -24,7 +24,7 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.base import Attack
-from fedmjp.config import UpdateKind
+from fedmjp.config import ModelConfig, UpdateKind
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.exchange import Exchange, with_weights
@@ -70,6 +70,7 @@ class Trial:
         tolerance: Largest difference of a pixel, or of an entry of a feature, between an upload attacked alone and in a
             stack.
         patch_size: Pixels per side of a patch, of pictures of 64.
+        device: Where clients compute, and the attack.
     """
 
     attack: Attack[VitClassifier, Disclosure]
@@ -78,6 +79,7 @@ class Trial:
     gain: float | None = 3.0
     tolerance: float = 1e-3
     patch_size: int = 8
+    device: str = "cpu"
 
     def scenario(self, *defences: str, besides: Sequence[str] = ()) -> Scenario:
         """What clients do: the defences of the threat model, others before them, and others ``besides``, after."""
@@ -89,6 +91,7 @@ class Trial:
             "defences": (*defences, *self.threat.defences, *besides),
             "clients": UPLOADS * clients,
             "pictures_per_client": self.threat.batch_size,
+            "device": self.device,
         }
         return Scenario.parse(values)
 
@@ -107,19 +110,25 @@ class Trial:
         return self.attack.reconstruct(uploads, model, self.threat, generator=generator)
 
 
-_network = lru_cache(maxsize=8)(build_vit)
+def _network(scenario: Scenario) -> VitClassifier:
+    return _drawn(scenario.network, scenario.device)
+
+
+@lru_cache(maxsize=8)
+def _drawn(network: ModelConfig, device: str) -> VitClassifier:
+    return build_vit(network).to(device)
 
 
 def _sent(scenario: Scenario) -> VitClassifier:
     """With the weights that clients are sent, if the server changes them."""
     changed = _exchanges(scenario)[0].changed if scenario.server else ()
-    return with_weights(_network(scenario.network), changed[0] if changed else {})
+    return with_weights(_network(scenario), changed[0] if changed else {})
 
 
 @lru_cache(maxsize=16)
 def _exchanges(scenario: Scenario) -> list[Exchange]:
     """Of each client, or each group of clients whose updates are summed."""
-    selection, model = select_for(scenario), _network(scenario.network)
+    selection, model = select_for(scenario), _network(scenario)
     batches = selection.batches(scenario)
     return [scenario.exchange([selection.load(entry) for entry in batch], model=model) for batch in batches]
 
@@ -262,7 +271,7 @@ def adapts_to_what_it_claims(trial: Trial) -> None:
         return
     for before, degraded in product(((), ("mjp",)), DEGRADED):
         scenario = trial.scenario(*before, besides=(degraded,))
-        if not trial.attack.adapted(scenario.pipeline, _network(scenario.network), scenario.threat):
+        if not trial.attack.adapted(scenario.pipeline, _network(scenario), scenario.threat):
             continue
         mine = _decibels(trial.attack, scenario, 1)
         others = [_decibels(ATTACKS.get(name)(), scenario, 1) for name in YARDSTICKS]

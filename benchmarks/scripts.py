@@ -38,16 +38,16 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 def keep_table(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> None:
     """Keep the rows of a study, with the command and the environment that they come from."""
-    keep_rows(folder, rows, {"command": _command(), **about, **provenance.environment()})
+    keep_rows(folder, rows, {"command": command_line(), **about, **provenance.environment()})
 
 
 def keep_figures(path: Path, figures: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Print figures and write them, with the command and the environment that they come from."""
-    write_json(path, {"command": _command(), **about, **figures, **provenance.environment()})
+    write_json(path, {"command": command_line(), **about, **figures, **provenance.environment()})
     Console().print_json(data=figures)
 
 
-def _command() -> str:
+def command_line() -> str:
     """The command that runs, as it is published: files and folders of this machine by their metavar."""
     context = click.get_current_context()
     words = [context.command_path]

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmjp import jigsaw
+from fedmjp.arithmetic import computing
+from fedmjp.config import ModelConfig
 from fedmjp.data.crops import random_crop
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
@@ -39,7 +41,7 @@ class Exchange:
 
     def model(self, scenario: Scenario) -> VitClassifier:
         """With the weights that the server had sent for the upload, where the scenario's initial ones are honest."""
-        return with_weights(_initial(scenario.network), self.changed[0] if self.changed else {})
+        return with_weights(_initial(scenario.network, scenario.device), self.changed[0] if self.changed else {})
 
 
 def exchange(
@@ -57,7 +59,7 @@ def exchange(
                 f"picture {picture.name!r} has label {picture.label}, but the model knows {scenario.model.classes} "
                 "classes: give it one that the model knows"
             )
-    model = _initial(scenario.network).to(scenario.device) if model is None else model
+    model = _initial(scenario.network, scenario.device) if model is None else model
     changed = changed_weights(scenario, model, pictures)
     digest = weights_digest({**model.state_dict(), **(changed[0] if changed else {})})
     first = number + scenario.probes
@@ -98,7 +100,9 @@ def with_weights(model: VitClassifier, changed: Mapping[str, Tensor]) -> VitClas
     return copied
 
 
-_initial = lru_cache(maxsize=2)(build_vit)
+@lru_cache(maxsize=2)
+def _initial(network: ModelConfig, device: str) -> VitClassifier:
+    return build_vit(network).to(device)
 
 
 def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
@@ -218,7 +222,8 @@ def protect_trained(
     images = torch.cat([arranged.images for arranged in shown]) if shown else None
     mask = torch.cat([arranged.mask for arranged in shown]) if shown and model.defended else None
     client = Client(threat.update, roles_of(model), examples, model, images, mask)
-    return threat.pipeline.protect(update, client, randomness=randomness)
+    with computing("float32", model.mean.device):
+        return threat.pipeline.protect(update, client, randomness=randomness)
 
 
 def noise_of(scenario: Scenario, private: PrivateBatch, number: int) -> SeededRandomness:

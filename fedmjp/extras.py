@@ -9,6 +9,7 @@ EXTRAS = {
     "datasets": ("datasets",),
     "deploy": ("supervisor",),
     "postgresql": ("psycopg",),
+    "study": ("sklearn", "umap"),
     "training": ("tensorboard", "datasets", "flwr_datasets"),
 }
 

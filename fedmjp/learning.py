@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedmjp.arithmetic import Arithmetic
 from fedmjp.config import MAX_COUNT, MAX_ROUNDS, Config, Numbers, UpdateKind
 from fedmjp.defences.pipeline import Pipeline
 
@@ -66,7 +67,7 @@ class Recipe(Config):
     mixup: float = Field(0.8, ge=0.0, allow_inf_nan=False)
     cutmix: float = Field(1.0, ge=0.0, allow_inf_nan=False)
     crop_share: float = Field(0.875, gt=0.0, le=1.0, description="share of the shorter side, for evaluation")
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Arithmetic = Field("float32", description="of the networks; tf32 on CUDA alone")
     compile: bool = Field(False, description="torch.compile, worth it on CUDA")
     workers: int = Field(0, ge=0, description="processes that read pictures")
 

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 import fedmjp
+from fedmjp.arithmetic import cuda_settings
 
 PACKAGES = (
     "torch", "torchvision", "timm", "flwr", "ray", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy",
@@ -27,8 +28,9 @@ SHOWS = {"cli", "leaderboard", "performance", "report"}
 
 
 def environment() -> dict[str, Any]:
-    """Versions, revision and hardware of this process."""
-    return {"versions": versions(), "revision": revision(), "hardware": hardware()}
+    """Versions, revision and hardware of this process; with a GPU, how exactly it computes in float32."""
+    made_with = {"versions": versions(), "revision": revision(), "hardware": hardware()}
+    return made_with | ({"cuda": cuda_settings()} if made_with["hardware"]["gpus"] else {})
 
 
 def code_digest() -> str:

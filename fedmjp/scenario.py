@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedmjp.arithmetic import Arithmetic
 from fedmjp.config import MAX_COUNT, MAX_SEED, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
 from fedmjp.defences.pipeline import DefenceConfig, Defended, Pipeline, named, with_mask_ratio
@@ -36,7 +37,7 @@ SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling a
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
-    "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale",
+    "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale", "arithmetic",
 )  # fmt: skip
 # With others a training run may go on.
 INCIDENTAL = {
@@ -88,6 +89,7 @@ class Scenario(Defended):
         le=1.0,
         description="smallest share of a picture that a random crop keeps; clients draw one for each upload",
     )
+    arithmetic: Arithmetic = Field("float32", description="of the clients' networks; tf32 on CUDA alone")
     labels_known: bool = Field(False, description="the server is told the labels, in no particular order")
     server_learning_rate: float | None = Field(
         None,
@@ -116,6 +118,7 @@ class Scenario(Defended):
         """Without what is of single batches only, or of training only."""
         of_others: tuple[str, ...] = ("training",) if self.training is None else OF_BATCHES
         left_out = of_others + tuple(name for name in ("server", "mixup", "crop_scale") if not getattr(self, name))
+        left_out += ("arithmetic",) if self.arithmetic == "float32" else ()
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")
@@ -201,14 +204,14 @@ class Scenario(Defended):
         """What the server sees of this scenario, and knows."""
         names = (
             "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
-            "label_smoothing", "mixup", "crop_scale", "labels_known", "uploads_per_picture",
+            "label_smoothing", "mixup", "crop_scale", "arithmetic", "labels_known", "uploads_per_picture",
         )  # fmt: skip
         shared = {name: getattr(self, name) for name in names}
         if self.training is not None:
             recipe = self.training.recipe
             shared |= {"update": self.training.update, "batch_size": recipe.batch_size}
             shared |= {"label_smoothing": recipe.label_smoothing, "mixup": recipe.mixup}
-            shared["crop_scale"] = recipe.smallest_crop
+            shared |= {"crop_scale": recipe.smallest_crop, "arithmetic": recipe.precision}
         done = self.pipeline.of_stage("examples", "update", "aggregate")
         return ThreatModel(defences=done.configs, server=self.server, **shared)
 

@@ -32,7 +32,9 @@ def numpy_generator(seed: int, *purpose: str | float) -> np.random.Generator:
 def scoped_randomness(seed: int) -> Iterator[None]:
     """The global generators as ``seed`` determines them, for a while: for libraries that take none, such as timm."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 (what these libraries draw from)
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    # CUDA's generators where this process uses them: one that was forked cannot, such as a reader of pictures.
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if used else ()):
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002, TID251
         torch.manual_seed(seed)  # noqa: TID251

@@ -6,12 +6,14 @@ picture by picture, is enough: one forward and one backward pass through the act
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from fedmjp.arithmetic import Arithmetic, computing, rounded
 from fedmjp.errors import BadInputError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -32,7 +34,12 @@ ENTRANCE = frozenset(
 
 
 def entrance_gradients(
-    model: VitClassifier, batches: Sequence[PrivateBatch], tensors: Collection[str], *, label_smoothing: float = 0.0
+    model: VitClassifier,
+    batches: Sequence[PrivateBatch],
+    tensors: Collection[str],
+    *,
+    label_smoothing: float = 0.0,
+    arithmetic: Arithmetic = "float32",
 ) -> list[dict[str, Tensor]]:
     """What ``updates.gradient`` gives for each batch, reduced to some tensors at the entrance.
 
@@ -42,23 +49,39 @@ def entrance_gradients(
         tensors: Names, all in ``ENTRANCE``. ``names.ORACLE_TOKEN_GRADIENTS``, (1, tokens, dim), is
             the gradient at every token, masked or not, summed over the batch.
         label_smoothing: Of the loss.
+        arithmetic: Of the network.
     """
     if not model.has_positions:
         raise BadInputError("a model without a position embedding has no gradients at its entrance: take whole updates")
+    with computing(arithmetic, model.mean.device, repeats=True):
+        return _at_parameters(model, batches, tensors, label_smoothing, arithmetic)
+
+
+def _at_parameters(
+    model: VitClassifier,
+    batches: Sequence[PrivateBatch],
+    tensors: Collection[str],
+    label_smoothing: float,
+    arithmetic: Arithmetic,
+) -> list[dict[str, Tensor]]:
     images = torch.cat([batch.version(batch.gradient_of) for batch in batches]).to(model.mean.device)
     masks = torch.cat([batch.mask for batch in batches]).to(model.mean.device)
     targets = torch.cat([batch.targets for batch in batches]).to(model.mean.device)
     normalised = (images - model.mean) / model.std
-    tokens, attention_inputs, attention_outputs = _token_gradients(model, normalised, masks, targets, label_smoothing)
+    with rounded(arithmetic, images.device):
+        seen = _forward(model, normalised, masks, targets, label_smoothing)
+    tokens, attention_outputs = torch.autograd.grad(seen.loss, (seen.positions, seen.attention_outputs))
+    factor = torch.bfloat16 if arithmetic == "bfloat16" else tokens.dtype  # of products, as autocast rounds them
     # The loss was summed over all pictures; an upload's is the mean over its own.
     by_batch = (len(batches), len(images) // len(batches))
     tokens = (tokens / by_batch[1]).reshape(*by_batch, *tokens.shape[1:])
     outputs = (attention_outputs / by_batch[1]).reshape(len(batches), -1, attention_outputs.shape[-1])
-    prefix, patch_tokens = model.prefix_tokens, tokens[:, :, model.prefix_tokens :].flatten(1, 2)
+    prefix, patch_tokens = model.prefix_tokens, tokens[:, :, model.prefix_tokens :].flatten(1, 2).to(factor)
 
     def patches() -> Tensor:
         """(batches, pictures * patches, 3 * patch_size ** 2): what was embedded."""
-        return to_patches(normalised, model.patch_size).reshape(len(batches), -1, 3 * model.patch_size**2)
+        cut = to_patches(normalised, model.patch_size)
+        return cut.reshape(len(batches), -1, 3 * model.patch_size**2).to(factor)
 
     def masked() -> Tensor:
         """(batches, pictures, tokens, 1): where the unknown embedding stood instead of the own position."""
@@ -67,7 +90,7 @@ def entrance_gradients(
 
     made: dict[str, Callable[[], Tensor]] = {
         names.CLASS_TOKEN: lambda: tokens[:, :, :prefix].sum(1),
-        names.FIRST_QKV_WEIGHT: lambda: outputs.mT @ attention_inputs.reshape(*outputs.shape[:2], -1),
+        names.FIRST_QKV_WEIGHT: lambda: outputs.mT @ seen.attention_inputs.reshape(*outputs.shape[:2], -1).to(factor),
         names.ORACLE_TOKEN_GRADIENTS: lambda: tokens.sum(1),
         names.PATCH_BIAS: lambda: patch_tokens.sum(1),
         names.PATCH_WEIGHT: lambda: patch_tokens.mT @ patches(),
@@ -77,14 +100,23 @@ def entrance_gradients(
     gradients = {}
     for name in tensors:
         like = names.POSITION_EMBEDDING if name == names.ORACLE_TOKEN_GRADIENTS else name
-        gradients[name] = made[name]().reshape(-1, *model.get_parameter(like).shape)
+        parameter = model.get_parameter(like)
+        gradients[name] = made[name]().reshape(-1, *parameter.shape).to(parameter.dtype)
     return [{name: values[index] for name, values in gradients.items()} for index in range(len(batches))]
 
 
-def _token_gradients(
+class _Forward(NamedTuple):
+    """A forward pass, picture by picture: what its gradients are taken at, and input of the first qkv layer."""
+
+    loss: Tensor
+    positions: Tensor
+    attention_inputs: Tensor
+    attention_outputs: Tensor
+
+
+def _forward(
     model: VitClassifier, normalised: Tensor, masks: Tensor, targets: Tensor, label_smoothing: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients at the tokens, and input and output gradient of the first qkv layer, picture by picture."""
+) -> _Forward:
     seen: dict[str, Tensor] = {}
 
     def keep(_module: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -100,8 +132,7 @@ def _token_gradients(
         positions = (model.masked_position_embedding(masks) if model.defended else embedding).detach().requires_grad_()
         logits = functional_call(model.backbone, {**frozen, "pos_embed": positions}, (normalised,))
         loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
-        at_tokens, at_output = torch.autograd.grad(loss, (positions, seen["output"]))
-    return at_tokens, seen["inputs"], at_output
+    return _Forward(loss, positions, seen["inputs"], seen["output"])
 
 
 def _shorten_last_block(model: VitClassifier, hooks: ExitStack) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor
 
+from fedmjp.arithmetic import ROUNDING, Arithmetic
 from fedmjp.config import DIGEST, Config, UpdateKind
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.servers import SCOPE
 from fedmjp.servers.config import Server
 
-FLOAT32 = 2.0**-24  # half a unit in the last place
+FLOAT32 = ROUNDING["float32"]
 
 
 class ThreatModel(Config):
@@ -37,6 +38,7 @@ class ThreatModel(Config):
         None, gt=0.0, le=1.0, description="smallest share of a picture that a random crop keeps, drawn for each upload"
     )
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
+    arithmetic: Arithmetic = Field("float32", description="of the clients' networks")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
     server: Server = Field(None, description="how it changes the weights that it sends; by default it does not")
@@ -69,7 +71,7 @@ class ThreatModel(Config):
     @property
     def rounding(self) -> float:
         """Largest relative error that is left in a number."""
-        return max(FLOAT32, self.pipeline.rounding)
+        return max(ROUNDING[self.arithmetic], self.pipeline.rounding)
 
     def noise_on(self, uploaded: Tensor) -> float:
         """Standard deviation of the noise on the entries of an uploaded tensor."""
@@ -112,6 +114,8 @@ class ThreatModel(Config):
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.label_smoothing:
             kind += f" under label smoothing {self.label_smoothing:g}"
+        if self.arithmetic != "float32":
+            kind += f" computed in {self.arithmetic}"
         if self.mixup:
             kind += f" that the client mixed in pairs (mixup {self.mixup:g})"
         if self.crop_scale:
@@ -141,6 +145,8 @@ class ThreatModel(Config):
         for name in ("server", "local_momentum", "local_batch_size", "mixup", "crop_scale"):
             if not getattr(self, name):
                 values.pop(name, None)
+        if self.arithmetic == "float32":
+            values.pop("arithmetic", None)
         if info.context == DIGEST:
             # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
             for name in ("uploads_per_picture", "label_smoothing", "defences"):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from fedmjp.arithmetic import computing, rounded
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
@@ -21,10 +22,14 @@ def local_update(
 ) -> dict[str, Tensor]:
     """The gradient or the weight delta that the protocol asks for, before it is protected.
 
-    ``threat`` states update, steps, learning rate and label smoothing, and the defences, of which some act inside of
-    the steps and draw from ``randomness``. The model has the weights that the server sent, and is not changed.
+    ``threat`` states update, steps, learning rate, label smoothing and arithmetic, and the defences, of which some act
+    inside of the steps and draw from ``randomness``. The model has the weights that the server sent; it stays as it is.
     """
-    gradients = _Gradients(model, batch, threat, randomness)
+    with computing(threat.arithmetic, model.mean.device, repeats=True):
+        return _update(_Gradients(model, batch, threat, randomness), model, threat)
+
+
+def _update(gradients: "_Gradients", model: VitClassifier, threat: ThreatModel) -> dict[str, Tensor]:
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if threat.update == "gradient":
         return gradients.at(before, 0)
@@ -67,7 +72,7 @@ class _Gradients:
     ) -> None:
         self._model, self._pipeline, self._randomness = model, threat.pipeline, randomness
         self._step_size = threat.local_batch_size or len(batch.labels)
-        self._label_smoothing = threat.label_smoothing
+        self._label_smoothing, self._arithmetic = threat.label_smoothing, threat.arithmetic
         device = model.mean.device
         self._images = batch.version(batch.gradient_of).to(device)
         self._mask = batch.mask.to(device) if model.defended else None
@@ -102,8 +107,9 @@ class _Gradients:
         learnt = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         mask = None if self._mask is None else self._mask[which]
         with torch.enable_grad():
-            logits = functional_call(self._model, leaves, (self._images[which], mask))
-            loss = F.cross_entropy(logits, self._targets[which], label_smoothing=self._label_smoothing)
+            with rounded(self._arithmetic, self._images.device):
+                logits = functional_call(self._model, leaves, (self._images[which], mask))
+                loss = F.cross_entropy(logits, self._targets[which], label_smoothing=self._label_smoothing)
             # A localisation regressor has no part in it.
             gradients = torch.autograd.grad(loss, list(learnt.values()), materialize_grads=True)
         return dict(zip(learnt, gradients, strict=True))

@@ -40,7 +40,7 @@ def mean_of(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] =
 def _mean(stacked: Tensor, examples: Sequence[float]) -> Tensor:
     if stacked.is_floating_point() and len(set(examples)) <= 1:
         return stacked.mean(dim=0)
-    weights = torch.tensor(examples or [1.0] * len(stacked), dtype=torch.float64)
+    weights = torch.tensor(examples or [1.0] * len(stacked), dtype=torch.float64, device=stacked.device)
     mean: Tensor = torch.tensordot(weights / weights.sum(), stacked.double(), dims=1)
     return (mean if stacked.is_floating_point() else mean.round()).to(stacked.dtype)
 

@@ -1,151 +1,137 @@
-"""Models without position embeddings, in both readings, and what may be attacked of them."""
+"""What position embeddings hold, against scikit-learn's own analysis, plain least squares and timm's own attention."""
 
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
+from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.patch_embedding import PatchEmbedding
+from fedmjp.cli import main
 from fedmjp.config import ModelConfig
-from fedmjp.data.selection import select_for
-from fedmjp.errors import AttackNotApplicableError, BadInputError, ConfigError
-from fedmjp.exchange import private_of_round
-from fedmjp.models import names
-from fedmjp.models.build import ARCHITECTURES, blueprint, build_vit, upload_bytes
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.private import PrivateBatch
-from fedmjp.settings import Picture
-from fedmjp.stacked import ENTRANCE, entrance_gradients
-from fedmjp.threat import ThreatModel
-from fedmjp.updates import delta, gradient
-from tests.attacks import THREATS
-from tests.conftest import SMALL, small_model, small_scenario, upload_of
+from fedmjp.errors import BadInputError
+from fedmjp.evaluation.attention import distances, entropies, last_attention
+from fedmjp.evaluation.positions import (
+    PAPER_VARIANCE,
+    PositionTable,
+    energy,
+    explained_variance,
+    nearest_reading,
+    position_regression,
+    positions_of,
+    principal,
+    similarities,
+)
+from fedmjp.models.build import build, build_vit
+from fedmjp.seeds import numpy_generator
 
-UNAFFECTED = {name for name in ATTACKS if name.startswith("breaching_")} - {"breaching_april"} | {"grey"}
-UNAFFECTED |= {name for name in ATTACKS if ATTACKS.get(name).reveals != "pictures"}  # they read the last layers
-UNAFFECTED |= {"token_imprint"}  # its server refuses such a model
-
-
-@pytest.fixture(scope="module")
-def batch() -> PrivateBatch:
-    scenario = small_scenario(defences="jigsaw", pictures_per_client=2, batch_size=2)
-    return private_of_round(scenario, select_for(scenario), 0, 1)
+RUNS = Path(__file__).parents[1] / "results" / "learning" / "runs"
+MICRO = {"name": "deit_micro", "image_size": 32, "patch_size": 8, "classes": 4}
 
 
-def config_of(name: str, defence: str = "none", **values: int) -> ModelConfig:
-    return ModelConfig.parse({"name": name, "unknown_embedding": defence == "mjp", **SMALL, **values})
+@pytest.fixture
+def table() -> PositionTable:
+    return PositionTable("drawn", np.random.default_rng(0).normal(size=(49, 24)) * np.linspace(3, 1, 24))
 
 
-@pytest.mark.parametrize("april", ["", "_april"])
-@pytest.mark.parametrize("variant", ["zero_positions", "without_positions"])
-def test_all_other_weights_are_those_of_the_base_model(variant: str, april: str) -> None:
-    base, changed = small_model(f"deit_tiny{april}").state_dict(), small_model(f"deit_tiny_{variant}{april}")
-    others = {name: weight for name, weight in changed.named_parameters() if name != names.POSITION_EMBEDDING}
-    assert others.keys() == base.keys() - {names.POSITION_EMBEDDING}
-    for name, weight in others.items():
-        assert torch.equal(weight, base[name]), name
+def test_explained_variance_is_that_of_a_principal_component_analysis(table: PositionTable) -> None:
+    measured = explained_variance(table.rows).pivot(index="k", columns="reading", values="share")
+    fitted = PCA(7).fit(table.rows)
+    assert measured["centred, squared"].to_numpy() == pytest.approx(fitted.explained_variance_ratio_.cumsum()[2:])
+    values = np.sqrt(np.linalg.eigvalsh(table.rows.T @ table.rows)[::-1])
+    assert measured["not centred"].to_numpy() == pytest.approx((values.cumsum() / values.sum())[2:7])
+    assert energy(table.rows)["share"].to_numpy() == pytest.approx(values.cumsum() / values.sum())
+    assert np.abs(principal(table.rows, 3)) == pytest.approx(np.abs(fitted.transform(table.rows)[:, :3]))
 
 
-def test_both_readings_compute_the_base_models_logits_without_positions(generator: torch.Generator) -> None:
-    images, base = torch.rand(2, 3, 64, 64, generator=generator), small_model()
+def test_the_reading_that_is_nearest_to_the_paper_is_the_one_its_figures_are_made_in(table: PositionTable) -> None:
+    measured = explained_variance(table.rows)
+    made = measured["reading"] == "centred"
+    measured.loc[made, "share"] = np.array(PAPER_VARIANCE["mjp"]) / 100
+    assert nearest_reading(measured, "mjp") == "centred"
+
+
+def test_position_regression_is_least_squares_on_four_fifths(table: PositionTable) -> None:
+    measured = position_regression(table, seed=3, repetitions=2).set_index("target")
+    errors = []
+    for number in range(2):
+        order = numpy_generator(3, "positions", "absolute 2-D", number).permutation(49)
+        inputs = np.column_stack([table.rows[order], np.ones(49)])
+        targets = np.stack([order // 7, order % 7], axis=1)
+        folds = []
+        for held in np.array_split(np.arange(49), 5):
+            rest = np.setdiff1d(np.arange(49), held)
+            solved = np.linalg.lstsq(inputs[rest], targets[rest], rcond=None)[0]
+            folds.append(np.abs(inputs[held] @ solved - targets[held]).mean())
+        errors.append(np.mean(folds))
+    assert measured.loc["absolute 2-D", "error"] == pytest.approx(np.mean(errors))
+    assert measured.loc["absolute 2-D", "deviation"] == pytest.approx(np.std(errors, ddof=1))
+
+
+def test_places_that_a_table_states_are_told_exactly() -> None:
+    places = PositionTable("places", np.zeros((36, 1))).places
+    stated = PositionTable("stated", places @ np.random.default_rng(0).normal(size=(2, 8)) + 1)
+    measured = position_regression(stated, seed=0, repetitions=2).set_index("target")["error"]
+    assert measured[["absolute 1-D", "absolute 2-D"]].max() < 1e-9
+    assert measured["relative 2-D"] > 0.1, "how far apart is no linear map of the difference"
+    assert measured["relative 2-D, wraps"] > 10 * measured["relative 2-D"], "bytes wrap"
+    assert similarities(stated.rows).diagonal() == pytest.approx(1)
+
+
+def test_the_last_attention_is_timms_own(generator: torch.Generator) -> None:
+    model = build_vit(ModelConfig.parse(MICRO)).eval()
+    attention = model.backbone.blocks[-1].attn
+    images, seen = torch.rand(2, 3, 32, 32, generator=generator), list[Tensor]()
+    made = last_attention(model, images, "drawn")
+    attention.fused_attn = False
+    attention.attn_drop.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
-        base.backbone.pos_embed.zero_()
-        expected = base(images)
-        for variant in ("zero_positions", "without_positions"):
-            assert torch.equal(small_model(f"deit_tiny_{variant}")(images), expected)
+        model(images)
+    assert torch.allclose(made, seen[0][:, :, 0, 1:], atol=1e-6)
+    assert made.shape == (2, 2, 16)
 
 
-def test_only_one_reading_uploads_a_position_gradient(batch: PrivateBatch) -> None:
-    zero, absent = small_model("deit_tiny_zero_positions"), small_model("deit_tiny_without_positions")
-    shown, hidden = gradient(zero, batch), gradient(absent, batch)
-    assert shown.keys() - hidden.keys() == {names.POSITION_EMBEDDING}
-    assert bool((shown[names.POSITION_EMBEDDING][0].abs().sum(1) > 0).all()), "a row per token"
-    assert names.POSITION_EMBEDDING not in delta(absent, batch, steps=1, learning_rate=0.1)
+def test_heads_that_look_alike_are_at_no_distance() -> None:
+    even, first, last = torch.full((4,), 0.25), torch.eye(4)[0], torch.eye(4)[3]
+    attention = torch.stack([torch.stack([even, even]), torch.stack([first, last])])
+    assert distances(attention).tolist() == [0, 1]
+    assert entropies(attention).tolist() == [[2, 2], [0, 0]]
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "positions" in name])
-def test_mjp_has_nothing_to_replace_where_no_position_embedding_is_learned(name: str) -> None:
-    for make in (build_vit, blueprint):
-        with pytest.raises(ConfigError, match=f"{name} has no learned position embedding"):
-            make(config_of(name, "mjp"))
-    assert not build_vit(small_scenario(name, defences="jigsaw").network).defended
+@pytest.mark.parametrize(("name", "patch"), [("swin_tiny", 4), ("deit_small_without_positions", 16)])
+def test_a_model_without_position_embeddings_is_refused(name: str, patch: int) -> None:
+    config = ModelConfig.parse({"name": name, "patch_size": patch, "classes": 2})
+    with pytest.raises(BadInputError, match="no absolute position embeddings"):
+        positions_of(build(config), "run")
 
 
-def test_jigsaw_without_its_unknown_embedding_is_the_undefended_network(undefended: VitClassifier) -> None:
-    jigsaw = build_vit(small_scenario(defences="jigsaw").network)
-    assert not jigsaw.defended
-    assert all(torch.equal(a, b) for a, b in zip(jigsaw.parameters(), undefended.parameters(), strict=True))
+def test_a_table_of_zeros_has_no_spectrum() -> None:
+    with pytest.raises(BadInputError, match="all zero"):
+        explained_variance(np.zeros((16, 8)))
 
 
-@pytest.mark.parametrize("name", ["deit_tiny_zero_positions", "deit_tiny_zero_positions_april"])
-def test_stacked_gradients_of_zero_positions_equal_the_plain_ones(name: str, batch: PrivateBatch) -> None:
-    model = small_model(name)
-    wanted = [each for each, _ in model.named_parameters() if each in ENTRANCE]
-    assert names.POSITION_EMBEDDING in wanted
-    stacked, plain = entrance_gradients(model, [batch], wanted)[0], gradient(model, batch)
-    for each in wanted:
-        assert (stacked[each] - plain[each]).norm() <= 1e-5 * plain[each].norm(), each
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedmjp", "study", "positions", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
 
 
-def test_the_entrance_of_a_model_without_positions_is_refused(batch: PrivateBatch) -> None:
-    with pytest.raises(BadInputError, match="take whole updates"):
-        entrance_gradients(small_model("deit_tiny_without_positions"), [batch], [names.PATCH_WEIGHT])
-
-
-@pytest.mark.parametrize("attack", list(ATTACKS))
-@pytest.mark.parametrize("name", ["deit_tiny_without_positions", "deit_tiny_without_positions_april"])
-def test_what_reads_the_position_gradient_refuses_a_model_without(attack: str, name: str) -> None:
-    reason = ATTACKS.get(attack)().refusal(blueprint(config_of(name)), THREATS.get(attack, ThreatModel()))
-    if attack in UNAFFECTED:
-        assert reason is None
-    else:
-        assert reason is not None
-        assert "has no position embedding, so that no upload shows the gradients at the tokens" in reason
-
-
-def test_the_floor_runs_where_nothing_shows_the_tokens(generator: torch.Generator) -> None:
-    scenario = small_scenario()
-    private = private_of_round(scenario, select_for(scenario), 0, 1)
-    model = small_model("deit_tiny_without_positions")
-    upload = upload_of(model, private)
-    made = ATTACKS.get("grey")().reconstruct([upload], model, ThreatModel(), generator=generator)
-    assert made[0].images.shape == (1, 3, 64, 64)
-    with pytest.raises(AttackNotApplicableError, match="has no position embedding"):
-        ATTACKS.get("patch_embedding")().reconstruct([upload], model, ThreatModel(), generator=generator)
-
-
-@pytest.mark.parametrize("size", [{"image_size": 64, "patch_size": 8}, {"image_size": 224, "patch_size": 8}])
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name.startswith("deit_tiny")])
-def test_a_blueprint_is_refused_for_the_same_reasons_as_the_model(name: str, size: dict[str, int]) -> None:
-    defences = ("none",) if "positions" in name else ("none", "mjp")
-    for config in [config_of(name, defence, **size) for defence in defences]:
-        drawn, real = blueprint(config), build_vit(config)
-        for threat in (ThreatModel(), ThreatModel(batch_size=2), ThreatModel(defences="secure_sum:clients=2")):
-            for attack in [ATTACKS.get(each)() for each in ATTACKS]:
-                assert attack.refusal(drawn, threat) == attack.refusal(real, threat), attack.name
-
-
-@pytest.mark.parametrize("name", ["deit_tiny", "deit_tiny_without_positions_april"])
-def test_a_blueprint_has_the_shapes_of_the_model_and_no_weights(name: str) -> None:
-    config, before = config_of(name), torch.random.get_rng_state()
-    drawn, real = blueprint(config), build_vit(config)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert {each: tuple(p.shape) for each, p in drawn.named_parameters()} == {
-        each: tuple(p.shape) for each, p in real.named_parameters()
-    }
-    assert all(parameter.is_meta for parameter in drawn.parameters())
-    assert upload_bytes(config) == sum(weight.nbytes for weight in real.state_dict().values())
-
-
-def test_equal_patches_without_positions_are_recovered_all_the_same(generator: torch.Generator) -> None:
-    """Equal tokens have equal gradients: the system has no unique solution, the one of minimum norm is right."""
-    model = small_model("deit_tiny_zero_positions")
-    image = torch.rand(1, 3, 64, 64, generator=generator)
-    image[..., :8, :16] = 0.25  # two equal patches
-    nothing = torch.zeros(1, 64, dtype=torch.bool)
-    batch = PrivateBatch(
-        image, image, nothing, torch.arange(64)[None], torch.zeros(1, dtype=torch.int64), ("one",), Picture.CLEAN
-    )
-    (made,) = PatchEmbedding().reconstruct(
-        [upload_of(model, batch)], model, ThreatModel(), generator=torch.Generator().manual_seed(0)
-    )
-    assert float((made.images - image).abs().max()) < 1e-3
+@pytest.mark.slow
+def test_the_command_writes_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, made = [RUNS / name for name in ("coarse-none-0", "coarse-mjp-0")], tmp_path / "made"
+    assert run(monkeypatch, *runs, "--pictures", 2, "--output", made) == 0
+    with (made / "position_regression.csv").open() as lines:
+        assert {row["run"] for row in csv.DictReader(lines)} == {"coarse-none-0", "coarse-mjp-0"}
+    page = (made / "report.html").read_text()
+    for name in ("energy", "projections", "similarities", "attention"):
+        assert (made / f"{name}.png").stat().st_size > 1000
+        assert f"{name}.svg" in page
+    capsys.readouterr()
+    assert run(monkeypatch, tmp_path / "nothing") == 2
+    assert "there is no folder" in capsys.readouterr().err

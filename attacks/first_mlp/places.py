@@ -74,7 +74,8 @@ class Entrance:
             fit = len(gain) * costs[torch.arange(len(tried)), tried].sum()
             return float((moved * prior.slope(moved)).sum() + fit)
 
-        least, pairs, failed = energy(places), torch.triu_indices(len(places), len(places), 1).mT, 0
+        least, failed = energy(places), 0
+        pairs = torch.triu_indices(len(places), len(places), 1, device=places.device).mT
         tries = iter(_cheapest(costs[:, places], pairs))
         for _ in range(SWAPS):
             pair = next(tries, None)

@@ -45,7 +45,7 @@ def certify(minimum: Minimum, space: OpenSpace, facts: LinearFacts, deviation: f
     """Bound the error of a minimum whose distance is all error in its worst direction.
 
     To first order residuals r hide an error e of the unknowns with J e = r, so that |e| along any direction is at most
-    |r| times what (J^T J)^-1/2 makes of it.
+    |r| times what the inverse of J^T J = L L^T makes of it.
 
     Args:
         minimum: Of the residuals.
@@ -56,9 +56,11 @@ def certify(minimum: Minimum, space: OpenSpace, facts: LinearFacts, deviation: f
     distance = math.sqrt(minimum.cost)
     error = math.sqrt(float(facts.variance.mean())) * deviation
     if len(minimum.point):
-        values, vectors = torch.linalg.eigh(minimum.gram)
-        inverse = vectors / values.clamp(min=torch.finfo(values.dtype).tiny).sqrt()
-        of_pictures = inverse.view(-1, space.root.shape[1], len(values))
-        worst = torch.linalg.matrix_norm(space.root @ of_pictures, ord=2).max()
+        factor, failed = torch.linalg.cholesky_ex(minimum.gram)
+        if failed:  # a direction along which nothing is said of the pictures
+            return Certificate(distance / FLOAT32, 1.0)
+        inverse = torch.linalg.solve_triangular(factor.mT, torch.eye(len(factor)).to(factor), upper=True)
+        hidden = space.root @ inverse.view(-1, space.root.shape[1], len(factor))
+        worst = torch.linalg.eigvalsh(hidden @ hidden.mT)[:, -1].max().sqrt()
         error += distance * float(worst) / math.sqrt(space.natural.numel()) * deviation
     return Certificate(distance / FLOAT32, min(error, 1.0))

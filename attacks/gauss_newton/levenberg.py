@@ -1,7 +1,7 @@
 """Levenberg-Marquardt: least squares of a function whose Jacobian is dear and whose value is cheap.
 
-At a point with residuals r and Jacobian J the damped step -(J^T J + d)^-1 J^T r is a path over the damping d. The
-eigenvectors of J^T J give every point of it, so the path is searched for the least cost: a value costs a fraction of a
+At a point with residuals r and Jacobian J the damped step -(J^T J + d)^-1 J^T r is a path over the damping d. A
+Cholesky factor gives a point of it, so the path is searched for the least cost: factor and value cost a fraction of a
 Jacobian, and no rule can say in advance how far the model holds. Each step is bent by the second derivative along it
 (geodesic acceleration), which takes one value more and lets it follow a curved valley.
 
@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 Function = Callable[[Tensor], Tensor]
-CHUNK = 64  # directions that are differentiated at a time: the memory of so many forward and backward passes
+# Directions that are differentiated at a time: the memory of so many forward and backward passes. A GPU waits for the
+# next instruction where they are few.
+CHUNK = {"cpu": 64, "cuda": 192}
 COLUMNS = 8192  # of the Jacobian that are widened at a time
-FIRST_DAMPING = 1e-2  # of the largest eigenvalue; relative, as all that follow
+FIRST_DAMPING = 1e-2  # of the trace of J^T J; relative, as all that follow
 LEAST_DAMPING = 1e-16
 FACTOR = 10.0  # between two dampings that are tried
 UPWARDS = 12  # dampings tried, each the factor larger, before the point counts as a minimum
@@ -45,6 +47,7 @@ def minimise(
     start: Tensor,
     *,
     steps: int,
+    slopes: Function | None = None,
     enough: float = 0.0,
     on_step: Callable[[int, float], None] = lambda *_: None,
 ) -> Minimum:
@@ -54,6 +57,7 @@ def minimise(
         residuals: Of (unknowns,) float32 or float64, differentiable forwards, in the same precision.
         start: (unknowns,) float64.
         steps: Jacobians at most.
+        slopes: The Jacobian, as ``jacobian`` has it, where there is a cheaper way to it.
         enough: Cost at which the search ends, because no Jacobian is worth its while.
         on_step: Called with the number of steps done and the cost.
     """
@@ -62,7 +66,7 @@ def minimise(
     if not len(start):
         return Minimum(start, cost, start[:, None], 0)
     for taken in range(1, steps + 1):
-        path = _Path.at(residuals, point, here)
+        path = _Path.at(residuals, point, here, slopes(point) if slopes else jacobian(residuals, point))
         if not path.promised > EXPLAINED * cost:
             break
         best = _search(path, damping, cost)
@@ -84,8 +88,9 @@ def jacobian(residuals: Function, point: Tensor) -> Tensor:
         slope: Tensor = jvp(residuals, (point,), (direction,))[1]
         return slope
 
+    chunk = CHUNK[point.device.type]
     directions = torch.eye(len(point), device=point.device)
-    parts = (directions[first : first + CHUNK] for first in range(0, len(point), CHUNK))
+    parts = (directions[first : first + chunk] for first in range(0, len(point), chunk))
     return torch.cat([vmap(along)(some) for some in parts])
 
 
@@ -108,27 +113,30 @@ class _Path:
     here: Tensor  # residuals at the point
     slopes: Tensor  # (unknowns, residuals) float32
     gram: Tensor
-    values: Tensor  # eigenvalues of the Gram matrix, ascending
-    vectors: Tensor
 
     @staticmethod
-    def at(function: Function, point: Tensor, here: Tensor) -> "_Path":
-        slopes = jacobian(function, point)
-        gram = _sum_of_products(slopes, slopes)
-        values, vectors = torch.linalg.eigh(gram)
-        return _Path(function, point, here, slopes, gram, values.clamp(min=0), vectors)
+    def at(function: Function, point: Tensor, here: Tensor, slopes: Tensor) -> "_Path":
+        return _Path(function, point, here, slopes, _sum_of_products(slopes, slopes))
 
     @property
     def promised(self) -> float:
-        """How much of the cost a linear function would lose."""
-        pull = self.vectors.mT @ self._pull(self.here)
-        return float((pull.square() / (self.values + LEAST_DAMPING * self.values[-1])).sum())
+        """How much of the cost a linear function would lose, at the least damping that has a step; 0 if none has."""
+        pull, damping = self._pull(self.here), LEAST_DAMPING
+        while damping < 1:
+            if (factor := self._factor(damping)) is not None:
+                return float(pull @ _solved(factor, pull))
+            damping *= FACTOR
+        return 0.0
 
     def trial(self, damping: float) -> _Trial:
-        """The point of one damping, its step bent if it bends little."""
-        step = -self._solve(self.here, damping)
+        """The point of one damping, its step bent if it bends little; of infinite cost where rounding leaves none."""
+        factor = self._factor(damping)
+        if factor is None:
+            return _Trial(self.point, self.here, math.inf, damping)
+        step = -_solved(factor, self._pull(self.here))
         ahead = self.function(self.point + PROBE * step)
-        bend = -self._solve((ahead - self.here) / PROBE**2, damping) + self._damped(self.gram @ step / PROBE, damping)
+        curved = self._pull((ahead - self.here) / PROBE**2) - self.gram @ step / PROBE
+        bend = -_solved(factor, curved)
         if 2 * float(bend.norm()) <= MOST_BEND * float(step.norm()):
             step = step + bend
         residuals = self.function(self.point + step)
@@ -138,14 +146,16 @@ class _Path:
     def _pull(self, residuals: Tensor) -> Tensor:
         return _sum_of_products(self.slopes, residuals[None])[:, 0]
 
-    def _solve(self, residuals: Tensor, damping: float) -> Tensor:
-        return self._damped(self._pull(residuals), damping)
+    def _factor(self, damping: float) -> Tensor | None:
+        """The Cholesky factor of J^T J with damping; None if rounding has made that indefinite."""
+        damped = self.gram.clone()
+        damped.diagonal().add_(damping * self.gram.trace())
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        return None if failed else factor
 
-    def _damped(self, pull: Tensor, damping: float) -> Tensor:
-        """The inverse of J^T J with damping, of a vector."""
-        inverse = 1 / (self.values + damping * self.values[-1])
-        solved: Tensor = self.vectors @ (inverse * (self.vectors.mT @ pull))
-        return solved
+
+def _solved(factor: Tensor, right: Tensor) -> Tensor:
+    return torch.cholesky_solve(right[:, None], factor)[:, 0]
 
 
 def _sum_of_products(one: Tensor, other: Tensor) -> Tensor:

@@ -96,10 +96,20 @@ class Residuals:
         Returns:
             (residuals,), whose squared norm is the mean over tensors of the squared relative distance.
         """
-        made = self._gradients(patches)
+        made = self._gradients(patches, self._labels)
+        return self._relative({name: made[name] - target.to(patches.dtype) for name, target in self._targets.items()})
+
+    def share(self, patches: Tensor, number: int) -> Tensor:
+        """What one picture (1, patches, values) of the batch adds to the residuals, (residuals,), but for a constant.
+
+        A batch's gradient is a sum, so the derivative by one picture needs no other.
+        """
+        return self._relative(self._gradients(patches, self._labels[number : number + 1]))
+
+    def _relative(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """What is compared, each tensor by the norm of its target."""
         relative = [
-            ((made[name] - target.to(patches.dtype)) / target.norm().to(patches.dtype)).flatten()
-            for name, target in self._targets.items()
+            (tensors[name] / target.norm().to(tensors[name])).flatten() for name, target in self._targets.items()
         ]
         return torch.cat(relative) / math.sqrt(len(relative))
 
@@ -114,14 +124,15 @@ class Residuals:
             return left.mT @ target @ right
         return target
 
-    def _gradients(self, patches: Tensor) -> dict[str, Tensor]:
-        """The same of the candidates' gradients."""
+    def _gradients(self, patches: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The same of the gradients that candidates with these labels add to a batch's."""
         network = self._networks[patches.dtype]
-        positions = self._positions(network).expand(len(self._labels), -1, -1)
+        positions = self._positions(network).expand(len(labels), -1, -1)
         if not self._shapes:
-            self._loss(network, {}, positions, torch.zeros_like(patches))
-        taps = {name: patches.new_zeros(shape) for name, shape in self._shapes.items()}
-        slopes, inputs = grad(partial(self._loss, network), argnums=(0, 1), has_aux=True)(taps, positions, patches)
+            self._loss(network, labels, {}, positions, torch.zeros_like(patches))
+        taps = {name: patches.new_zeros(len(labels), *shape) for name, shape in self._shapes.items()}
+        loss = partial(self._loss, network, labels)
+        slopes, inputs = grad(loss, argnums=(0, 1), has_aux=True)(taps, positions, patches)
         outputs, at_tokens = slopes
         made = self._of_layers(inputs, outputs)
         made[names.POSITION_EMBEDDING] = at_tokens.sum(dim=0) * ~self._masked
@@ -147,19 +158,19 @@ class Residuals:
         return made
 
     def _loss(
-        self, network: VitClassifier, taps: Mapping[str, Tensor], positions: Tensor, patches: Tensor
+        self, network: VitClassifier, labels: Tensor, taps: Mapping[str, Tensor], positions: Tensor, patches: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clients' loss, with ``taps`` added to the outputs of layers, and the inputs of these."""
+        """Their share of the clients' loss, with ``taps`` added to the outputs of layers, and the inputs of these."""
         self._taps, self._inputs = taps, {}
         replaced = {names.POSITION_EMBEDDING.removeprefix(PREFIX): positions}
         logits = functional_call(network.backbone, replaced, (patches,))
         inputs, self._inputs = self._inputs, {}
-        return F.cross_entropy(logits, self._labels), inputs
+        return F.cross_entropy(logits, labels, reduction="sum") / len(self._labels), inputs
 
     def _tap(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         self._inputs[name] = inputs[0]
         if name not in self._taps:
-            self._shapes[name] = output.shape
+            self._shapes[name] = output.shape[1:]
             return output
         return output + self._taps[name]
 

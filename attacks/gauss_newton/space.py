@@ -2,14 +2,15 @@
 
 Patch t of a picture is known[t] + c_t^T B with unknown c_t (``attacks.mjp.affine``). Along some directions natural
 pictures vary a thousand times as much as along others, and search in the c_t would take each for as likely. The prior
-of pictures (``attacks.natural_pictures``) has a precision of all c_t, V s V^T. The unknowns u with c = V s^-1/2 u have
-variance 1 each, and the most natural picture is u = 0.
+of pictures (``attacks.natural_pictures``) has a precision of all c_t, L L^T. The unknowns u = L^T c have variance 1
+each, and the most natural picture is u = 0.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from attacks.mjp.affine import AffinePatches
 from attacks.mjp.closing import close
@@ -17,7 +18,8 @@ from attacks.natural_pictures import NaturalPictures
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches, to_patches
 
-LEAST = 1e-6  # of the largest strength: what float32 resolves of the precision
+LEAST = 1e-6  # of the largest precision of a c_t: what float32 resolves of it
+CHUNK = 64  # directions whose precision is computed at a time
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,11 @@ class OpenSpace:
         """The space of the pictures that the facts allow."""
         if not len(affine.basis):
             return OpenSpace(affine.known, affine.basis, affine.known.new_zeros(0, 0))
-        strengths, directions = torch.linalg.eigh(_precision(affine, model))
-        scale = strengths.clamp(min=LEAST * float(strengths[-1])) ** -0.5
-        return OpenSpace(close(affine, model), affine.basis, directions * scale)
+        precision = _precision(affine, model)
+        precision.diagonal().add_(LEAST * precision.diagonal().max())
+        factor = torch.linalg.cholesky(precision)
+        root = torch.linalg.solve_triangular(factor.mT, torch.eye(len(factor)).to(factor), upper=True)
+        return OpenSpace(close(affine, model), affine.basis, root)
 
     def patches(self, unknowns: Tensor) -> Tensor:
         """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
@@ -49,11 +53,12 @@ class OpenSpace:
 def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
     """(patches * rank, patches * rank) of the prior of pictures, along the basis."""
     prior, patches, rank = NaturalPictures.for_model(model), len(affine.known), len(affine.basis)
-    rows = []
-    for along in torch.eye(patches * rank, dtype=torch.float64, device=affine.basis.device):
-        values = (along.view(patches, rank) @ affine.basis).float()
-        image = from_patches(values[None], model.image_size, model.patch_size)[0]
-        slope = to_patches(prior.slope(image)[None], model.patch_size)[0].double()
-        rows.append((slope @ affine.basis.mT).flatten())
-    precision = torch.stack(rows)
+    basis = affine.basis.float()
+
+    def along(direction: Tensor) -> Tensor:
+        values = direction.view(patches, rank) @ basis
+        slope = prior.slope(from_patches(values[None], model.image_size, model.patch_size)[0])
+        return (to_patches(slope[None], model.patch_size)[0] @ basis.mT).flatten()
+
+    precision = vmap(along, chunk_size=CHUNK)(torch.eye(patches * rank, device=basis.device)).double()
     return (precision + precision.mT) / 2

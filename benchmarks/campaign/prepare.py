@@ -13,6 +13,7 @@ from benchmarks.folder.ledger import Ledger
 from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.plan.planning import plan
+from fedmjp.arithmetic import Arithmetic
 from fedmjp.data.selection import Selection, open_source, pick, select
 from fedmjp.metrics import DISCLOSED
 from fedmjp.models.build import build
@@ -31,14 +32,18 @@ class Prepared:
     ledger: Ledger
 
 
-def prepare(campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str) -> Prepared:
+def prepare(
+    campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str, arithmetic: Arithmetic = "float32"
+) -> Prepared:
     """Choose the pictures and plan the trials of what ``command`` repeats; nothing is attacked yet.
+
+    Clients compute in the arithmetic where the campaign's file states none.
 
     Raises:
         BadInputError: If pictures, weights or a combination cannot be used.
     """
     selection = _selection(campaign)
-    experiments = campaign.experiments(device=device)
+    experiments = campaign.experiments(device=device, arithmetic=arithmetic)
     for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
         build(arm)  # a checkpoint that does not fit is told before anything is run
     batches = [selection.batches(experiment.scenario) for experiment in experiments]

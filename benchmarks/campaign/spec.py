@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from benchmarks.campaign.battery import Battery, read_battery
 from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
 from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
+from fedmjp.arithmetic import Arithmetic, require_arithmetic
 from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import BadInputError, ConfigError, suggestion
@@ -54,7 +55,7 @@ class DataConfig(Config):
 # What a grid may say of the server's view, in the scenario's words; a list makes several threat models.
 THREAT = (
     "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
-    "label_smoothing", "mixup", "crop_scale", "labels_known",
+    "label_smoothing", "mixup", "crop_scale", "arithmetic", "labels_known",
     "uploads_per_picture",
 )  # fmt: skip
 MOST_CELLS = 100_000  # of a grid; a table of so many is read by nobody
@@ -265,8 +266,10 @@ class Campaign(Config):
         known = any(attack.adapted(pipeline, model, threat, setting) for threat, model in drawn)
         return bool(pipeline.made) and not known
 
-    def experiments(self, *, device: Literal["cpu", "cuda"]) -> list[Experiment]:
+    def experiments(self, *, device: Literal["cpu", "cuda"], arithmetic: Arithmetic = "float32") -> list[Experiment]:
         """What the grids ask for, each with the twins that it is held against; nothing twice.
+
+        Clients compute in the arithmetic where a grid states none.
 
         Raises:
             ConfigError: If a combination cannot be run, with its own reason.
@@ -275,7 +278,9 @@ class Campaign(Config):
         for grid in self.tried:
             asked = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
             for seed, view, mask_ratio, model, defences in asked:
-                scenario = self._asked(grid, model, with_mask_ratio(defences, mask_ratio), {**view, "seed": seed})
+                values = {"arithmetic": arithmetic, **view, "seed": seed}
+                scenario = self._asked(grid, model, with_mask_ratio(defences, mask_ratio), values)
+                require_arithmetic(scenario.arithmetic, device)
                 scenario = scenario.model_copy(update={"device": device})
                 for experiment in experiments_of(
                     scenario,

@@ -138,7 +138,7 @@ def _service(command: Sequence[str], mounts: Sequence[Mapping[str, Any]], **more
         "read_only": True,
         "tmpfs": ["/tmp"],  # noqa: S108 (of the container)
         "cap_drop": ["ALL"],
-        **({} if account else {"cap_add": ["SETGID", "SETUID"]}),  # nginx's workers are never root
+        **({} if account else {"cap_add": ["CHOWN", "SETGID", "SETUID"]}),  # nginx's workers are never root
         "security_opt": ["no-new-privileges:true"],
         "volumes": list(mounts),
         **more,

@@ -82,6 +82,7 @@ def recorded_as(scenario: Scenario, training: Training, *, uploads: int) -> Scen
             "batch_size": size,
             "update": training.update,
             "label_smoothing": training.recipe.label_smoothing,
+            "arithmetic": training.recipe.precision,
             "crop_scale": training.recipe.smallest_crop,
             "server_learning_rate": scenario.server_rate if gradients else 0.0,
         }

@@ -3,18 +3,21 @@
 ``python -m benchmarks.studies.gauss_newton --pictures FOLDER --output results/gauss_newton``
 
 ``--cases mjp=0.27,batch=2`` are uploads of one picture under MJP of that mask ratio, with ``mjp_prior`` and
-``mjp_span`` on the same uploads, and uploads of two undefended pictures; the model is an untrained DeiT-Ti. Left out
-are pictures that the prior was measured on or an attack was developed on (the first 50 of the source, and those of
-``attacks.held_out``), and uploads whose mask came out empty. A certificate is wrong if a certified picture, its masked
-patches under the best assignment, is below 40 dB.
+``mjp_span`` on the same uploads, and uploads of two undefended pictures. ``--processes`` share out the uploads, each
+on one core, or all on one GPU. Left out are pictures that the prior was measured on or an attack was developed on (the
+first 50 of the source, and those of ``attacks.held_out``), and uploads whose mask came out empty. A certificate is
+wrong if a certified picture, its masked patches under the best assignment, is below 40 dB.
 """
 
 import resource
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import pandas as pd
 import torch
@@ -26,10 +29,10 @@ from attacks import ATTACKS
 from attacks.held_out import seen_before
 from benchmarks.leaderboard.statistics import share
 from benchmarks.scripts import Pictures, keep_table
-from fedmjp.data.pictures import LabelledPicture, PictureSource
+from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import ConfigError
-from fedmjp.exchange import Exchange
+from fedmjp.exchange import Exchange, private_of
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -43,29 +46,19 @@ SEED = 0
 EXACT = 40.0  # dB
 TRIED = 20  # pictures, the first of the order, that told when a search should end
 DEVELOPED = 50  # pictures of ImageNet's, the first by name, that the attack was developed on, or might have been
-MODEL = "deit_tiny"
 BESIDE = ("mjp_prior", "mjp_span")  # on the same uploads of one picture
-CASE = ["case", "image_size", "patch_size"]
+CASE = ["model", "case", "image_size", "patch_size"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What clients upload."""
+    """What clients upload, and how it is searched."""
 
-    image_size: int
-    patch_size: int
+    model: dict[str, Any]
     mask_ratio: float  # 0 without MJP
     batch: int
-
-    @staticmethod
-    def read(text: str, image_size: int, patch_size: int) -> "Case":
-        """From mjp=RATIO or batch=PICTURES; ConfigError if it is neither."""
-        match text.split("="):
-            case ["mjp", ratio]:
-                return Case(image_size, patch_size, float(ratio), 1)
-            case ["batch", size]:
-                return Case(image_size, patch_size, 0.0, int(size))
-        raise ConfigError(f"--cases: {text!r} is neither mjp=RATIO nor batch=PICTURES")
+    device: Literal["cpu", "cuda"]
+    options: dict[str, Any]  # of gauss_newton
 
     @property
     def name(self) -> str:
@@ -77,10 +70,11 @@ class Case:
         """Of one upload."""
         return Scenario.parse(
             {
-                "model": {"name": MODEL, "image_size": self.image_size, "patch_size": self.patch_size},
+                "model": self.model,
                 "defences": f"mjp:mask_ratio={self.mask_ratio}" if self.mask_ratio else (),
                 "batch_size": self.batch,
                 "pictures_per_client": self.batch,
+                "device": self.device,
                 "seed": SEED,
             }
         )
@@ -91,45 +85,54 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder that the rows go to.", metavar="DIR")],
     uploads: Annotated[int, typer.Option(help="Uploads per case.")] = 20,
     cases: Annotated[str, typer.Option(help="mjp=RATIO or batch=PICTURES, comma-separated.")] = "mjp=0.27,mjp=0.5",
+    model: Annotated[str, typer.Option(help="Architecture or zoo:NAME.")] = "deit_tiny",
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 64,
     patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
+    starts: Annotated[int, typer.Option(help="Searches of an upload at most.")] = 3,
+    most_unknowns: Annotated[int, typer.Option(help="Of an upload; others fail.")] = 3200,
+    processes: Annotated[int, typer.Option(help="Uploads that are attacked at a time.")] = 1,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where attacks run.")] = "cpu",
     development: Annotated[bool, typer.Option(help="The pictures that the attack was developed on.")] = False,
 ) -> None:
     """Attack, write the rows after every upload, and print a line per case."""
-    torch.set_num_threads(1)
     about = {
-        "model": f"{MODEL}, untrained",
         "seed": SEED,
         "psnr": f"dB, setting c; of a batch, of its pictures in the best order; exact from {EXACT:g}",
         "psnr_set": "the same with masked patches under the best assignment",
-        "seconds": "of one core",
-        "gigabytes": "the most memory that the process had until then",
+        "seconds": "of one core" if device == "cpu" else "of the clock, on the GPU",
+        "gigabytes": "the most memory that the process had until then, without the GPU's",
     }
+    sizes = {"name": model, "image_size": image_size, "patch_size": patch_size}
+    options = {"starts": starts, "most_unknowns": most_unknowns}
     rows: list[dict[str, Any]] = []
-    for case in [Case.read(text, image_size, patch_size) for text in cases.split(",")]:
-        for row in _rows(case, pictures, uploads, development=development):
-            rows.append(row)
-            keep_table(output, pd.DataFrame(rows), about)
-            typer.echo(f"{row['case']} {row['picture']}: {row['psnr']:.1f} dB, {row['seconds']:.0f} s")
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        work = [
+            pool.submit(_attacked, case, batch, number)
+            for case in [_case(text, sizes, device, options) for text in cases.split(",")]
+            for number, batch in enumerate(islice(_batches(case, pictures, development=development), uploads))
+        ]
+        for done in as_completed(work):
+            for row in done.result():
+                rows.append(row)
+                typer.echo(f"{row['case']} {row['picture']}: {row['psnr']:.1f} dB, {row['seconds']:.0f} s")
+            keep_table(output, pd.DataFrame(rows).sort_values([*CASE, "upload"], kind="stable"), about)
     typer.echo(summary(pd.DataFrame(rows)))
 
 
-def _rows(case: Case, pictures: str, uploads: int, *, development: bool) -> Iterator[dict[str, Any]]:
+def _case(text: str, model: dict[str, Any], device: Literal["cpu", "cuda"], options: dict[str, Any]) -> Case:
+    """From mjp=RATIO or batch=PICTURES; ConfigError if it is neither."""
+    match text.split("="):
+        case ["mjp", ratio]:
+            return Case(model, float(ratio), 1, device, options)
+        case ["batch", size]:
+            return Case(model, 0.0, int(size), device, options)
+    raise ConfigError(f"--cases: {text!r} is neither mjp=RATIO nor batch=PICTURES")
+
+
+def _batches(case: Case, pictures: str, *, development: bool) -> Iterator[list[LabelledPicture]]:
+    """The pictures of each upload, in an order drawn from the seed; none whose mask comes out empty."""
     scenario = case.scenario
-    source = open_source(pictures, size=case.image_size, classes=scenario.model.classes)
-    network, number = build_vit(scenario.network), 0
-    for batch in _batches(source, case.batch, development=development):
-        exchange = scenario.exchange(batch, model=network)
-        if case.mask_ratio and not exchange.private.mask.any():
-            continue
-        yield from _attacked(case, exchange, network, number)
-        number += 1
-        if number == uploads:
-            break
-
-
-def _batches(source: PictureSource, size: int, *, development: bool) -> Iterator[list[LabelledPicture]]:
-    """Pictures by so many, in an order drawn from the seed."""
+    source = open_source(pictures, size=scenario.model.image_size, classes=scenario.model.classes)
     names = source.names()
     developed = set(names[:DEVELOPED])
     left_out = {
@@ -137,21 +140,28 @@ def _batches(source: PictureSource, size: int, *, development: bool) -> Iterator
     }
     chosen = select(source, len(names) - len(left_out), seed=SEED, leave_out=left_out.__contains__)
     entries = chosen.entries if development else chosen.entries[TRIED:]
-    for first in range(0, len(entries) - size + 1, size):
-        yield [chosen.load(entry) for entry in entries[first : first + size]]
+    for first in range(0, len(entries) - case.batch + 1, case.batch):
+        loaded = [chosen.load(entry) for entry in entries[first : first + case.batch]]
+        if not case.mask_ratio or private_of(scenario, loaded, 0).mask.any():
+            yield loaded
 
 
-def _attacked(case: Case, exchange: Exchange, network: VitClassifier, number: int) -> Iterator[dict[str, Any]]:
+def _attacked(case: Case, batch: list[LabelledPicture], number: int) -> list[dict[str, Any]]:
     """A row per picture of an upload."""
-    began = time.thread_time()
+    torch.set_num_threads(1)
+    clock = time.thread_time if case.device == "cpu" else time.perf_counter
+    network = build_vit(case.scenario.network).to(case.device)
+    exchange = case.scenario.exchange(batch, model=network)
+    began = clock()
     made = _run("gauss_newton", case, exchange, network)
-    seconds = time.thread_time() - began
+    seconds = clock() - began
     private, psnr = exchange.private, metric("psnr").function
     scores = torch.stack([psnr(made.images, clean.expand_as(made.images)) for clean in private.clean])
     beside = {f"psnr_{name}": _run(name, case, exchange, network) for name in BESIDE} if case.mask_ratio else {}
-    for place, match in zip(*linear_sum_assignment(scores.numpy(), maximize=True), strict=True):
-        yield {
-            **dict(zip(CASE, (case.name, case.image_size, case.patch_size), strict=True)),
+    sizes = case.scenario.model
+    return [
+        {
+            **dict(zip(CASE, (case.model["name"], case.name, sizes.image_size, sizes.patch_size), strict=True)),
             "upload": number,
             "picture": private.pictures[place],
             "label": int(private.labels[place]),
@@ -162,11 +172,14 @@ def _attacked(case: Case, exchange: Exchange, network: VitClassifier, number: in
             "seconds": seconds,
             "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         }
+        for place, match in zip(*linear_sum_assignment(scores.numpy(), maximize=True), strict=True)
+    ]
 
 
 def _run(name: str, case: Case, exchange: Exchange, network: VitClassifier) -> Reconstruction:
     generator = torch_generator(SEED, "attack")
-    (made,) = ATTACKS.get(name)().reconstruct([exchange.upload], network, case.scenario.threat, generator=generator)
+    attack = ATTACKS.get(name)(case.options if name == "gauss_newton" else {})
+    (made,) = attack.reconstruct([exchange.upload], network, case.scenario.threat, generator=generator)
     return cast("Reconstruction", made)
 
 
@@ -183,8 +196,8 @@ def _psnr_as_set(image: Tensor, exchange: Exchange, place: int, network: VitClas
 def summary(rows: pd.DataFrame) -> str:
     """A table, one line per case: of an upload the worst of its pictures counts."""
     lines = [
-        "| case | pixels | patch | uploads | exact (95 %) | but for order | certified | wrong | median dB | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | case | pixels | patch | n | exact (95 %) | up to order | certified | wrong | median dB | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case, members in rows.groupby(CASE, sort=False):
         worst = {"psnr": "min", "psnr_set": "min", "content_certified": "min", "seconds": "max"}
@@ -206,7 +219,7 @@ def summary(rows: pd.DataFrame) -> str:
         if (column := f"psnr_{name}") in rows:
             beside = rows[rows[column].notna()].groupby(CASE, sort=False)[column]
             lines += [
-                f"{name}, {case[0]}: {psnr.ge(EXACT).sum()} exact, {psnr.median():.1f} dB" for case, psnr in beside
+                f"{name}, {case[1]}: {psnr.ge(EXACT).sum()} exact, {psnr.median():.1f} dB" for case, psnr in beside
             ]
     return "\n".join(lines) + "\n"
 

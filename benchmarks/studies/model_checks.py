@@ -10,7 +10,13 @@ and client. ``case`` is the server, or ``honest``; limits come of ``clients.chec
 - ``quiet`` is class fishing without zero rows: all rows but one are scaled by 1e-3, and the bias is -30;
 - ``slow`` is the same in steps from honest weights, over ``SLOW`` rounds, of a client alone that trains on it;
 - ``breaching_*`` are made by breaching's code: on the transformer its class and feature attacks, on a network of linear
-  layers and ReLU its trap weights and its imprint block.
+  layers and ReLU its trap weights and its imprint block;
+- ``trap`` are trap weights as Boenisch et al. define them. breaching draws what should be negative with either sign, so
+  that its own isolate no picture. Both are made for pixels that are not negative: that network is played on pixels in
+  [0, 1], and on normalised ones.
+
+References:
+    Boenisch et al., "When the curious abandon honesty: Federated learning is not private", EuroS&P 2023.
 """
 
 import itertools
@@ -65,7 +71,9 @@ EXAMINED = 16  # of them, that it examines models with; a server fishes in anoth
 CHANGED = (1, 10, 30, 50)  # rounds in which servers change the weights
 SERVERS = ("class_fishing", "feature_fishing", "suppression", "token_imprint")
 BREACHING = ("breaching_class", "breaching_feature")
-TRAPS = ("breaching_trap", "breaching_imprint")
+TRAPS = ("trap", "breaching_trap", "breaching_imprint")
+TRAP_SCALE, TRAP_DEVIATION = 0.95, 0.5  # breaching's
+CENTRE, WIDTH = 0.5, 0.25  # of normalised pixels
 SLOW_FROM, SLOW = 10, 40  # the round before the first step, and their number
 QUIET, BIAS = 1e-3, -30.0
 HIDDEN = 256  # units of the network of linear layers
@@ -116,7 +124,8 @@ def main(
     dataset = open_dataset(data, "train", classes=32)
     about = {"seed": seed, "rounds": rounds, "clients": CLIENTS, "pictures_per_client": SHARE}
     rows: list[dict[str, Any]] = []
-    parts = (_dense(dataset, seed, rounds), *_transformers(dataset, data, seed, rounds), _small(dataset))
+    dense = (_dense(dataset, seed, rounds, normalised=normalised) for normalised in (True, False))
+    parts = (*dense, *_transformers(dataset, data, seed, rounds), _small(dataset))
     for part in parts:
         rows += part
         table = pd.DataFrame(rows)
@@ -340,9 +349,10 @@ def _slowly(arm: Arm, scenario: Scenario, dataset: LabelledDataset, rounds: int)
             weights = {name: value + update.get(name, torch.zeros(())) for name, value in weights.items()}
 
 
-def _dense(dataset: LabelledDataset, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
+def _dense(dataset: LabelledDataset, seed: int, rounds: int, *, normalised: bool) -> Iterator[dict[str, Any]]:
     """Linear layers and ReLU, trained with SGD: what trap weights are made for."""
-    arm = Arm("linear layers", "fedavg", "iid", "none")
+    arm = Arm("linear layers" if normalised else "linear layers, pixels in [0, 1]", "fedavg", "iid", "none")
+    centre, width = (CENTRE, WIDTH) if normalised else (0.0, 1.0)
     scenario = _scenario("bundled", "fedavg", "iid", "none", seed, rounds)
     shares = _shares(dataset, scenario)
     size = scenario.model.image_size
@@ -358,12 +368,12 @@ def _dense(dataset: LabelledDataset, seed: int, rounds: int) -> Iterator[dict[st
         )
     pictures = [
         torch.stack(
-            [(to_image(dataset.photograph(int(index)), size, crop_share=1.0) - 0.5) / 0.25 for index in indices]
+            [(to_image(dataset.photograph(int(index)), size, crop_share=1.0) - centre) / width for index in indices]
         )
         for indices in shares
     ]
     for site in sites:
-        site.images = (site.images - 0.5) / 0.25
+        site.images = (site.images - centre) / width
 
     def train(server_round: int, client: int, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
         model.load_state_dict(weights)
@@ -380,17 +390,26 @@ def _dense(dataset: LabelledDataset, seed: int, rounds: int) -> Iterator[dict[st
 
 
 def _trap(weights: Mapping[str, Tensor], site: Site) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    """The first layers of breaching's blocks in the place of the network's own."""
+    """Trap weights, and the first layers of breaching's blocks, in the place of the network's own."""
     from breaching.cases.malicious_modifications import imprint  # noqa: PLC0415 (seconds, for what needs it)
 
     shape = tuple(site.images.shape[1:])
     with scoped_randomness(0):
         trap = imprint.CuriousAbandonHonesty(shape, HIDDEN)
         block = imprint.ImprintBlock(shape, HIDDEN, gain=1.0, linfunc="fourier", mode=32)
-    yield TRAPS[0], {"1.weight": trap.linear0.weight.detach(), "1.bias": trap.linear0.bias.detach()}
+    yield TRAPS[0], {"1.weight": _trap_rows(*weights["1.weight"].shape), "1.bias": torch.zeros(HIDDEN)}
+    yield TRAPS[1], {"1.weight": trap.linear0.weight.detach(), "1.bias": trap.linear0.bias.detach()}
     second = weights["3.weight"]
     imprinted = {"1.weight": block.linear0.weight.detach(), "1.bias": block.linear0.bias.detach()}
-    yield TRAPS[1], {**imprinted, "3.weight": block.linear2.weight.detach()[: len(second), : second.shape[1]]}
+    yield TRAPS[2], {**imprinted, "3.weight": block.linear2.weight.detach()[: len(second), : second.shape[1]]}
+
+
+def _trap_rows(units: int, values: int) -> Tensor:
+    """(units, values): of each row a random half is negative, the other half the same numbers, scaled and positive."""
+    generator = torch_generator(0, "trap")
+    drawn = TRAP_DEVIATION * torch.randn(units, values // 2, generator=generator).abs()
+    places = torch.rand(units, values, generator=generator).argsort(dim=1)
+    return torch.empty(units, values).scatter_(1, places, torch.cat([-drawn, TRAP_SCALE * drawn], dim=1))
 
 
 def _small(dataset: LabelledDataset) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -163,9 +164,10 @@ class DirectUploads(UploadSource):
         """What leaves the clients, one update per batch; what only bounds see leaves none, so no defence acts on it."""
         scenario = self._scenario
         for_bounds = names & {ORACLE_TOKEN_GRADIENTS}
+        how: dict[str, Any] = {"label_smoothing": scenario.label_smoothing, "arithmetic": scenario.arithmetic}
         if len(batches) > 1:
             updates = []
-            stacked = entrance_gradients(model, batches, names, label_smoothing=scenario.label_smoothing)
+            stacked = entrance_gradients(model, batches, names, **how)
             for made, batch in zip(stacked, batches, strict=True):
                 seen = {name: made.pop(name) for name in for_bounds}
                 source = noise_of(scenario, batch, number)
@@ -175,7 +177,7 @@ class DirectUploads(UploadSource):
         for batch, weights in zip(batches, changed, strict=True):
             sent = update_of(scenario, model, batch, number, weights)
             if for_bounds:
-                sent |= entrance_gradients(model, [batch], for_bounds, label_smoothing=scenario.label_smoothing)[0]
+                sent |= entrance_gradients(model, [batch], for_bounds, **how)[0]
             # A floor reads nothing, but an upload is never empty.
             updates.append({name: tensor for name, tensor in sent.items() if name in names or not names})
         return updates

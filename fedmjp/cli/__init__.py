@@ -20,6 +20,7 @@ from fedmjp.cli.options import examples
 from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.record import record
 from fedmjp.cli.simulate import simulate
+from fedmjp.cli.study import study
 from fedmjp.cli.train import train
 from fedmjp.cli.weights import weights
 from fedmjp.running import run
@@ -83,6 +84,7 @@ app.command(
         "fedmjp evaluate --data FOLDER --weights FILE --model name=deit_small",
     ),
 )(evaluate)
+app.add_typer(study, name="study", rich_help_panel=TRAIN)
 app.command(
     rich_help_panel=DEPLOY,
     epilog=examples(

@@ -13,6 +13,7 @@ from fedmjp.cli.options import (
     PICTURES,
     THEIR_MODEL,
     UPLOADS,
+    Arithmetic,
     BatchSize,
     Classes,
     CropScale,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
     "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale",
-    "server", "seed", "weights", "image_size", "patch_size", "classes",
+    "server", "arithmetic", "seed", "weights", "image_size", "patch_size", "classes",
 )  # fmt: skip
 
 
@@ -148,6 +149,7 @@ def attack(
     classes: Classes = 1000,
     seed: Seed = 0,
     device: Device = "auto",
+    arithmetic: Arithmetic = "float32",
     output: Annotated[Path, output_option("Folder for results; with --module, results/module by default.")] = Path(
         "results/attack"
     ),

@@ -9,6 +9,7 @@ from click.core import ParameterSource
 from fedmjp.cli.options import (
     ATTACK,
     PICTURES,
+    Arithmetic,
     Classes,
     Data,
     Defences,
@@ -46,6 +47,7 @@ def benchmark(
     classes: Classes = 1000,
     output: Annotated[Path, output_option("Folder for results.")] = Path("results/benchmark"),
     device: Device = "auto",
+    arithmetic: Arithmetic = "float32",
     fresh: Fresh = False,
 ) -> None:
     """Try a model and its defences with a named battery of attacks, against every kind of server, and report."""
@@ -72,7 +74,8 @@ def benchmark(
             **sizes,
         }
     )
-    run_prepared(prepare(campaign, device=choose(device), command=published_command()), output, fresh=fresh)
+    prepared = prepare(campaign, device=choose(device), arithmetic=arithmetic, command=published_command())
+    run_prepared(prepared, output, fresh=fresh)
 
 
 def _pipeline(defences: list[str]) -> "list[DefenceConfig]":

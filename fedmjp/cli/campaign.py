@@ -7,7 +7,7 @@ import typer
 
 from fedmjp.cli.campaign_run import run_prepared
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.options import MODEL, RUN, Device, Fresh, examples
+from fedmjp.cli.options import MODEL, RUN, Arithmetic, Device, Fresh, examples
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.runs import choose, located, published_command, require_apart
 from fedmjp.overrides import parse_pairs
@@ -40,13 +40,19 @@ FAILED = 1
 
 
 @campaign.command(epilog=examples("fedmjp campaign estimate campaign.yaml"))
-def estimate(file: File, overrides: Overrides = [], weights: Weights = [], device: Device = "auto") -> None:
+def estimate(
+    file: File,
+    overrides: Overrides = [],
+    weights: Weights = [],
+    device: Device = "auto",
+    arithmetic: Arithmetic = "float32",
+) -> None:
     """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
     from benchmarks.running.estimate import estimate as estimate_of
     from fedmjp.cli.campaign_tables import print_estimate
 
     console = wide_console()
-    prepared = _prepared(file, overrides, weights, device)
+    prepared = _prepared(file, overrides, weights, device, arithmetic)
     with console.status("Trying each kind of work") as shown:
         estimated = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
     print_estimate(prepared, estimated, console)
@@ -71,10 +77,11 @@ def run(
         str, typer.Option(help="Address of a running Ray cluster that does the work.", rich_help_panel=RUN)
     ] = "",
     device: Device = "auto",
+    arithmetic: Arithmetic = "float32",
     fresh: Fresh = False,
 ) -> None:
     """Run what is missing of a campaign, and report."""
-    prepared = _prepared(file, overrides, weights, device)
+    prepared = _prepared(file, overrides, weights, device, arithmetic)
     root = output or Path("results") / f"campaign-{prepared.campaign.name}"
     require_apart(root, prepared.campaign.data.source)
     run_prepared(prepared, root, database=database, workers=workers, ray=ray, fresh=fresh)
@@ -100,11 +107,14 @@ def status(folder: Folder, database: Database = "") -> None:
 )
 def verify(
     folder: Folder,
-    rerun: Annotated[int, typer.Option(help="Run so many trials again and compare every score.", min=0)] = 0,
-    file: Annotated[Path | None, typer.Option(help="The campaign's file, for --rerun.")] = None,
+    rerun: Annotated[
+        int, typer.Option(help="Run so many trials again and compare every score.", min=0, rich_help_panel=RUN)
+    ] = 0,
+    file: Annotated[Path | None, typer.Option(help="The campaign's file, for --rerun.", rich_help_panel=RUN)] = None,
     overrides: Overrides = [],
     weights: Weights = [],
     device: Device = "auto",
+    arithmetic: Arithmetic = "float32",
     database: Database = "",
 ) -> None:
     """Check that rows, pictures, scores and table agree; with --rerun, that trials repeat."""
@@ -125,7 +135,7 @@ def verify(
     board = board_in(ledger, store, folder).model_dump(mode="json")
     verification.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
-        again = checks.repeat(_prepared(file, overrides, weights, device), ledger, store, rerun)
+        again = checks.repeat(_prepared(file, overrides, weights, device, arithmetic), ledger, store, rerun)
         verification.problems += again.problems
         verification.checked += again.checked
     _tell_verification(verification)
@@ -150,14 +160,17 @@ def publish(
     tell(wide_console(), written)
 
 
-def _prepared(file: Path, overrides: list[str], weights: list[str], device: str) -> "Prepared":
+def _prepared(
+    file: Path, overrides: list[str], weights: list[str], device: str, arithmetic: "Arithmetic"
+) -> "Prepared":
     from benchmarks.campaign.file import read_campaign
     from benchmarks.campaign.prepare import prepare
 
     given = parse_pairs(weights, "--weights")
     read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
     data = read.data.model_copy(update={"source": located(read.data.source)})
-    return prepare(read.model_copy(update={"data": data}), device=choose(device), command=published_command())
+    read = read.model_copy(update={"data": data})
+    return prepare(read, device=choose(device), arithmetic=arithmetic, command=published_command())
 
 
 def _tell_verification(verification: "Verification") -> None:

@@ -11,6 +11,7 @@ from fedmjp.cli.keys import DEPLOYED
 from fedmjp.cli.options import (
     PICTURES,
     TRAINING,
+    ArithmeticIfAny,
     ConfigFile,
     DefencesIfAny,
     DeviceIfAny,
@@ -120,6 +121,7 @@ def run(
     ] = None,
     seed: SeedIfAny = None,
     device: DeviceIfAny = None,
+    arithmetic: ArithmeticIfAny = None,
     output: Annotated[Path, output_option("Folder for weights, history and state.")] = Path("results/deployment"),
     fresh: Fresh = False,
 ) -> None:
@@ -140,6 +142,7 @@ def run(
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs}
     named: dict[str, Any] = given({"data": data, "seed": seed, "device": device, "defences": defences} | rounds_of)
     named |= {"model": given({"seed": seed}), "clients": clients}
+    named |= given({"recipe": given({"precision": arithmetic})})
     values = values_of(DEFAULTS, read_values(config_file), row, named, settings)
     scenario = at_sites(read_scenario(with_files(with_defaults(values))), clients)
     require_apart(output, scenario.data)

@@ -10,7 +10,7 @@ import typer
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import MODEL, PICTURES, RUN, Device, Seed, share
 from fedmjp.cli.options import output as output_option
-from fedmjp.cli.runs import choose, require_apart, write_manifest
+from fedmjp.cli.runs import choose, open_trained, require_apart, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,7 @@ def evaluate(
     require_apart(output, data)
     puzzles = Puzzles(tuple(mask_ratios), seed, tell_mask=not without_mask)
     chosen = choose(device)
-    runs = _runs(folders or [], weights, model)
+    runs = open_trained(folders or [], weights, model)
     refuse_twins(runs)
     samples = [sample(data, classes=run.model.classes, limit=limit, seed=seed) for run in runs]
     for folder, pictures in zip(folders or [], samples, strict=bool(folders)):
@@ -108,20 +108,6 @@ def evaluate(
         device=chosen,
         runs=[_about(run) for run in runs],
     )
-
-
-def _runs(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
-    from fedmjp.config import Checkpoint, ModelConfig
-    from fedmjp.errors import BadInputError
-    from fedmjp.evaluation.runs import Trained, open_run
-    from fedmjp.overrides import overridden
-
-    if bool(folders) == bool(weights or model) or bool(weights) != bool(model):
-        raise BadInputError("name folders of training runs, or instead a file: --weights FILE --model name=NAME")
-    if weights is None:
-        return [open_run(folder) for folder in folders]
-    values = overridden({"weights": Checkpoint.of(weights).model_dump()}, model)
-    return [Trained(weights.name, ModelConfig.parse(values), None)]
 
 
 def _tell_doubts(runs: "Sequence[Trained]", measured: "Sequence[Sequence[Figures]]", console: "Console") -> None:

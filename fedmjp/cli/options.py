@@ -97,6 +97,9 @@ _Server: Any = typer.Option(
     rich_help_panel=UPLOADS,
 )
 _Device: Any = typer.Option(help="Where the work is done; auto takes CUDA where there is any.", rich_help_panel=RUN)
+_Arithmetic: Any = typer.Option(
+    help="Of the clients' networks; tf32 on CUDA alone. Attacks compute in float32.", rich_help_panel=RUN
+)
 _Fresh: Any = typer.Option("--fresh", help="Forget what a former run left, and start over.", rich_help_panel=RUN)
 
 Model = Annotated[str, _Model]
@@ -105,6 +108,9 @@ DefencesIfAny = Annotated[list[str] | None, _Defence]
 ServerIfAny = Annotated[str | None, _Server]
 Device = Annotated[Literal["auto", "cpu", "cuda"], _Device]
 DeviceIfAny = Annotated[Literal["auto", "cpu", "cuda"] | None, _Device]
+# The words of fedmjp.arithmetic, which imports torch.
+Arithmetic = Annotated[Literal["float32", "tf32", "bfloat16"], _Arithmetic]
+ArithmeticIfAny = Annotated[Literal["float32", "tf32", "bfloat16"] | None, _Arithmetic]
 Fresh = Annotated[bool, _Fresh]
 Data = Annotated[
     str, typer.Option(help="'bundled' or a folder of CLASS/picture files.", metavar="DIR", rich_help_panel=PICTURES)

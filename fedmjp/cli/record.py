@@ -8,6 +8,7 @@ import typer
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import (
     UPLOADS,
+    Arithmetic,
     BatchSize,
     Classes,
     CropScale,
@@ -59,6 +60,7 @@ def record(
     classes: Classes = 1000,
     seed: Seed = 0,
     device: Device = "auto",
+    arithmetic: Arithmetic = "float32",
     output: Annotated[Path, output_option("Folder for the records.")] = Path("results/record"),
     fresh: Fresh = False,
 ) -> None:

@@ -13,6 +13,7 @@ from fedmjp.overrides import overridden
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedmjp.evaluation.runs import Trained
     from fedmjp.training.central import Pictures
 
 
@@ -73,10 +74,18 @@ def with_warm_up(values: Mapping[str, Any], epochs: object) -> dict[str, Any]:
 
 def with_files(values: dict[str, Any]) -> dict[str, Any]:
     """Files by names that mean the same in every process, and what is in them; the device that there is."""
-    data = values.get("data", "bundled")
+    from fedmjp.arithmetic import require_arithmetic
+
+    data, device, recipe = (
+        values.get("data", "bundled"),
+        choose(str(values.get("device", "auto"))),
+        values.get("recipe"),
+    )
+    if isinstance(recipe, Mapping) and recipe.get("precision") == "tf32":
+        require_arithmetic("tf32", device)
     return {
         **values,
-        "device": choose(str(values.get("device", "auto"))),
+        "device": device,
         "data": located(data) if isinstance(data, str) else data,
         "model": with_checkpoint(values["model"]),
     }
@@ -101,17 +110,19 @@ def require_apart(output: Path, source: str) -> None:
 
 def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a scenario of single batches, from the options of a command that have their names."""
+    from fedmjp.arithmetic import require_arithmetic
     from fedmjp.config import ModelConfig
     from fedmjp.scenario import Scenario
 
-    steps = options["local_steps"]
+    steps, device = options["local_steps"], choose(options["device"])
+    require_arithmetic(options["arithmetic"], device)
     network = {key: value for key, value in options.items() if key in ModelConfig.model_fields}
     return {
         **{key: value for key, value in options.items() if key in Scenario.model_fields},
         "model": {**network, "name": options["model"]},
         "update": "gradient" if steps is None else "delta",
         "local_steps": 1 if steps is None else steps,
-        "device": choose(options["device"]),
+        "device": device,
         "data": located(options["data"]),
     }
 
@@ -139,6 +150,21 @@ def of_weights(file: str) -> dict[str, Any]:
         "unknown_embedding": holds_unknown_embedding(checkpoint),
         "weights": checkpoint.model_dump(),
     }
+
+
+def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
+    """The models that a command was told of: folders of training runs, or one file of weights and what it is of."""
+    from fedmjp.config import Checkpoint, ModelConfig
+    from fedmjp.errors import BadInputError
+    from fedmjp.evaluation.runs import Trained, open_run
+    from fedmjp.overrides import overridden
+
+    if bool(folders) == bool(weights or model) or bool(weights) != bool(model):
+        raise BadInputError("name folders of training runs, or instead a file: --weights FILE --model name=NAME")
+    if weights is None:
+        return [open_run(folder) for folder in folders]
+    values = overridden({"weights": Checkpoint.of(weights).model_dump()}, model)
+    return [Trained(weights.name, ModelConfig.parse(values), None)]
 
 
 def write_manifest(path: Path, kind: str, **about: Any) -> None:

@@ -12,6 +12,7 @@ from fedmjp.cli.options import (
     RUN,
     TRAINING,
     UPLOADS,
+    ArithmeticIfAny,
     ConfigFile,
     DefencesIfAny,
     DeviceIfAny,
@@ -71,6 +72,7 @@ def simulate(
     server: ServerIfAny = None,
     seed: SeedIfAny = None,
     device: DeviceIfAny = None,
+    arithmetic: ArithmeticIfAny = None,
     gpus_per_client: Annotated[
         float | None, typer.Option(help="Such as 0.25; by default what fits.", rich_help_panel=RUN)
     ] = None,
@@ -99,6 +101,7 @@ def simulate(
     whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences, "server": server}
     dealing = {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
     named = given(whole | rounds_of | dealing) | {"model": given({"seed": seed})}
+    named |= given({"recipe": given({"precision": arithmetic})})
     defaults = {**DEFAULTS, "clients": CLIENTS}
     values = values_of(defaults, read_values(config_file), row, named, settings)
     asked = read_scenario(with_files(with_defaults(values)))

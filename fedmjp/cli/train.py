@@ -8,6 +8,7 @@ import typer
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import (
     TRAINING,
+    ArithmeticIfAny,
     ConfigFile,
     DefencesIfAny,
     DeviceIfAny,
@@ -38,6 +39,7 @@ def train(
     defences: DefencesIfAny = None,
     seed: SeedIfAny = None,
     device: DeviceIfAny = None,
+    arithmetic: ArithmeticIfAny = None,
     output: Annotated[Path, output_option("Folder for weights, history and state.")] = Path("results/train"),
     fresh: Fresh = False,
 ) -> None:
@@ -54,6 +56,7 @@ def train(
 
     require("training", "fedmjp train")
     named = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
+    named |= {"recipe": given({"precision": arithmetic})}
     defaults = {"model": {"name": "deit_small"}}
     values = values_of(defaults, read_values(config_file), row, given(named), settings)
     recipe = values.get("recipe")

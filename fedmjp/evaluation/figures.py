@@ -61,7 +61,7 @@ def figures(consistency: Consistency) -> Iterator[Figures]:
             pictures=len(consistency.keys),
             undecided=int(consistency.undecided.sum()),
             top1=_share(consistency.correct),
-            difference=_mean(consistency.difference[index]),
+            difference=mean_of(consistency.difference[index]),
             consistency=_share(consistency.agrees[index]),
             top1_shuffled=_share(consistency.correct_shuffled[index]),
         )
@@ -73,8 +73,8 @@ def _share(hits: Booleans) -> Estimate:
     return Estimate(100 * float(hits.mean()), 100 * float(interval.low), 100 * float(interval.high))
 
 
-def _mean(values: Floats) -> Estimate | None:
-    """With Student's interval: a mean over many pictures is nearly normal, and a bootstrap would say the same."""
+def mean_of(values: Floats) -> Estimate | None:
+    """Of what is finite, with Student's interval: the mean of many is nearly normal; a bootstrap would say the same."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None

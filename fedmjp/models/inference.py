@@ -6,16 +6,18 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedmjp.arithmetic import computing
+
 UNDECIDED = -1  # no class
 
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """The model without dropout and without gradients; afterwards every module is in the mode that it was in."""
+    """The model in float32, without dropout and gradients; afterwards every module is in the mode that it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
+        with computing("float32", next(model.parameters()).device), torch.inference_mode():
             yield
     finally:
         for module, training in modes:

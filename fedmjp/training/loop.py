@@ -13,6 +13,7 @@ from timm.data import Mixup
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import Tensor, nn
 
+from fedmjp.arithmetic import computing, rounded
 from fedmjp.data.loading import Batch
 from fedmjp.defences.base import Arranged
 from fedmjp.defences.pipeline import Pipeline
@@ -118,6 +119,8 @@ class Trainer:
         )
         self._mixup = _mixup(recipe, int(model.backbone.num_classes))
         self._normalises_batches = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+        # CUDA has no algorithm for the gradient of max pooling that repeats.
+        self._repeats = not any(isinstance(module, nn.MaxPool2d) for module in model.modules())
         self._forward: Any = torch.compile(model) if recipe.compile else model
 
     def epoch(
@@ -184,7 +187,7 @@ class Trainer:
         if shown.puzzled and self.model.defended:
             mask = shown.arranged.mask.to(images.device)
         with randomness:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
+            with rounded(self.recipe.precision, self._device):
                 smoothing = self.recipe.label_smoothing if targets.ndim == 1 else 0.0  # mixup has smoothed them
                 loss = F.cross_entropy(self._forward(images, mask), targets, label_smoothing=smoothing)
             if self.model.localisation is None:
@@ -228,11 +231,12 @@ class Trainer:
 
     def _differentiate(self, batch: Batch, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
         """Leave the gradient of a batch's whole loss with the parameters; both losses of it."""
-        if self._pipeline.by_example:
-            return self._differentiate_singly(batch, epoch, step, anchor)
-        loss, localisation = self.losses(batch, epoch, step)
-        self._total(loss, localisation, epoch, anchor).backward()  # type: ignore[no-untyped-call]
-        return loss, localisation
+        with computing(self.recipe.precision, self._device, repeats=self._repeats):
+            if self._pipeline.by_example:
+                return self._differentiate_singly(batch, epoch, step, anchor)
+            loss, localisation = self.losses(batch, epoch, step)
+            self._total(loss, localisation, epoch, anchor).backward()  # type: ignore[no-untyped-call]
+            return loss, localisation
 
     def _differentiate_singly(
         self, batch: Batch, epoch: int, step: int, anchor: Anchor | None

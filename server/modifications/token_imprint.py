@@ -67,7 +67,7 @@ class TokenImprint(Modification):
 
     @override
     def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
-        changed = {name: torch.zeros_like(value.detach()) for name, value in model.named_parameters()}
+        changed = {name: torch.zeros_like(value.detach(), device="cpu") for name, value in model.named_parameters()}
         for name, value in changed.items():
             if ".norm" in name and name.endswith("weight"):
                 value.fill_(1)
@@ -99,7 +99,7 @@ class TokenImprint(Modification):
         classes = torch.arange(len(changed[names.HEAD_BIAS]))
         values = 4 ** (classes / len(classes)) * (1 - 2 * (classes % 2))
         changed[names.HEAD_WEIGHT] += values[:, None] * passed
-        return [changed] * threat.clients
+        return [{name: value.to(model.mean.device) for name, value in changed.items()}] * threat.clients
 
     def _print(self, changed: dict[str, Tensor], model: VitClassifier, measure: Tensor, marks: Tensor) -> None:
         """Give all blocks but the last their thresholds."""

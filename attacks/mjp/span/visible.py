@@ -73,10 +73,10 @@ def restarted(
     for row in outliers:
         if equations.time_is_up():
             break
-        place = int(equations.visible[row])
         starts = _starts(equations, naturalness, visible, row, generator)
-        tried = minimise(equations, starts, torch.full((len(starts),), place), with_attention, RESTART)
-        impossible = naturalness.excess(tried.coefficients, torch.full((len(starts),), place)) > IMPOSSIBLE
+        there = equations.visible[row].expand(len(starts))
+        tried = minimise(equations, starts, there, with_attention, RESTART)
+        impossible = naturalness.excess(tried.coefficients, there) > IMPOSSIBLE
         best = int((tried.residual + impossible).argmin())
         coefficients[row], residual[row] = tried.coefficients[best], tried.residual[best]
     return judged(equations, naturalness, coefficients, residual, with_attention)

@@ -1,0 +1,92 @@
+"""How exactly networks are computed, and whether twice the same: never left to what a machine prefers.
+
+A GPU may round the factors of float32 products to TF32, ten bits of mantissa, and cuDNN does so in every convolution
+unless it is told not to. The patch embedding is a convolution.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, cast
+
+import torch
+
+from fedmjp.errors import ConfigError
+
+Arithmetic = Literal["float32", "tf32", "bfloat16"]
+# Half a unit in the last place of a factor.
+ROUNDING: dict[Arithmetic, float] = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9}
+# With this much memory of its own for each stream, cuBLAS sums in the same order every time.
+WORKSPACE, WORKSPACE_SIZE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+Device = torch.device | str
+_MATMUL, _CUDNN = torch.backends.cuda.matmul, cast("Any", torch.backends.cudnn)
+
+
+def require_arithmetic(arithmetic: Arithmetic, device: Device) -> None:
+    """ConfigError if a device cannot compute so."""
+    if arithmetic == "tf32" and torch.device(device).type != "cuda":
+        raise ConfigError(f"arithmetic tf32 is of CUDA, device {device} has none: take float32 or bfloat16")
+
+
+@contextmanager
+def computing(arithmetic: Arithmetic, device: Device, *, repeats: bool = False) -> Iterator[None]:
+    """Convolutions and matrix products of float32 tensors in this arithmetic, on CUDA by algorithms that repeat.
+
+    What torch was told before holds again afterwards. With bfloat16 they stay float32, and ``rounded`` says what is
+    computed in less.
+
+    Args:
+        arithmetic: Of products.
+        device: Where they are computed.
+        repeats: Whether everything must repeat to the last bit: torch raises RuntimeError where no algorithm does.
+            Without, it takes another one there; fused attention then repeats in its forward pass alone.
+
+    Raises:
+        ConfigError: If the device cannot compute so.
+    """
+    require_arithmetic(arithmetic, device)
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    os.environ.setdefault(WORKSPACE, WORKSPACE_SIZE)
+    with ExitStack() as after:
+        wanted = "tf32" if arithmetic == "tf32" else "ieee"
+        for part in (_MATMUL, _CUDNN.conv):
+            after.enter_context(_changed(part, fp32_precision=wanted))
+        after.enter_context(_changed(_CUDNN, benchmark=False, deterministic=True))
+        after.enter_context(_changed(torch.utils.deterministic, fill_uninitialized_memory=False))
+        former = torch.are_deterministic_algorithms_enabled()
+        warned = torch.is_deterministic_algorithms_warn_only_enabled()
+        after.callback(torch.use_deterministic_algorithms, former, warn_only=warned)
+        torch.use_deterministic_algorithms(mode=True, warn_only=not repeats)
+        yield
+
+
+def rounded(arithmetic: Arithmetic, device: Device) -> AbstractContextManager[None]:
+    """A forward pass and its loss, with bfloat16 under torch's autocast; gradients are taken outside of it."""
+    return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=arithmetic == "bfloat16")
+
+
+def cuda_settings() -> dict[str, Any]:
+    """What torch is told while networks are computed on CUDA in float32, read back, for manifests."""
+    with computing("float32", "cuda"):
+        return {
+            "matrix_products": _MATMUL.fp32_precision,
+            "convolutions": _CUDNN.conv.fp32_precision,
+            "cudnn_benchmark": _CUDNN.benchmark,
+            "cudnn_deterministic": _CUDNN.deterministic,
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cublas_workspace": os.environ[WORKSPACE],
+        }
+
+
+@contextmanager
+def _changed(owner: Any, **values: Any) -> Iterator[None]:
+    former = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            setattr(owner, name, value)
