@@ -1,6 +1,7 @@
 """Compose files and Kubernetes manifests of a deployment, held against Kubernetes' own schema."""
 
 import base64
+import os
 import re
 import stat
 from pathlib import Path
@@ -72,6 +73,8 @@ def test_no_container_may_do_or_change_more_than_it_must(made: Deployment) -> No
         (service,) = composed_file["services"].values()
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
+        of_nginx = {"CHOWN", "SETGID", "SETUID"} if path.parent.name == "containers" and os.getuid() == 0 else set()
+        assert set(service.get("cap_add", ())) == of_nginx
         for mount in service["volumes"]:
             if not mount["source"].startswith("$"):
                 assert (path.parent / mount["source"]).exists()

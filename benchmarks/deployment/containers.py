@@ -1,7 +1,7 @@
 """A deployment in containers: Docker compose files and Kubernetes manifests, of the server and of each site.
 
-All containers are of one image (``Dockerfile``), have no capability and no writable place but what is mounted. What is
-carried to a site has a compose file and a manifest of its own.
+All containers are of one image (``Dockerfile``), have no capability but what nginx needs, and no writable place but
+what is mounted. What is carried to a site has a compose file and a manifest of its own.
 """
 
 import base64
@@ -65,7 +65,9 @@ def server_compose(config: DeploymentConfig) -> dict[str, Any]:
         _bind("./validation", VALIDATION, read_only=True),
     ]
     command = ["deploy", "up", SERVER, "--foreground"]
-    service = _service(command, mounts, ports=[f"{config.port}:{config.port}"], shm_size=MEMORY)
+    # Where the account is root, nginx gives its workers another one, and folders of their own.
+    more = {} if os.getuid() else {"cap_add": ["CHOWN", "SETGID", "SETUID"]}
+    service = _service(command, mounts, ports=[f"{config.port}:{config.port}"], shm_size=MEMORY, **more)
     return {"name": "fedmjp-server", "services": {"server": service}}
 
 
@@ -138,7 +140,6 @@ def _service(command: Sequence[str], mounts: Sequence[Mapping[str, Any]], **more
         "read_only": True,
         "tmpfs": ["/tmp"],  # noqa: S108 (of the container)
         "cap_drop": ["ALL"],
-        **({} if account else {"cap_add": ["CHOWN", "SETGID", "SETUID"]}),  # nginx's workers are never root
         "security_opt": ["no-new-privileges:true"],
         "volumes": list(mounts),
         **more,

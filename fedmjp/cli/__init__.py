@@ -10,6 +10,7 @@ from fedmjp.cli.audit import audit
 from fedmjp.cli.benchmark import benchmark
 from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
+from fedmjp.cli.compare import compare
 from fedmjp.cli.deploy import deploy
 from fedmjp.cli.doctor import doctor, refuse_shadows
 from fedmjp.cli.evaluate import evaluate
@@ -84,6 +85,7 @@ app.command(
         "fedmjp evaluate --data FOLDER --weights FILE --model name=deit_small",
     ),
 )(evaluate)
+app.command(rich_help_panel=TRAIN, epilog=examples("fedmjp compare results/train-none results/train-mjp"))(compare)
 app.add_typer(study, name="study", rich_help_panel=TRAIN)
 app.command(
     rich_help_panel=DEPLOY,
