@@ -1,10 +1,12 @@
 """Fixtures: small real models, real pictures, nothing that needs a network."""
 
 import copy
+import gc
+import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +34,21 @@ MASK_RATIO = 0.27
 KEPT = 8  # models; most are of 23 MB
 ROOT = Path(__file__).parents[1]
 
-# Small models gain nothing from threads that wait for each other, least of all beside Flower's processes.
+# Small models gain nothing from threads that wait for each other, least of all beside Flower's processes; nor does what
+# tests start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays to the end: nobody looks for garbage in it, now or between tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import torchvision
 from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor, nn
-from transformers import ViTConfig, ViTForImageClassification
 
 from attacks import ATTACKS
 from fedmjp.data.selection import open_source
@@ -80,6 +79,8 @@ def of_torchvision() -> nn.Module:
 
 
 def of_transformers() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
     shape = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 384}
     return ViTForImageClassification(ViTConfig(image_size=SIZE, patch_size=16, num_labels=CLASSES, **shape))
 

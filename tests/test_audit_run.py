@@ -2,6 +2,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from fedmjp.cli import app
@@ -15,6 +16,7 @@ PLANTED = (
 KEYS = {"leaves", "server_controls", "recipe", "attacks", "recovered", "not_tested", "stand_ins"}
 
 
+@pytest.mark.slow
 def test_an_app_that_gives_its_pictures_away_is_told_so(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1, answer=PLANTED)
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}

@@ -56,6 +56,7 @@ def test_parquet_files_and_the_hub_name_their_extra(monkeypatch: pytest.MonkeyPa
             open_dataset(data, "train", classes=2)
 
 
+@pytest.mark.slow
 def test_the_core_does_without_any_extra(tmp_path: Path) -> None:
     code = f"""
 import sys

@@ -17,7 +17,6 @@ from flwr.common import FitIns, ndarrays_to_parameters
 from flwr.compat.common.recorddict_compat import fitins_to_recorddict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
-from transformers import ViTConfig, ViTForImageClassification
 
 from clients.gate.ledger import Entry, GateLedger, epsilon_of
 from clients.gate.policy import Policy
@@ -44,6 +43,8 @@ def of_torchvision() -> nn.Module:
 
 
 def of_transformers() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
     shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     return ViTForImageClassification(ViTConfig(image_size=SIZE, patch_size=8, num_labels=CLASSES, **shape))
 
@@ -79,7 +80,7 @@ def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]], *, lr: float =
     chosen, loss = getattr(torch.optim, optimiser)(model.parameters(), lr=lr), torch.zeros(())
     for images, labels in batches:
         chosen.zero_grad()
-        if isinstance(model, ViTForImageClassification):
+        if hasattr(model, "config"):  # one of transformers
             loss = model(pixel_values=images, labels=labels).loss
         else:
             loss = F.cross_entropy(model(images), labels)

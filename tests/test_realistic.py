@@ -11,6 +11,8 @@ from fedmjp.data.selection import open_source, select
 from fedmjp.models.build import build_vit
 from fedmjp.scenario import Scenario
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def age() -> Scenario:

@@ -54,6 +54,7 @@ def kill_in_work(writer: int, told: int, chance: random.Random) -> tuple[int, bo
     return done, os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 def test_a_hundred_kills_within_the_writing_of_rows_lose_and_double_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trials.sqlite"
     here, there = PROCESSES.Pipe(duplex=False)

@@ -119,8 +119,8 @@ def test_an_error_in_the_parent_leaves_no_process_behind(quick: tuple[Plan, Setu
 
     class Interrupted(Told):
         def trials(self, done: int) -> None:
-            assert len(workers()) == 2
-            raise KeyboardInterrupt
+            if len(workers()) == 2:  # on a busy machine the first has done a job before the second has come
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_local(plan, setup, workers=2, progress=Interrupted())

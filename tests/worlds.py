@@ -73,6 +73,7 @@ class World:
         self._unshare.kill()  # and with it the first process, and all
         self._unshare.wait()
         for process in self._started:
+            process.kill()  # nsenter stops itself with what it started, and would hear of no end
             process.wait()
 
     def run(self, *command: str, site: str | None = None, **named: Any) -> "subprocess.CompletedProcess[str]":
