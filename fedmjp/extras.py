@@ -9,7 +9,7 @@ EXTRAS = {
     "datasets": ("datasets",),
     "deploy": ("supervisor",),
     "postgresql": ("psycopg",),
-    "study": ("sklearn", "umap"),
+    "study": ("umap",),  # and scikit-learn, which it needs itself
     "training": ("tensorboard", "datasets", "flwr_datasets"),
 }
 
