@@ -130,7 +130,8 @@ def test_a_tensor_without_dimensions_is_clipped_and_gets_noise() -> None:
     clipped = protected(defence_mod("clip", norm=1.0), sent, reply)
     assert float(clipped["s"] - sent["s"]) == pytest.approx(1.0, abs=0.02)
     assert clipped["s"].shape == ()
-    assert float(protected(defence_mod("local_dp"), sent, sent)["s"]) != float(sent["s"])
+    small = {"s": torch.tensor(1.0)}  # beside 1e5, one draw of noise in some hundreds is rounded away
+    assert float(protected(defence_mod("local_dp"), small, small)["s"]) != 1.0
 
 
 @pytest.mark.parametrize("counter", [torch.tensor([7]), torch.tensor(7), torch.tensor(2**40)])

@@ -3,6 +3,7 @@
 import csv
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -120,12 +121,25 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-@pytest.mark.slow
+class Umap:
+    """In place of umap-learn's, which compiles for twenty seconds: what it is asked for, and one projection."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, **options: Any) -> None:
+        self.asked.append(options)
+
+    def fit_transform(self, rows: np.ndarray) -> np.ndarray:
+        return rows[:, :2].astype(np.float32)
+
+
 def test_the_command_writes_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, made = [RUNS / name for name in ("coarse-none-0", "coarse-mjp-0")], tmp_path / "made"
+    monkeypatch.setattr("umap.UMAP", Umap)
     assert run(monkeypatch, *runs, "--pictures", 2, "--output", made) == 0
+    assert Umap.asked == [{"n_components": 2, "random_state": 0, "n_jobs": 1}] * 2
     with (made / "position_regression.csv").open() as lines:
         assert {row["run"] for row in csv.DictReader(lines)} == {"coarse-none-0", "coarse-mjp-0"}
     page = (made / "report.html").read_text()
