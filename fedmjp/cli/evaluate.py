@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.options import MODEL, PICTURES, RUN, Device, Seed, share
+from fedmjp.cli.options import PICTURES, RUN, Device, Seed, TrainedRuns, WeightsAlone, WeightsOf, share
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.runs import choose, open_trained, require_apart, write_manifest
 
@@ -29,19 +29,9 @@ def evaluate(
             rich_help_panel=PICTURES,
         ),
     ],
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of training runs.", metavar="[RUN]...")] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Evaluate a file of weights instead of runs.", metavar="FILE", rich_help_panel=MODEL),
-    ] = None,
-    model: Annotated[
-        list[str],
-        typer.Option(
-            help="What the weights are of, such as name=deit_small; may be repeated.",
-            metavar="KEY=VALUE",
-            rich_help_panel=MODEL,
-        ),
-    ] = [],
+    folders: TrainedRuns = None,
+    weights: WeightsAlone = None,
+    model: WeightsOf = [],
     limit: Annotated[
         int | None, typer.Option(help="Only so many pictures, at random.", min=1, rich_help_panel=PICTURES)
     ] = None,

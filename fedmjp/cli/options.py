@@ -110,6 +110,19 @@ Model = Annotated[str, _Model]
 Defences = Annotated[list[str], _Defence]
 DefencesIfAny = Annotated[list[str] | None, _Defence]
 ServerIfAny = Annotated[str | None, _Server]
+# What commands look into: runs, or in their place one file of weights and what it is of.
+TrainedRuns = Annotated[list[Path] | None, typer.Argument(help="Folders of training runs.", metavar="[RUN]...")]
+WeightsAlone = Annotated[
+    Path | None, typer.Option(help="A file of weights instead of runs.", metavar="FILE", rich_help_panel=MODEL)
+]
+WeightsOf = Annotated[
+    list[str],
+    typer.Option(
+        help="What the weights are of, such as name=deit_small; may be repeated.",
+        metavar="KEY=VALUE",
+        rich_help_panel=MODEL,
+    ),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], _Device]
 DeviceIfAny = Annotated[Literal["auto", "cpu", "cuda"] | None, _Device]
 StrategyIfAny = Annotated[

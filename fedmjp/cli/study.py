@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.options import MODEL, PICTURES, Seed, examples
+from fedmjp.cli.options import PICTURES, Seed, TrainedRuns, WeightsAlone, WeightsOf, examples
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.runs import open_trained, require_apart, write_manifest
 
@@ -35,19 +35,9 @@ def _studies() -> None:
     )
 )
 def positions(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of training runs.", metavar="[RUN]...")] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Study a file of weights instead of runs.", metavar="FILE", rich_help_panel=MODEL),
-    ] = None,
-    model: Annotated[
-        list[str],
-        typer.Option(
-            help="What the weights are of, such as name=deit_small; may be repeated.",
-            metavar="KEY=VALUE",
-            rich_help_panel=MODEL,
-        ),
-    ] = [],
+    folders: TrainedRuns = None,
+    weights: WeightsAlone = None,
+    model: WeightsOf = [],
     data: Annotated[
         str,
         typer.Option(
