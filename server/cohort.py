@@ -41,7 +41,7 @@ def too_long(replies: Mapping[Client, Message], sent: Mapping[str, ArrayRecord],
     reasons = {}
     for client, measured in parts.items():
         usual = [whole, *(max(m, whole * math.sqrt(p.share)) for m, p in zip(others, measured[1:], strict=True))]
-        times = [part.length / reference if reference else 0.0 for part, reference in zip(measured, usual, strict=True)]
+        times = [_times(part, reference) for part, reference in zip(measured, usual, strict=True)]
         worst = max(range(len(times)), key=lambda place: (times[place] > max_norm, -place))
         if times[worst] > max_norm:
             reasons[client] = (
@@ -60,6 +60,13 @@ def bound_examples(replies: Mapping[Client, Message]) -> dict[Client, int]:
     for client in lowered:
         metrics[client][EXAMPLES] = most
     return lowered
+
+
+def _times(part: _Part, usual: float) -> float:
+    """How many times as long as usual; a buffer that moves where most clients' stay is beyond all bounds."""
+    if usual:
+        return part.length / usual
+    return math.inf if part.length and not part.share else 0.0
 
 
 def _parts(reply: Message, sent: Mapping[str, ArrayRecord]) -> list[_Part]:

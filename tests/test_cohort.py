@@ -127,6 +127,9 @@ def test_one_tensor_and_one_buffer_can_be_too_long() -> None:
     counts = {client: reply(HONEST[client], count=10**9 if client == 1 else 8) for client in range(4)}
     assert too_long(counts, SENT, 10.0) == {1: "the change of buffer 'count' is 1e+09 times as long as is usual in its "
                                             "round; max_norm=10 allows 10 times"}  # fmt: skip
+    still = int(WEIGHTS["count"])
+    moved = {client: reply(HONEST[client], count=10**9 if client == 3 else still) for client in range(4)}
+    assert list(too_long(moved, SENT, 10.0)) == [3], "of the others no buffer moves at all"
 
 
 def test_pruned_updates_that_are_zero_elsewhere_are_honest() -> None:
