@@ -160,7 +160,7 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
 
     monkeypatch.setattr(direct_uploads, "entrance_gradients", counted)
     store = setup.store()
-    assert [job.uploads for job in jobs(planned, store)] == [0, 0, 0, 1, 1, 1]
+    assert [job.uploads for job in jobs(planned)] == [0, 0, 0, 1, 1, 1]
     assert run_local(planned, setup, workers=1, progress=Told()) == 0
     assert passes == [4] * 3 * 2, "three uploads at two mask ratios, whatever the number of experiments"
     rows = {row.key: row for row in store.trials([trial.key for trial in planned.trials])}

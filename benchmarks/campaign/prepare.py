@@ -14,6 +14,7 @@ from benchmarks.leaderboard.entries import RECOGNISABLE
 from benchmarks.plan.experiment import Experiment, Plan
 from benchmarks.plan.planning import plan
 from fedmjp.arithmetic import Arithmetic
+from fedmjp.data.datasets import DatasetPictures
 from fedmjp.data.selection import Selection, open_source, pick, select
 from fedmjp.metrics import DISCLOSED
 from fedmjp.models.build import build
@@ -43,11 +44,7 @@ def prepare(
         BadInputError: If pictures, weights or a combination cannot be used.
     """
     selection = _selection(campaign)
-    experiments = campaign.experiments(device=device, arithmetic=arithmetic)
-    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
-        build(arm)  # a checkpoint that does not fit is told before anything is run
-    batches = [selection.batches(experiment.scenario) for experiment in experiments]
-    planned = plan(experiments, batches, uploads="direct")
+    planned = plan_of(campaign, selection, device=device, arithmetic=arithmetic)
     ledger = _ledger(
         planned,
         published(campaign),
@@ -69,9 +66,28 @@ def prepare(
     return Prepared(campaign, selection, planned, ledger)
 
 
+def plan_of(
+    campaign: Campaign, selection: Selection, *, device: Literal["cpu", "cuda"], arithmetic: Arithmetic
+) -> Plan:
+    """The cells and trials on these pictures.
+
+    Raises:
+        BadInputError: If weights or a combination cannot be used.
+    """
+    experiments = campaign.experiments(device=device, arithmetic=arithmetic)
+    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
+        build(arm)  # a checkpoint that does not fit is told before anything is run
+    batches = [selection.batches(experiment.scenario) for experiment in experiments]
+    return plan(experiments, batches, uploads="direct")
+
+
+def source_of(campaign: Campaign) -> DatasetPictures:
+    """Where its pictures are; DataError if it cannot be used."""
+    return open_source(campaign.data.source, size=campaign.image_size, classes=campaign.classes)
+
+
 def _selection(campaign: Campaign) -> Selection:
-    data = campaign.data
-    source = open_source(data.source, size=campaign.image_size, classes=campaign.classes)
+    data, source = campaign.data, source_of(campaign)
     if data.ids:
         return pick(source, data.ids)
     leave_out = seen_before if data.held_out else developed_on

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 from pydantic import TypeAdapter
 
-from benchmarks.folder.output import write_json, write_text
+from benchmarks.folder.output import as_json, write_text
 from benchmarks.folder.pictures import files_in, folder_of
 from benchmarks.folder.store import START_OVER
 from benchmarks.plan.experiment import Plan, PlannedCell
@@ -67,6 +67,11 @@ class Ledger:
         """The files of a row of ``trials`` in the picture folder, as ``files_in`` names them."""
         return files_in(self._folders[trial["cell"]], trial["stem"])
 
+    @property
+    def files(self) -> set[str]:
+        """Of all trials in the picture folder."""
+        return {name for trial in self.trials.to_dict("records") for name in self.files_of(trial).values()}
+
     @cached_property
     def uploads(self) -> npt.NDArray[np.int64]:
         """Of each trial the number of its upload, among those of its cell and seed.
@@ -82,12 +87,17 @@ class Ledger:
     def _folders(self) -> list[str]:
         return [folder_of(planned.cell) for planned in self.cells]
 
+    def texts(self) -> dict[str, str]:
+        """What is written of it, by the names of the files."""
+        table = self.trials.map(guard).to_csv(index=False, lineterminator="\r\n")  # either within a cell is quoted
+        cells = CELLS.dump_python(self.cells, mode="json")
+        about = {**self.about, "cells": cells, TABLE_SHA256: _sha256(table.encode())}
+        return {TRIALS: table, ABOUT: as_json(about)}
+
     def save(self, folder: Path) -> None:
         """Write into a folder of results."""
-        table = self.trials.map(guard).to_csv(index=False, lineterminator="\r\n")  # either within a cell is quoted
-        write_text(folder / TRIALS, table)
-        cells = CELLS.dump_python(self.cells, mode="json")
-        write_json(folder / ABOUT, {**self.about, "cells": cells, TABLE_SHA256: _sha256(table.encode())})
+        for name, text in self.texts().items():
+            write_text(folder / name, text)
 
     @classmethod
     def load(cls, folder: Path) -> "Ledger":
@@ -97,22 +107,32 @@ class Ledger:
             OutputError: If it holds none, or a damaged one.
         """
         try:
-            about = json.loads(read_file(folder / ABOUT, LARGEST))
-            table = read_file(folder / TRIALS, LARGEST)
-            if {*ABOUT_KEYS, "cells", TABLE_SHA256} - about.keys():
-                raise OutputError(f"the plan in {folder} is of another version of fedmjp; {START_OVER}")
-            if about.pop(TABLE_SHA256) != _sha256(table):
-                raise OutputError(f"{folder / TRIALS} was changed or damaged; {START_OVER}")
-            cells = CELLS.validate_python(about.pop("cells"))
-            trials = pd.read_csv(io.BytesIO(table), dtype=dict.fromkeys(TEXTS, str), keep_default_na=False)
-            trials[list(TEXTS)] = trials[list(TEXTS)].map(unguard)
+            about, table = (read_file(folder / name, LARGEST) for name in (ABOUT, TRIALS))
         except FileNotFoundError as error:
             raise OutputError(f"{folder} holds no results: {Path(error.filename).name} is missing") from None
         except OSError as error:
             raise OutputError(f"{error.filename or folder} cannot be read: {error.strerror or error}") from None
+        return cls.read(about, table, str(folder))
+
+    @classmethod
+    def read(cls, about: str | bytes, table: bytes, where: str) -> "Ledger":
+        """The inverse of ``texts``; ``where`` they are from stands in messages.
+
+        Raises:
+            OutputError: If they are damaged.
+        """
+        try:
+            said = json.loads(about)
+            if {*ABOUT_KEYS, "cells", TABLE_SHA256} - said.keys():
+                raise OutputError(f"the plan in {where} is of another version of fedmjp; {START_OVER}")
+            if said.pop(TABLE_SHA256) != _sha256(table):
+                raise OutputError(f"{Path(where) / TRIALS} was changed or damaged; {START_OVER}")
+            cells = CELLS.validate_python(said.pop("cells"))
+            trials = pd.read_csv(io.BytesIO(table), dtype=dict.fromkeys(TEXTS, str), keep_default_na=False)
+            trials[list(TEXTS)] = trials[list(TEXTS)].map(unguard)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, pd.errors.ParserError) as error:
-            raise OutputError(f"the plan in {folder} is damaged ({type(error).__name__}); {START_OVER}") from None
-        return cls(about, cells, trials)
+            raise OutputError(f"the plan in {where} is damaged ({type(error).__name__}); {START_OVER}") from None
+        return cls(said, cells, trials)
 
 
 def _sha256(content: bytes) -> str:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from torch import Tensor
+
 from benchmarks.federation.simulation import RunFolder
+from benchmarks.folder.pictures import save_png
 from benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
@@ -41,6 +44,15 @@ class OutputFolder:
     def run(self) -> RunFolder:
         """Records of the federated run; removed when no trial needs them any more."""
         return RunFolder(self.root / "run")
+
+    def save(self, images: Mapping[str, Tensor]) -> None:
+        """Write pictures, as a ``PictureKeeper`` does.
+
+        Raises:
+            OutputError: If they cannot be written.
+        """
+        for name, image in images.items():
+            save_png(image, self.pictures / name)
 
     def in_use(self) -> bool:
         """Whether a run is writing to it."""
@@ -104,4 +116,9 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented JSON, whole or not at all."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, as_json(content))
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """The text of a JSON file, indented."""
+    return json.dumps(content, indent=2) + "\n"

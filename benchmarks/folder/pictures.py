@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
@@ -15,21 +18,38 @@ from fedmjp.files import replacing
 from fedmjp.settings import Picture
 
 
+class PictureKeeper(Protocol):
+    """Where a run's pictures go: a folder or a database."""
+
+    def save(self, images: Mapping[str, Tensor]) -> None:
+        """Keep (3, height, width) images in [0, 1] by the names of their files, each whole or not at all."""
+
+
 def save_png(image: Tensor, path: Path) -> None:
     """Write a (3, height, width) image in [0, 1] as 8-bit PNG, whole or not at all.
 
     Raises:
         OutputError: If it cannot be written.
     """
-    pixels = (image * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:  # several processes write the same original
-            Image.fromarray(pixels).save(partial, format="PNG")
+            _eight_bits(image).save(partial, format="PNG")
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}; finished trials are kept, make room and run again"
         ) from None
+
+
+def png_of(image: Tensor) -> bytes:
+    """The content of the file that ``save_png`` writes."""
+    content = BytesIO()
+    _eight_bits(image).save(content, format="PNG")
+    return content.getvalue()
+
+
+def _eight_bits(image: Tensor) -> Image.Image:
+    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).cpu().numpy())
 
 
 def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -57,16 +57,18 @@ COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, 
 INSERT: dict[str, type[sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.Insert, "postgresql": postgresql.Insert}
 
 
-class _Json(TypeDecorator[dict[str, Any]]):
+class Json(TypeDecorator[dict[str, Any]]):
     """A mapping as text: PostgreSQL's own JSON refuses the infinity of an exact reconstruction's PSNR."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: dict[str, Any] | None, _dialect: object) -> str:
+        """To the database."""
         return json.dumps(value)
 
     def process_result_value(self, value: str | None, _dialect: object) -> Any:
+        """From the database."""
         return json.loads(value or "null")
 
 
@@ -89,7 +91,7 @@ _ENVIRONMENTS = Table(
     "environments",
     _TABLES,
     Column("sha256", _KEY, primary_key=True),
-    Column("content", _Json, nullable=False),
+    Column("content", Json, nullable=False),
 )
 _TRIALS = Table(
     "trials",
@@ -109,8 +111,8 @@ _TRIALS = Table(
     Column("realised_ratio", Double),
     Column("weights_sha256", Text),
     Column("attack_seconds", Double),
-    Column("scores", _Json, nullable=False),
-    Column("diagnostics", _Json, nullable=False),
+    Column("scores", Json, nullable=False),
+    Column("diagnostics", Json, nullable=False),
     Column("environment_sha256", ForeignKey(_ENVIRONMENTS.c.sha256), nullable=False),
     Column("recorded_at", DateTime, nullable=False),
 )
@@ -156,11 +158,7 @@ class Store:
     def __init__(self, url: URL) -> None:
         self.name = _shown(url)
         self._engine = _engine(url)
-        try:
-            _make_tables(self._engine, self.name)
-        except (SQLAlchemyError, UnicodeError) as error:
-            remedy = DAMAGED if self._shows_damage(error) else REMEDY[self._engine.dialect.name]
-            raise OutputError(f"{self.name} cannot be used as a trials database: {_reason(error)}; {remedy}") from None
+        self.make_tables(_TABLES)
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -202,10 +200,10 @@ class Store:
         digests = {place: _digest(environment) for place, environment in shared.items()}
         rows = [{**vars(trial), "environment_sha256": digests[id(trial.environment)]} for trial in ordered]
         environments = {row["environment_sha256"]: row.pop("environment") for row in rows}
-        insert = INSERT[self._engine.dialect.name]
+        insert = INSERT[self.dialect]
         statement = insert(_TRIALS)
         columns = {column.name: statement.excluded[column.name] for column in _TRIALS.c if column.name != "key"}
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(
                 insert(_ENVIRONMENTS).on_conflict_do_nothing(),
                 [{"sha256": key, "content": environments[key]} for key in sorted(environments)],
@@ -219,20 +217,20 @@ class Store:
 
     def finished(self, keys: Collection[str]) -> set[str]:
         """Those of ``keys`` whose trial is done: it ended well, or the attack gave up, as it would again."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = _rows(connection, ("key", "status", "error"), keys)
             return {row.key for row in rows if row.status == "ok" or (row.error or "").startswith(GAVE_UP)}
 
     def counts(self) -> dict[str, int]:
         """Number of trials in the whole database, by status."""
         status = _TRIALS.c.status
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(select(status, func.count()).group_by(status))}
 
     def trials(self, keys: Collection[str]) -> Sequence[Trial]:
         """The trials behind ``keys``, done or failed, in a fixed order."""
         environments = self.environments()
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = [dict(row._mapping) for row in _rows(connection, _TRIALS.c.keys(), keys)]
             return [Trial(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
 
@@ -243,27 +241,45 @@ class Store:
         """
         import pandas as pd  # noqa: PLC0415 (a writer of trials does without)
 
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = [tuple(row) for row in _rows(connection, _TRIALS.c.keys(), keys)]
         table = pd.DataFrame(rows, columns=_TRIALS.c.keys())
         return table.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
 
     def environments(self) -> dict[str, dict[str, Any]]:
         """Versions, revision and hardware by digest."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return {row.sha256: row.content for row in connection.execute(select(_ENVIRONMENTS))}
 
     def close(self) -> None:
         """Give the database back."""
         self._engine.dispose()
 
+    def make_tables(self, tables: MetaData) -> None:
+        """Make tables beside the trials, unless they are there.
+
+        Raises:
+            OutputError: If they cannot be made, or are of another version of fedmjp.
+        """
+        try:
+            _make_tables(self._engine, self.name, tables)
+        except (SQLAlchemyError, UnicodeError) as error:
+            remedy = DAMAGED if self._shows_damage(error) else REMEDY[self.dialect]
+            raise OutputError(f"{self.name} cannot be used as a trials database: {_reason(error)}; {remedy}") from None
+
+    @property
+    def dialect(self) -> str:
+        """Which kind of database it is: sqlite or postgresql."""
+        return self._engine.dialect.name
+
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[Connection]:
+        """All of what is done with the connection, or nothing; StoreError where the database fails it."""
         try:
             with self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, LookupError, TypeError, ValueError) as error:  # values that no column has
-            remedy = f"finished trials are kept; {REMEDY[self._engine.dialect.name]}, and run again"
+            remedy = f"finished trials are kept; {REMEDY[self.dialect]}, and run again"
             if self._shows_damage(error):
                 remedy = DAMAGED
             raise StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}") from None
@@ -273,7 +289,7 @@ class Store:
         if isinstance(error, SQLAlchemyError):
             # SQLite's own word for damage has no kind of its own; nor has text that is none.
             return type(error) is DatabaseError or "Could not decode" in str(error)
-        return self._engine.dialect.name == "sqlite" and not isinstance(error, UnicodeEncodeError)
+        return self.dialect == "sqlite" and not isinstance(error, UnicodeEncodeError)
 
 
 def _digest(environment: Mapping[str, Any]) -> str:
@@ -284,8 +300,9 @@ def _engine(url: URL) -> Engine:
     if url.drivername != "sqlite":
         url = url.update_query_dict({"connect_timeout": str(CONNECT_SECONDS), **url.query})
     try:
-        # A connection that died while an attack ran for hours is replaced, not an error.
-        engine = create_engine(url, pool_pre_ping=True)
+        # A connection that died while an attack ran for hours is replaced, not an error. A server takes a hundred, and
+        # hundreds of workers keep one each.
+        engine = create_engine(url, pool_pre_ping=True, **({} if url.drivername == "sqlite" else {"pool_size": 1}))
     except ImportError:
         raise MissingExtraError(_shown(url), DRIVER, "postgresql") from None
     event.listen(engine, "connect", _prepare_sqlite if url.drivername == "sqlite" else _prepare_postgresql)
@@ -303,18 +320,18 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
     connection.commit()
 
 
-def _make_tables(engine: Engine, name: str) -> None:
+def _make_tables(engine: Engine, name: str, tables: MetaData) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(LOCK_SCHEMA[engine.dialect.name])
         inspector = inspect(connection)
         columns = {
             table: {column["name"] for column in inspector.get_columns(table)}
-            for table in _TABLES.tables
+            for table in tables.tables
             if inspector.has_table(table)
         }
         if not columns:
-            _TABLES.create_all(connection)
-        elif columns != {name: set(table.c.keys()) for name, table in _TABLES.tables.items()}:
+            tables.create_all(connection)
+        elif columns != {table.name: set(table.c.keys()) for table in tables.tables.values()}:
             remedy = START_OVER if engine.dialect.name == "sqlite" else "name another database"
             raise OutputError(f"{name} was written by another version of fedmjp; {remedy}")
 

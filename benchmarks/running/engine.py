@@ -12,8 +12,7 @@ from torch import Tensor
 from attacks import ATTACKS
 from attacks.adversary import Adversary
 from attacks.natural_patches import measured_on
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.pictures import files_of, save_png
+from benchmarks.folder.pictures import PictureKeeper, files_of
 from benchmarks.folder.store import COLOUR, Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
@@ -64,14 +63,13 @@ _Trials = Sequence[PlannedTrial]
 
 @dataclass(frozen=True)
 class Engine:
-    """Works an experiment off: uploads from ``source``, rows into ``store``, pictures, if any, into ``output``."""
+    """Works an experiment off: uploads from ``source``, rows into ``store``, pictures, if any are kept, elsewhere."""
 
     experiment: Experiment
-    output: OutputFolder
+    pictures: PictureKeeper | None
     store: Store
     progress: RunProgress
     source: UploadSource
-    save_pictures: bool = True
     _galleries: dict[str, Gallery] = field(default_factory=dict)  # by the weights that were sent
 
     def run(self, planned: _Trials, source_error: str | None = None) -> None:
@@ -219,7 +217,7 @@ class Engine:
         )
 
     def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
-        if not self.save_pictures:
+        if self.pictures is None:
             return
         try:
             order = evaluator.match(reconstruction.images, private.version(private.gradient_of))
@@ -229,11 +227,10 @@ class Engine:
             place = private.pictures.index(trial.picture.name)
             images = {str(version): private.version(version)[place] for version in Picture}
             images["reconstruction"] = reconstruction.images[order[place]]
-            for which, path in files_of(trial).items():
-                save_png(images[which], self.output.pictures / path)
+            self.pictures.save({path: images[which] for which, path in files_of(trial).items()})
 
     def _put(self, rows: list[Trial]) -> None:
-        self.store.put(rows)  # a row in the store has its pictures on disk
+        self.store.put(rows)  # a row in the store has its pictures
         self.progress.trials(len(rows))
 
     def _failed(self, trial: PlannedTrial, error: str) -> Trial:
@@ -273,13 +270,12 @@ def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
                 raise RecordError(f"the prior of natural patches was measured on {name!r}: attack other pictures")
 
 
-def jobs(plan: Plan, store: Store) -> list[Job]:
-    """What is missing of a plan.
+def jobs(plan: Plan, finished: Collection[str] = ()) -> list[Job]:
+    """What is missing of a plan: all of it but the trials with these keys.
 
     Jobs of the same weights follow each other, so that models are built once; among them those that attack
     uploads of the same pictures, so that these are computed once.
     """
-    finished = store.finished([trial.key for trial in plan.trials])
     missing = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
     places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in missing))}
     shared = [one_upload(part.experiment.scenario) for part in plan.parts]

@@ -116,7 +116,7 @@ class _Remote:
             raise WorkerError(f"{machine} of the Ray cluster has another fedmjp; install the same on every machine")
         if not (root / MARK).exists():
             raise OutputError(f"{machine} of the Ray cluster does not see {root}; name a shared --output")
-        return Bench(self._setup, RunProgress())
+        return self._setup.bench(RunProgress())
 
 
 @contextmanager

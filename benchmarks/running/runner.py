@@ -80,11 +80,11 @@ def run_local(
     """
     if workers == 1:
         with _threads(setup.threads):
-            return Foreman(plan, setup, Bench(setup, progress), progress, stop).work_alone()
+            return Foreman(plan, setup, setup.bench(progress), progress, stop).work_alone()
     from benchmarks.running.ray_workers import local_team  # noqa: PLC0415 (Ray takes seconds)
 
     with local_team(setup, workers) as team:
-        return Foreman(plan, setup, Bench(setup, progress), progress, stop).hand_out(team)
+        return Foreman(plan, setup, setup.bench(progress), progress, stop).hand_out(team)
 
 
 def run_ray(
@@ -102,7 +102,7 @@ def run_ray(
     from benchmarks.running.ray_workers import cluster_team  # noqa: PLC0415 (Ray takes seconds)
 
     with cluster_team(setup, address) as team:
-        return Foreman(plan, setup, Bench(setup, progress), progress, stop).hand_out(team)
+        return Foreman(plan, setup, setup.bench(progress), progress, stop).hand_out(team)
 
 
 @contextmanager
@@ -187,7 +187,8 @@ class Foreman:
     @contextmanager
     def _begun(self) -> Iterator[tuple[deque[Job], Retention]]:
         """The jobs that are missing, and who deletes pictures: once more at the end."""
-        missing = deque(jobs(self.plan, self.bench.store))
+        finished = self.bench.store.finished([trial.key for trial in self.plan.trials])
+        missing = deque(jobs(self.plan, finished))
         pictures = Retention(self.setup.keep, self.plan, self.setup.output.pictures, self.bench.store)
         self.progress.attacks(_trials(missing))
         yield missing, pictures

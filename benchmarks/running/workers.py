@@ -1,8 +1,10 @@
 """What a worker must know, and the engines that it works with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.folder.output import OutputFolder
+from benchmarks.folder.pictures import PictureKeeper
 from benchmarks.folder.store import Store
 from benchmarks.plan.experiment import Experiment, Keep
 from benchmarks.running.engine import Engine
@@ -36,6 +38,11 @@ class Setup:
         """Open the trials."""
         return self.output.store(self.database)
 
+    def bench(self, progress: RunProgress) -> "Bench":
+        """What a process works with."""
+        keeper = None if self.keep == "none" else self.output
+        return Bench(self.experiments, self.selection, self.store(), keeper, progress)
+
     @property
     def device(self) -> str:
         """Where attacks run: cpu or cuda."""
@@ -43,24 +50,33 @@ class Setup:
 
 
 class Bench:
-    """One process's engines, each made when a job first needs it."""
+    """One process's engines, each made when a job first needs it.
 
-    def __init__(self, setup: Setup, progress: RunProgress) -> None:
-        self._setup, self._progress = setup, progress
-        self.store = setup.store()
+    Args:
+        experiments: Those of the plan's parts, in order.
+        selection: The pictures of all of them.
+        store: The trials.
+        pictures: Who keeps pictures; nobody if None.
+        progress: Is told what happens.
+    """
+
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        selection: Selection,
+        store: Store,
+        pictures: PictureKeeper | None,
+        progress: RunProgress,
+    ) -> None:
+        self._experiments, self._selection = experiments, selection
+        self.store, self._pictures, self._progress = store, pictures, progress
         self._memory = Memory()
         self._engines: dict[int, Engine] = {}
 
     def engine(self, part: int) -> Engine:
         """The engine of a part of the plan."""
         if part not in self._engines:
-            experiment, setup = self._setup.experiments[part], self._setup
-            self._engines[part] = Engine(
-                experiment,
-                setup.output,
-                self.store,
-                self._progress,
-                DirectUploads(experiment, setup.selection, self._memory),
-                save_pictures=setup.keep != "none",
-            )
+            experiment = self._experiments[part]
+            source = DirectUploads(experiment, self._selection, self._memory)
+            self._engines[part] = Engine(experiment, self._pictures, self.store, self._progress, source)
         return self._engines[part]

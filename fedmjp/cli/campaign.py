@@ -1,41 +1,22 @@
-"""`fedmjp campaign`: estimate, run, status, verify."""
+"""`fedmjp campaign`: estimate, run, share, status, verify."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmjp.cli.campaign_leased import fetch, start, work
+from fedmjp.cli.campaign_options import Database, File, Folder, Overrides, Weights, prepared_of
 from fedmjp.cli.campaign_run import run_prepared
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.options import MODEL, RUN, Arithmetic, Device, Fresh, examples
+from fedmjp.cli.options import RUN, Arithmetic, Device, Fresh, examples
 from fedmjp.cli.options import output as output_option
-from fedmjp.cli.runs import choose, located, published_command, require_apart
-from fedmjp.overrides import parse_pairs
+from fedmjp.cli.runs import require_apart
 
 if TYPE_CHECKING:
-    from benchmarks.campaign.prepare import Prepared
     from benchmarks.running.verify import Verification
 
 campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_args_is_help=True)
-
-File = Annotated[Path, typer.Argument(help="The campaign's YAML file.", show_default=False)]
-Overrides = Annotated[list[str], typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the file to replace.")]
-Weights = Annotated[
-    list[str],
-    typer.Option(
-        "--weights", metavar="MODEL=FILE", help="A checkpoint, of MODEL or MODEL-DEFENCE.", rich_help_panel=MODEL
-    ),
-]
-Database = Annotated[
-    str,
-    typer.Option(
-        envvar="FEDMJP_DATABASE",
-        help="postgresql://... instead of a SQLite file in the folder.",
-        metavar="URL",
-        rich_help_panel=RUN,
-    ),
-]
-Folder = Annotated[Path, typer.Argument(help="What `fedmjp campaign run --output` wrote.", show_default=False)]
 FAILED = 1
 
 
@@ -52,7 +33,7 @@ def estimate(
     from fedmjp.cli.campaign_tables import print_estimate
 
     console = wide_console()
-    prepared = _prepared(file, overrides, weights, device, arithmetic)
+    prepared = prepared_of(file, overrides, weights, device, arithmetic)
     with console.status("Trying each kind of work") as shown:
         estimated = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
     print_estimate(prepared, estimated, console)
@@ -81,23 +62,46 @@ def run(
     fresh: Fresh = False,
 ) -> None:
     """Run what is missing of a campaign, and report."""
-    prepared = _prepared(file, overrides, weights, device, arithmetic)
+    prepared = prepared_of(file, overrides, weights, device, arithmetic)
     root = output or Path("results") / f"campaign-{prepared.campaign.name}"
     require_apart(root, prepared.campaign.data.source)
     run_prepared(prepared, root, database=database, workers=workers, ray=ray, fresh=fresh)
 
 
-@campaign.command(epilog=examples("fedmjp campaign status results/mine"))
-def status(folder: Folder, database: Database = "") -> None:
+campaign.command(
+    epilog=examples("fedmjp campaign start campaign.yaml data.source=FOLDER --database postgresql://me@host/mine")
+)(start)
+campaign.command(epilog=examples("fedmjp campaign work --database postgresql://me@host/mine"))(work)
+campaign.command(epilog=examples("fedmjp campaign fetch results/mine --database postgresql://me@host/mine"))(fetch)
+
+
+@campaign.command(
+    epilog=examples(
+        "fedmjp campaign status results/mine", "fedmjp campaign status --database postgresql://me@host/mine"
+    )
+)
+def status(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="What `fedmjp campaign run --output` wrote; none after `start`.", show_default=False),
+    ] = None,
+    database: Database = "",
+) -> None:
     """Say how far a campaign is, while it runs or after."""
     from benchmarks.folder.output import OutputFolder
     from benchmarks.folder.study import open_results
     from benchmarks.running.status import status as status_of
+    from fedmjp.cli.campaign_leased import tell_status
     from fedmjp.cli.campaign_tables import print_status
 
+    if folder is None:
+        tell_status(database)
+        return
     output = OutputFolder(folder)
     ledger, store = open_results(output, database)
-    print_status(ledger, status_of(ledger, store), output.in_use(), wide_console())
+    at_work = "A run is at work" if output.in_use() else ""
+    idle = "No run is at work on it from this machine; `fedmjp campaign run` goes on."
+    print_status(ledger, status_of(ledger, store), wide_console(), at_work=at_work, idle=idle)
 
 
 @campaign.command(
@@ -135,7 +139,7 @@ def verify(
     board = board_in(ledger, store, folder).model_dump(mode="json")
     verification.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
-        again = checks.repeat(_prepared(file, overrides, weights, device, arithmetic), ledger, store, rerun)
+        again = checks.repeat(prepared_of(file, overrides, weights, device, arithmetic), ledger, store, rerun)
         verification.problems += again.problems
         verification.checked += again.checked
     _tell_verification(verification)
@@ -158,19 +162,6 @@ def publish(
     write_json(study / "manifest.json", board_in(*read_study(study), study).about)
     written = f"Written to {study}: {TRIALS}, manifest.json. `fedmjp leaderboard {study}` makes the tables."
     tell(wide_console(), written)
-
-
-def _prepared(
-    file: Path, overrides: list[str], weights: list[str], device: str, arithmetic: "Arithmetic"
-) -> "Prepared":
-    from benchmarks.campaign.file import read_campaign
-    from benchmarks.campaign.prepare import prepare
-
-    given = parse_pairs(weights, "--weights")
-    read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
-    data = read.data.model_copy(update={"source": located(read.data.source)})
-    read = read.model_copy(update={"data": data})
-    return prepare(read, device=choose(device), arithmetic=arithmetic, command=published_command())
 
 
 def _tell_verification(verification: "Verification") -> None:

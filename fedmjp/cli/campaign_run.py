@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from benchmarks.campaign.prepare import Prepared
-    from benchmarks.campaign.spec import Campaign
     from benchmarks.folder.output import OutputFolder
 
 
@@ -40,7 +39,10 @@ def run_prepared(
     folder = OutputFolder(root)
     if ray and workers:
         raise BadInputError("--workers are of this machine, and --ray brings its own: leave one of them out")
-    _refuse_contradictions(folder, read, database, fresh=fresh)
+    if fresh and database:
+        raise BadInputError("--fresh forgets the trials of a folder, not those of a --database; empty that yourself")
+    if not fresh:
+        require_campaign(folder, read.name)
     store = folder.store(database) if database else None  # a wrong one is told before the folder is made
     folder.prepare(fresh=fresh)
     store = store or folder.store()
@@ -55,18 +57,17 @@ def run_prepared(
     tell_outcome(failed, folder.root, console)
 
 
-def _refuse_contradictions(output: "OutputFolder", read: "Campaign", database: str, *, fresh: bool) -> None:
+def require_campaign(output: "OutputFolder", name: str) -> None:
+    """OutputError if a folder holds another campaign."""
     from benchmarks.folder.ledger import ABOUT, Ledger
-    from fedmjp.errors import BadInputError, OutputError
+    from fedmjp.errors import OutputError
 
-    if fresh and database:
-        raise BadInputError("--fresh forgets the trials of a folder, not those of a --database; empty that yourself")
-    if fresh or not (output.root / ABOUT).exists():
+    if not (output.root / ABOUT).exists():
         return
     former = Ledger.load(output.root).about["name"]
-    if former != read.name:
+    if former != name:
         raise OutputError(
-            f"{output.root} holds the campaign {former!r}, this one is {read.name!r}; name another --output, or --fresh"
+            f"{output.root} holds the campaign {former!r}, this one is {name!r}; name another --output, or --fresh"
         )
 
 

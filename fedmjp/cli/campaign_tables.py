@@ -65,15 +65,15 @@ def _hindrances(prepared: "Prepared", estimate: "Estimate") -> list[str]:
     return reasons + [f"skipped: {reason}" for reason in prepared.selection.skipped]
 
 
-def print_status(ledger: "Ledger", status: "CampaignStatus", running: bool, console: "Console") -> None:
-    """Progress in sum and per cell."""
+def print_status(ledger: "Ledger", status: "CampaignStatus", console: "Console", *, at_work: str, idle: str) -> None:
+    """Progress in sum and per cell; who is ``at_work``, in words, or if that is empty, the sentence ``idle``."""
     from benchmarks.leaderboard.listing import grouped
     from benchmarks.report.numbers import percent
 
     share = percent(status.ok / status.planned if status.planned else 1.0)
     tell(console, f"{ledger.about['name']}: {status.ok} of {status.planned} trials finished ({share}), "
                    f"{status.failed} failed, {status.missing} not tried.")  # fmt: skip
-    tell(console, _pace(status, running))
+    tell(console, _pace(status, at_work, idle))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
     cells = grouped((planned.cell for planned, _ in status.cells), lambda cell: cell.threat.undefended)
     numbers = {server: str(number) for number, server in enumerate(cells, 1)}
@@ -90,17 +90,17 @@ def print_status(ledger: "Ledger", status: "CampaignStatus", running: bool, cons
         tell(console, f"Threat model {number}: {server.sentence(cell.pipeline for cell in shown)}")
 
 
-def _pace(status: "CampaignStatus", running: bool) -> str:
+def _pace(status: "CampaignStatus", at_work: str, idle: str) -> str:
     if status.missing == 0:
         return "Nothing is left to do." if not status.failed else "Failed trials are tried again by the next run."
-    if not running:
-        return "No run is at work on it from this machine; `fedmjp campaign run` goes on."
+    if not at_work:
+        return idle
     if status.remaining is None or status.last is None:
-        return "A run is at work; it has no rate yet."
+        return f"{at_work}; there is no rate yet."
     ago = datetime.now(UTC).replace(tzinfo=None) - status.last
     end = datetime.now().astimezone() + status.remaining
     return (
-        f"A run is at work: {status.rate:.1f} trials per second, last {_span(ago.total_seconds())} ago, "
+        f"{at_work}: {status.rate:.1f} trials per second, last {_span(ago.total_seconds())} ago, "
         f"done in about {_span(status.remaining.total_seconds())} ({end:%H:%M})."
     )
 

@@ -1,0 +1,98 @@
+"""A worker of a campaign that is in a database: it leases a job, works it off, and leases the next one."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.campaign.spec import Campaign
+from benchmarks.folder.queue import LEASE_SECONDS, Lease, Queue
+from benchmarks.folder.store import Store
+from benchmarks.folder.stored_pictures import StoredPictures
+from benchmarks.plan.experiment import Plan
+from benchmarks.running.engine import Job, jobs
+from benchmarks.running.progress import RunProgress
+from benchmarks.running.runner import SECONDS_PER_HOUR
+from benchmarks.running.stored_retention import StoredRetention
+from benchmarks.running.workers import Bench
+from fedmjp.data.selection import Selection
+from fedmjp.errors import StoreError
+
+HEARTBEAT = LEASE_SECONDS / 4
+POLL_SECONDS = 2.0
+MOST_DEATHS = 5  # machines are taken away at any time, which is no fault of the job
+
+
+def work_off(
+    campaign: Campaign, plan: Plan, selection: Selection, *, store: Store, queue: Queue, progress: RunProgress
+) -> int:
+    """Work until nothing is left of a campaign, here and in all other processes, or its budget is spent.
+
+    Args:
+        campaign: Whose jobs are queued.
+        plan: Of it.
+        selection: Its pictures.
+        store: The trials.
+        queue: The jobs.
+        progress: Is told what happens.
+
+    Returns:
+        How many trials were in this worker's jobs.
+
+    Raises:
+        StoreError: If the database failed.
+    """
+    listed, pictures = jobs(plan), StoredPictures(store)
+    keeper = None if campaign.keep == "none" else pictures
+    bench = Bench([part.experiment for part in plan.parts], selection, store, keeper, progress)
+    retention = StoredRetention(campaign.keep, listed, queue, store, pictures)
+    hours, began = campaign.budget.hours, time.monotonic()
+    done, uploads = 0, None
+    progress.attacks(sum(len(listed[number].trials) for number in queue.open()))
+    while hours is None or time.monotonic() - began < hours * SECONDS_PER_HOUR:
+        lease = queue.claim(uploads)
+        if lease is None:
+            if not queue.open():
+                break
+            time.sleep(POLL_SECONDS)  # others are at work, and may die
+            continue
+        job, uploads = listed[lease.number], lease.uploads
+        with _held(queue, lease):
+            _work(bench, job, lease)
+            queue.finish(lease)
+        retention.ends(lease.number)
+        done += len(job.trials)
+    return done
+
+
+def _work(bench: Bench, job: Job, lease: Lease) -> None:
+    engine = bench.engine(job.part)
+    if lease.deaths < MOST_DEATHS:
+        engine.work(job)
+    else:
+        engine.give_up(job, f"{lease.deaths} workers died with this trial, or with others of its job")
+
+
+@contextmanager
+def _held(queue: Queue, lease: Lease) -> Iterator[None]:
+    """Keep a lease alive; of a job that is not finished, give it back."""
+    ended = threading.Event()
+    heart = threading.Thread(target=_beat, args=(queue, lease, ended), daemon=True)
+    heart.start()
+    try:
+        yield
+    except BaseException as error:
+        queue.give_back(lease, died=isinstance(error, Exception))
+        raise
+    finally:
+        ended.set()
+        heart.join()
+
+
+def _beat(queue: Queue, lease: Lease, ended: threading.Event) -> None:
+    while not ended.wait(HEARTBEAT):
+        try:
+            if not queue.renew(lease):
+                return  # another worker has it, and this one's rows are the same
+        except StoreError:
+            continue  # the next beat may be in time
