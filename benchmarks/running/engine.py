@@ -17,6 +17,7 @@ from benchmarks.folder.store import COLOUR, Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
 from benchmarks.running.gallery import Gallery
+from benchmarks.running.memory import return_free_memory
 from benchmarks.running.progress import RunProgress
 from benchmarks.uploads.direct import one_upload
 from benchmarks.uploads.source import Batch, UploadSource, described
@@ -108,6 +109,7 @@ class Engine:
             for stack in _in_chunks(list(by_batch), ATTACKS.get(attack.name).stack):
                 made = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
                 self._put([row for batch in stack for row in self._rows(by_batch[batch], recorded[batch], made[batch])])
+        return_free_memory()
 
     def give_up(self, job: Job, error: str) -> None:
         """Make what is missing of a job failed rows, without trying it again."""

@@ -72,7 +72,7 @@ class DirectUploads(UploadSource):
         """Compute them, in stacks where the attacks read nothing but the model's entrance."""
         scenario = self._scenario
         try:
-            model = _initial_model(scenario.network, scenario.device)
+            model = initial_model(scenario.network, scenario.device)
         except FedmjpError as error:
             return dict.fromkeys(batches, str(error))
         read, of_others = (tensors_read(self.experiment, model, of_others=others) for others in (False, True))
@@ -108,11 +108,11 @@ class DirectUploads(UploadSource):
         gradients = scenario.update == "gradient" and model.has_positions
         stacked = parts and gradients and scenario.server is None and names and names <= ENTRANCE
         exchanges: Found = {}
-        for stack in self._stacks(batches) if stacked else [[batch] for batch in batches]:
+        for stack in self.passes(batches) if stacked else [[batch] for batch in batches]:
             exchanges |= self._computed(model, stack, names, number, memory)
         return {batch: exchanges[batch] for batch in batches}
 
-    def _stacks(self, batches: Sequence[Batch]) -> list[list[Batch]]:
+    def passes(self, batches: Sequence[Batch]) -> list[list[Batch]]:
         """Whole passes that the batches are in: how many are in a pass shows in the last bit of its gradients."""
         size = max(1, PICTURES_PER_PASS // self._scenario.batch_size)
         passes = dict.fromkeys(self._places[batch] // size for batch in batches)
@@ -217,15 +217,16 @@ def _together(made: Sequence[Exchange | str]) -> Exchange | str:
 
 # Jobs come in the order of their weights; one arm more, for jobs that are tried again.
 @lru_cache(maxsize=2)
-def _initial_model(arm: ModelConfig, device: str) -> VitClassifier:
+def initial_model(arm: ModelConfig, device: str) -> VitClassifier:
+    """The model that clients begin with; the last two are kept."""
     return build_vit(arm).to(device)
 
 
 @lru_cache(maxsize=2)
 def _attackers_model(arm: ModelConfig, device: str) -> VitClassifier:
-    return copy.deepcopy(_initial_model(arm, device))
+    return copy.deepcopy(initial_model(arm, device))
 
 
 @lru_cache(maxsize=64)
 def _initial_digest(arm: ModelConfig, device: str) -> str:
-    return weights_digest(_initial_model(arm, device).state_dict())
+    return weights_digest(initial_model(arm, device).state_dict())

@@ -33,6 +33,9 @@ def print_estimate(prepared: "Prepared", estimate: "Estimate", console: "Console
     hours = prepared.campaign.budget.hours
     budget = f" The budget is {hours:g} h; what is left then waits for the next run." if hours else ""
     tell(console, f"Time: about {_span(estimate.seconds)} on one worker with all cores of this machine.{budget}")
+    if estimate.untried:
+        said = "kinds of work were not tried for want of time; they are taken to cost what similar ones do"
+        tell(console, f"{estimate.untried} of {len(estimate.probes) - 1} {said}.")
     end, peak = _size(estimate.picture_bytes), _size(estimate.peak_picture_bytes)
     tell(
         console,

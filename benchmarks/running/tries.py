@@ -1,0 +1,183 @@
+"""Trying one piece of a campaign's work: how long it took, or would have taken."""
+
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from attacks import ATTACKS
+from attacks.adversary import Adversary
+from benchmarks.folder.pictures import save_png
+from benchmarks.plan.experiment import AttackConfig, Experiment
+from benchmarks.running import evaluator
+from benchmarks.running.gallery import Gallery
+from benchmarks.uploads.direct import DirectUploads, initial_model
+from benchmarks.uploads.source import Batch, described
+from fedmjp.config import ModelConfig
+from fedmjp.data.selection import Selection
+from fedmjp.exchange import Exchange
+from fedmjp.records import Disclosure, Reconstruction, Upload
+
+PIECES = 4  # that are tried together where one is quick; a run works on more at a time, a little faster
+QUICK, SLOW = 0.3, 2.0  # seconds
+PATIENCE = 2.0  # after which an attack that tells its steps is stopped, and extrapolated
+LONGEST = 10.0  # after which one that does not is stopped
+LONGEST_OF_BUDGET = 3.0  # the same of one that has a budget, which is what it takes
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Seconds of one piece of work; None if it was stopped and nothing tells, ``at_least`` so many."""
+
+    seconds: float | None
+    failure: str | None = None
+    at_least: float = 0.0
+
+
+@dataclass
+class Scoring:
+    """Seconds to score and save one trial, and the bytes of a picture's PNG; zero until a picture was tried."""
+
+    seconds: float = 0.0
+    png: int = 0
+
+    def learn(self, experiment: Experiment, recorded: Exchange, made: Reconstruction) -> None:
+        """From what an attack made of an upload."""
+        scenario = experiment.scenario
+        setting, private = experiment.settings[0], recorded.private
+        private = private.of_places(scenario.wanted(private.labels.tolist()))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "picture.png"
+            for _ in range(2):  # the first call loads libraries
+                began = time.perf_counter()
+                evaluator.score(made, private, setting, metrics=experiment.metrics, protocol=experiment.protocol)
+                save_png(made.images[0], path)
+                seconds = time.perf_counter() - began
+            # A natural picture: what an attack left grey or noisy is not typical.
+            save_png(private.clean[0], path)
+            self.seconds, self.png = seconds / len(private.pictures), path.stat().st_size
+
+
+class _FewUploads(DirectUploads):
+    """Uploads of a few batches, computed without the others of their pass, whose last bits count for nothing here."""
+
+    def passes(self, batches: Sequence[Batch]) -> list[list[Batch]]:
+        return [list(batches)]
+
+
+class _StoppedError(BaseException):
+    """An attack was stopped. No attack may catch it."""
+
+
+class _Pace:
+    """What an attack's steps tell of the time that it would have taken; those before the first are its start."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._first: tuple[float, int] | None = None
+        self.seconds: float | None = None
+
+    def __call__(self, done: int, total: int, _loss: float) -> None:
+        elapsed = time.perf_counter() - self._began
+        if self._first is None:
+            self._first, self.seconds = (elapsed, done), elapsed * total / max(done, 1)
+            return
+        start, before = self._first
+        if done > before:
+            self.seconds = start + (elapsed - start) * (total - before) / (done - before)
+            if elapsed - start > PATIENCE:
+                raise _StoppedError
+
+
+def try_building(arm: ModelConfig, device: str) -> Tried:
+    """Make a model."""
+    began = time.perf_counter()
+    initial_model(arm, device)
+    return Tried(time.perf_counter() - began)
+
+
+def try_uploads(experiment: Experiment, selection: Selection, batches: Sequence[Batch]) -> Tried:
+    """Compute the uploads of a few batches."""
+    initial_model(experiment.arm, experiment.scenario.device)
+    source, few = _FewUploads(experiment, selection), batches[:1]
+    seconds, failure = _timed_uploads(source, few)
+    if seconds < SLOW and not failure:
+        few = batches[: PIECES if seconds < QUICK else 1]
+        seconds, failure = _timed_uploads(source, few)
+    return Tried(seconds / len(few), failure)
+
+
+def try_attack(experiment: Experiment, selection: Selection, batches: Sequence[Batch], scoring: Scoring) -> Tried:
+    """Let the experiment's only attack at one upload, or if that is quick, at several.
+
+    One that iterates meets several from the start, as in a run: it works on them together.
+    """
+    (tried,), source = experiment.attacks, _FewUploads(experiment, selection)
+    attack = ATTACKS.get(tried.name)
+    exchanges = source.uploads(batches[:1])
+    recorded = [exchange for exchange in exchanges.values() if isinstance(exchange, Exchange)]
+    if not recorded:
+        return Tried(0.0, "there was no upload to try it on")
+    first = recorded[0].upload
+    adversary = Adversary(source.model(first.weights), experiment.threat, experiment.scenario.seed)
+    together = min(PIECES, attack.stack, len(batches)) if attack.optimises else 1
+    found, made = _attempt(adversary, tried, [first] * together)
+    if made and isinstance(made[0], Reconstruction) and not scoring.png:
+        scoring.learn(experiment, recorded[0], made[0])
+    if not made or found.seconds is None or found.seconds > SLOW or attack.optimises:
+        return found
+    return _attempt(adversary, tried, [first] * (PIECES if found.seconds < QUICK else 1))[0]
+
+
+def try_gallery(experiment: Experiment, selection: Selection, batches: Sequence[Batch]) -> Tried:
+    """Look at one picture as the evaluator does."""
+    source = _FewUploads(experiment, selection)
+    recorded = [each for each in source.uploads(batches[:1]).values() if isinstance(each, Exchange)]
+    if not recorded:
+        return Tried(0.0)
+    upload, one = recorded[0].upload, recorded[0].private.part(0, 1)
+    versions = {setting.compared_with for setting in experiment.settings}
+    began = time.perf_counter()
+    Gallery.of(source.model(upload.weights), upload.weights, [one], versions)
+    return Tried(time.perf_counter() - began)
+
+
+def _timed_uploads(source: DirectUploads, batches: Sequence[Batch]) -> tuple[float, str | None]:
+    began = time.perf_counter()
+    exchanges = source.uploads(batches)
+    failures = [outcome for outcome in exchanges.values() if isinstance(outcome, str)]
+    return time.perf_counter() - began, failures[0] if failures else None
+
+
+def _attempt(
+    adversary: Adversary, tried: AttackConfig, uploads: Sequence[Upload]
+) -> tuple[Tried, Sequence[Disclosure]]:
+    budget: float | None = getattr(tried.made().options, "seconds", None)
+    began, pace = time.perf_counter(), _Pace()
+    try:
+        with _stopped_after(LONGEST if budget is None else LONGEST_OF_BUDGET):
+            made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=pace)
+    except _StoppedError:
+        limits = [seconds for seconds in (pace.seconds, budget) if seconds is not None]
+        elapsed = time.perf_counter() - began
+        return Tried(min(limits) / len(uploads) if limits else None, at_least=elapsed), []
+    except Exception as error:  # noqa: BLE001 (any error of an attack is a result, here as in a run)
+        return Tried((time.perf_counter() - began) / len(uploads), described(error)), []
+    return Tried((time.perf_counter() - began) / len(uploads)), made
+
+
+@contextmanager
+def _stopped_after(seconds: float) -> Iterator[None]:
+    def stop(_signal: int, _frame: object) -> None:
+        raise _StoppedError
+
+    former = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
