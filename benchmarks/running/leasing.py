@@ -1,12 +1,15 @@
-"""A worker of a campaign that is in a database: it leases a job, works it off, and leases the next one."""
+"""A campaign in a database, and a worker of it: it leases a job, works it off, and leases the next one."""
 
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
+from benchmarks.campaign.prepare import Prepared
+from benchmarks.campaign.shared import SharedCampaign
 from benchmarks.campaign.spec import Campaign
-from benchmarks.folder.queue import LEASE_SECONDS, Lease, Queue
+from benchmarks.folder.queue import LEASE_SECONDS, Lease, Queue, QueuedJob
 from benchmarks.folder.store import Store
 from benchmarks.folder.stored_pictures import StoredPictures
 from benchmarks.plan.experiment import Plan
@@ -15,12 +18,34 @@ from benchmarks.running.progress import RunProgress
 from benchmarks.running.runner import SECONDS_PER_HOUR
 from benchmarks.running.stored_retention import StoredRetention
 from benchmarks.running.workers import Bench
+from fedmjp.arithmetic import Arithmetic
 from fedmjp.data.selection import Selection
 from fedmjp.errors import StoreError
 
 HEARTBEAT = LEASE_SECONDS / 4
 POLL_SECONDS = 2.0
 MOST_DEATHS = 5  # machines are taken away at any time, which is no fault of the job
+
+
+def offer(
+    prepared: Prepared, *, store: Store, queue: Queue, device: Literal["cpu", "cuda"], arithmetic: Arithmetic
+) -> int:
+    """Put a campaign into a database, with what is missing of it as jobs; the number of these.
+
+    Raises:
+        OutputError: If the database holds another campaign, or workers are at work on this one with another plan.
+        StoreError: If the database failed.
+    """
+    plan = prepared.plan
+    finished = store.finished([trial.key for trial in plan.trials])
+    queued = [
+        QueuedJob(number, job.uploads, all(trial.key in finished for trial in job.trials))
+        for number, job in enumerate(jobs(plan))
+    ]
+    shared = SharedCampaign.of(prepared, device=device, arithmetic=arithmetic)
+    content, ledger = shared.model_dump(mode="json"), prepared.ledger.texts()
+    queue.start(prepared.campaign.name, content, ledger, plan=shared.plan, jobs=queued)
+    return sum(not job.done for job in queued)
 
 
 def work_off(

@@ -23,7 +23,9 @@ from fedmjp.records import Disclosure, Reconstruction, Upload
 
 PIECES = 4  # that are tried together where one is quick; a run works on more at a time, a little faster
 QUICK, SLOW = 0.3, 2.0  # seconds
-PATIENCE = 2.0  # after which an attack that tells its steps is stopped, and extrapolated
+PATIENCE = (
+    5.0  # after which one that tells its steps is stopped, and extrapolated; some end long before their last step
+)
 LONGEST = 10.0  # after which one that does not is stopped
 LONGEST_OF_BUDGET = 3.0  # the same of one that has a budget, which is what it takes
 

@@ -41,31 +41,17 @@ def start(
 
     The same command again lets workers try failed trials once more.
     """
-    from benchmarks.campaign.shared import SharedCampaign, digest_of
-    from benchmarks.folder.queue import QueuedJob
-    from benchmarks.running.engine import jobs
+    from benchmarks.running.leasing import offer
+    from fedmjp.cli.runs import choose
 
     store, queue = _opened(database)
     prepared = prepared_of(file, overrides, weights, device, arithmetic)
-    plan, chosen = prepared.plan, prepared.plan.parts[0].experiment.scenario.device
-    finished = store.finished([trial.key for trial in plan.trials])
-    queued = [
-        QueuedJob(number, job.uploads, all(trial.key in finished for trial in job.trials))
-        for number, job in enumerate(jobs(plan))
-    ]
-    shared = SharedCampaign.of(prepared, device=chosen, arithmetic=arithmetic)
-    queue.start(
-        prepared.campaign.name,
-        shared.model_dump(mode="json"),
-        prepared.ledger.texts(),
-        plan=digest_of(plan),
-        jobs=queued,
-    )
-    left = sum(not job.done for job in queued)
+    left = offer(prepared, store=store, queue=queue, device=choose(device), arithmetic=arithmetic)
+    keys = [trial.key for trial in prepared.plan.trials]
     tell(
         wide_console(),
         *(f"Skipped: {reason}" for reason in prepared.selection.skipped),
-        f"{prepared.campaign.name}: {len(finished)} of {len(plan.trials)} trials are finished, {left} jobs wait in "
+        f"{prepared.campaign.name}: {len(store.finished(keys))} of {len(keys)} trials are finished, {left} jobs wait in "
         f"{store.name} for `fedmjp campaign work`.",
     )
 
