@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.studies.campaign_kills --database URL --output FOLDER``. Workers, all on this machine, do what
 `fedmjp campaign work` does, each in a process of its own; the PostgreSQL database is empty at first. They are killed
-(SIGKILL) at random moments, one after another, and another is begun in the place of each. A row per kill. At the end
-nobody is killed any more, and
+(SIGKILL) at random moments of the campaign, one after another, and another is begun in the place of each. A row per kill.
+In the end nobody is killed any more, and
 
 - every planned trial stands in the database once, finished,
 - its scores are, to the last bit, those of the same campaign in one process that nobody kills,
@@ -44,10 +44,10 @@ from fedmjp.seeds import numpy_generator
 
 # Workers are forked from a process that has imported what they need: kills fall into work, not into imports.
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.studies.campaign_kills"])
+PROCESSES.set_forkserver_preload(["benchmarks.running.leasing", "benchmarks.scripts"])
 CAMPAIGN = {
     "name": "campaign_kills",
-    "data": {"pictures": 8},
+    "data": {"pictures": 4},
     "image_size": 64,
     "patch_size": 8,
     "metrics": ["mse", "psnr", "ssim"],
@@ -61,6 +61,7 @@ CAMPAIGN = {
 }
 HELD = "every trial is there once, with the scores and pictures of a run that nobody disturbed"
 POLL_SECONDS = 0.05
+LONGEST_PAUSE = 1.0  # seconds from a number of finished trials, drawn at random, to the kill
 
 
 def main(
@@ -70,8 +71,7 @@ def main(
     ),
     kills: Annotated[int, typer.Option(help="Workers to kill.", min=0)] = 100,
     workers: Annotated[int, typer.Option(help="At work at any time.", min=1)] = 8,
-    every: Annotated[float, typer.Option(help="Mean seconds between kills.", min=0.01)] = 3.0,
-    weights: Annotated[int, typer.Option(help="Draws of weights, each of them some jobs.", min=1)] = 30,
+    weights: Annotated[int, typer.Option(help="Draws of weights, six jobs each.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Of moments and victims.", min=0)] = 0,
 ) -> None:
     """Work, kill, and compare."""
@@ -88,7 +88,7 @@ def main(
         began = time.monotonic()
         crew = _Crew(database, workers)
         try:
-            table = pd.DataFrame(crew.play(numpy_generator(seed, "kills"), kills, every))
+            table = pd.DataFrame(crew.play(numpy_generator(seed, "kills"), kills, len(prepared.plan.trials)))
         finally:
             crew.end()
         seconds = round(time.monotonic() - began)
@@ -118,26 +118,24 @@ class _Crew:
         self.begun, self.wrong = 0, list[str]()
         self._places = [self._begin() for _ in range(workers)]
 
-    def play(self, drawn: np.random.Generator, kills: int, every: float) -> Iterator[dict[str, Any]]:
+    def play(self, drawn: np.random.Generator, kills: int, trials: int) -> Iterator[dict[str, Any]]:
         """Kill so many, then wait until the others are done; a row for each kill."""
-        began, due = time.monotonic(), drawn.exponential(every)
-        for kill in range(1, kills + 1):
-            while (seconds := time.monotonic() - began) < due:
+        began = time.monotonic()
+        for kill, due in enumerate(sorted(drawn.integers(0, trials, kills)), 1):
+            while self._finished() < due:
                 time.sleep(POLL_SECONDS)
+            time.sleep(drawn.uniform(0, LONGEST_PAUSE))
             place = int(drawn.integers(len(self._places)))
             victim = self._places[place]
-            held = self._held_by(victim)
+            held, finished = self._held_by(victim), self._finished()
             victim.kill()
             victim.join()
-            if victim.exitcode != -9:
-                break  # it had ended: nothing is left to do
-            finished = self._store.counts().get("ok", 0)
-            yield {"kill": kill, "seconds": round(seconds, 2), "worker": place, "job": held, "finished": finished}
+            seconds = round(time.monotonic() - began, 2)
+            yield {"kill": kill, "seconds": seconds, "worker": place, "job": held, "finished": finished}
             self._places[place] = self._begin()
-            due = seconds + drawn.exponential(every)
         for worker in self._places:
             worker.join()
-            if worker.exitcode not in (0, -9):
+            if worker.exitcode:
                 self.wrong.append(f"a worker ended with {worker.exitcode}")
 
     def end(self) -> None:
@@ -151,6 +149,9 @@ class _Crew:
         worker = PROCESSES.Process(target=_work, args=(self._database,))
         worker.start()
         return worker
+
+    def _finished(self) -> int:
+        return self._store.counts().get("ok", 0)
 
     def _held_by(self, worker: BaseProcess) -> int | None:
         """Which job it has; none between two jobs, or while it plans."""

@@ -48,11 +48,11 @@ def start(
     prepared = prepared_of(file, overrides, weights, device, arithmetic)
     left = offer(prepared, store=store, queue=queue, device=choose(device), arithmetic=arithmetic)
     keys = [trial.key for trial in prepared.plan.trials]
+    finished = f"{prepared.campaign.name}: {len(store.finished(keys))} of {len(keys)} trials are finished"
     tell(
         wide_console(),
         *(f"Skipped: {reason}" for reason in prepared.selection.skipped),
-        f"{prepared.campaign.name}: {len(store.finished(keys))} of {len(keys)} trials are finished, {left} jobs wait in "
-        f"{store.name} for `fedmjp campaign work`.",
+        f"{finished}, {left} jobs wait in {store.name} for `fedmjp campaign work`.",
     )
 
 
