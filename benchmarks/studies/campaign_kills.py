@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.studies.campaign_kills --database URL --output FOLDER``. Workers, all on this machine, do what
 `fedmjp campaign work` does, each in a process of its own; the PostgreSQL database is empty at first. They are killed
-(SIGKILL) at random moments of the campaign, one after another, and another is begun in the place of each. A row per kill.
-In the end nobody is killed any more, and
+(SIGKILL) at random moments of the campaign, one after another, and another begins in the place of each. A row per kill. In
+the end nobody is killed any more, and
 
 - every planned trial stands in the database once, finished,
 - its scores are, to the last bit, those of the same campaign in one process that nobody kills,

@@ -2,6 +2,8 @@
 
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -68,7 +70,6 @@ def work(database: Database = "", data: Data = "") -> None:
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.cli.runs import choose, located
 
-    signal.signal(signal.SIGTERM, _interrupt)  # of a scheduler that wants the machine back
     console = wide_console()
     store, queue = _opened(database)
     shared = SharedCampaign.parse(queue.content())
@@ -76,7 +77,7 @@ def work(database: Database = "", data: Data = "") -> None:
     if data:
         shared = shared.moved_to(located(data))
     selection, plan = shared.prepare()
-    with TerminalProgress(console) as progress:
+    with _ending_on_request(), TerminalProgress(console) as progress:
         done = work_off(shared.campaign, plan, selection, store=store, queue=queue, progress=progress)
     tell(console, f"{done} trials were tried here.")
     if left := len(queue.open()):
@@ -149,5 +150,15 @@ def _tell_failures(store: "Store", keys: list[str]) -> None:
         raise typer.Exit(FAILED)
 
 
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+@contextmanager
+def _ending_on_request() -> Iterator[None]:
+    """Take a scheduler's wish to have the machine back for Ctrl-C: the job is given back at once."""
+
+    def interrupt(_signal: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
