@@ -45,20 +45,20 @@ EXPIRE = "update jobs set expires = now() - interval '1 second' where status = '
 def test_each_job_has_one_worker_however_many_ask_at_once(postgresql: str) -> None:
     queue = queue_of(postgresql, *range(40))
     with ThreadPoolExecutor(4) as pool:
-        claimed = pool.map(lambda _: queue.claim(None), range(44))
+        claimed = pool.map(lambda _: queue.claim("a", None), range(44))
     assert sorted(lease.number for lease in claimed if lease) == list(range(40))
     assert queue.at_work() == 40
 
 
 def test_a_worker_that_comes_back_after_its_lease_expired_changes_nothing(postgresql: str) -> None:
     queue = queue_of(postgresql, 0)
-    late = queue.claim(None)
+    late = queue.claim("a", None)
     assert late
     assert queue.renew(late)
-    assert queue.claim(None) is None
+    assert queue.claim("a", None) is None
     change(postgresql, EXPIRE)
     assert queue.at_work() == 0
-    second = queue.claim(None)
+    second = queue.claim("a", None)
     assert second
     assert (second.number, second.deaths) == (0, 1)
     assert not queue.renew(late)
@@ -72,20 +72,18 @@ def test_a_worker_that_comes_back_after_its_lease_expired_changes_nothing(postgr
 
 def test_workers_prefer_uploads_that_they_have_computed_then_those_that_nobody_has(postgresql: str) -> None:
     queue = queue_of(postgresql, 0, 0, 1, 1, 2)
-    first = queue.claim(None)
-    assert [first and first.number, *(lease and lease.number for lease in [queue.claim(None), queue.claim(0)])] == [
-        0, 2, 1,
-    ]  # fmt: skip
+    first, second, third = (queue.claim("a", uploads) for uploads in (None, None, 0))
+    assert [lease and lease.number for lease in (first, second, third)] == [0, 2, 1]
     assert first
     queue.give_back(first, died=False)
-    again = queue.claim(0)
+    again = queue.claim("a", 0)
     assert again
     assert (again.number, again.deaths) == (0, 0)
 
 
 def test_a_database_has_one_campaign_and_no_other_plan_of_it_while_workers_are_at_work(postgresql: str) -> None:
     queue = queue_of(postgresql, 0, 1)
-    lease = queue.claim(None)
+    lease = queue.claim("a", None)
     with pytest.raises(OutputError, match="holds the campaign 'tiny', this one is 'other'"):
         queue.start("other", {}, {}, plan="a", jobs=[])
     with pytest.raises(OutputError, match="1 workers are at work on 'tiny'"):
@@ -94,6 +92,8 @@ def test_a_database_has_one_campaign_and_no_other_plan_of_it_while_workers_are_a
     assert lease
     assert queue.renew(lease)
     assert queue.open() == {0}
+    with pytest.raises(OutputError, match="started anew"):
+        queue.claim("b", None)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +106,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 def work(url: str, progress: RunProgress | None = None) -> int:
     store = Store.open(url)
     queue = Queue(store)
-    shared = SharedCampaign.parse(queue.content())
-    selection, plan = shared.prepare()
-    told = progress or RunProgress()
-    return work_off(shared.campaign, plan, selection, store=store, queue=queue, progress=told)
+    shared = SharedCampaign.read(queue.content())
+    return work_off(shared, store=store, queue=queue, progress=progress or RunProgress())
 
 
 def offered(prepared: Prepared, url: str) -> Store:
@@ -164,6 +162,7 @@ OTHERS = {
     "fedmjp here is another than the campaign's; install that of commit 123456789abc": {
         "code": "", "commit": "123456789abcdef",
     },
+    "the campaign computes on CUDA": {"device": "cuda"},
     r"torch is .* here, the campaign's is 1\.0": {"versions": {"torch": "1.0"}},
     "mse, psnr: computed on one": {"metrics": ()},
     "this machine plans other trials": {"plan": ""},
@@ -172,9 +171,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("message", OTHERS)
 def test_a_worker_that_would_make_other_trials_refuses(prepared: Prepared, message: str) -> None:
-    shared = SharedCampaign.of(prepared, device="cpu", arithmetic="float32")
+    shared = SharedCampaign.of(prepared, device="cpu", arithmetic="float32").model_dump(mode="json")
     with pytest.raises(BadInputError, match=message) as refusal:
-        shared.model_copy(update=OTHERS[message]).prepare()
+        SharedCampaign.read({**shared, **OTHERS[message]}).prepare()
     assert "\n" not in str(refusal.value)
 
 

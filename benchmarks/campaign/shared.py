@@ -3,7 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
+
+import torch
 
 from benchmarks.campaign.prepare import Prepared, plan_of, source_of
 from benchmarks.campaign.spec import Campaign
@@ -60,6 +62,14 @@ class SharedCampaign(Config):
             plan=digest_of(prepared.plan),
         )
 
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Self:
+        """What was written of it; BadInputError if another fedmjp wrote it, whose keys may be others."""
+        if content.get("code") != provenance.code_digest():
+            commit = f" of commit {content['commit'][:12]}" if content.get("commit") else ""
+            raise BadInputError(f"fedmjp here is another than the campaign's; install that{commit}, {AGAIN}")
+        return cls.parse(content)
+
     def moved_to(self, source: str) -> Self:
         """The same with its pictures elsewhere."""
         data = self.campaign.data.model_copy(update={"source": source})
@@ -71,7 +81,7 @@ class SharedCampaign(Config):
         Raises:
             BadInputError: If this machine would make other trials: the first reason.
         """
-        self._require_code()
+        self._require_machine()
         selection = self._selection()
         planned = plan_of(self.campaign, selection, device=self.device, arithmetic=self.arithmetic)
         if digest_of(planned) != self.plan:
@@ -81,14 +91,13 @@ class SharedCampaign(Config):
             )
         return selection, planned
 
-    def _require_code(self) -> None:
-        if provenance.code_digest() != self.code:
-            commit = f" of commit {self.commit[:12]}" if self.commit else ""
-            raise BadInputError(f"fedmjp here is another than the campaign's; install that{commit}, {AGAIN}")
+    def _require_machine(self) -> None:
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise BadInputError("the campaign computes on CUDA, and torch sees no CUDA device on this machine")
         for name, version in _versions().items():
             if version != self.versions.get(name):
                 raise BadInputError(
-                    f"{name} is {version} here, the campaign's is {self.versions.get(name)}; install that"
+                    f"{name} is {version} here, the campaign's is {self.versions.get(name)}; install that, {AGAIN}"
                 )
         if _computed(self.campaign) != self.metrics:
             other = ", ".join(sorted({*_computed(self.campaign)} ^ {*self.metrics}))

@@ -24,6 +24,7 @@ from sqlalchemy import (
     and_,
     case,
     delete,
+    exists,
     func,
     insert,
     or_,
@@ -149,18 +150,23 @@ class Queue:
         """What a folder of results says of the plan, by the names of the files; OutputError as of ``content``."""
         return self._told("ledger")
 
-    def claim(self, uploads: int | None) -> Lease | None:
+    def claim(self, plan: str, uploads: int | None) -> Lease | None:
         """Lease a job that nobody works on, if there is one.
 
         Args:
+            plan: Digest of the plan that the worker has: numbers of jobs are places there.
             uploads: Those that this worker has computed: jobs about them come first, then jobs about uploads that no
                 other worker works on.
+
+        Raises:
+            OutputError: If the campaign was started anew with another plan.
         """
         others = select(_JOBS.c.uploads).where(_alive())
         order = (_JOBS.c.uploads != (-1 if uploads is None else uploads), _JOBS.c.uploads.in_(others), _JOBS.c.number)
         free = (
             select(_JOBS.c.number)
             .where(or_(_JOBS.c.status == WAITING, and_(_JOBS.c.status == LEASED, _JOBS.c.expires < _now())))
+            .where(exists().where(_CAMPAIGN.c.plan == plan))
             .order_by(*order)
             .limit(1)
             .with_for_update(skip_locked=True)
@@ -181,6 +187,9 @@ class Queue:
         )
         with self._store.transaction() as connection:
             row = connection.execute(taken).one_or_none()
+            of = connection.execute(select(_CAMPAIGN.c.plan)).scalar_one_or_none()
+        if row is None and of != plan:
+            raise OutputError("the campaign was started anew, with other files, pictures or packages; begin again")
         return None if row is None else Lease(row.number, row.uploads, row.deaths, token)
 
     def renew(self, lease: Lease) -> bool:

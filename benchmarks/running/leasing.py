@@ -8,18 +8,15 @@ from typing import Literal
 
 from benchmarks.campaign.prepare import Prepared
 from benchmarks.campaign.shared import SharedCampaign
-from benchmarks.campaign.spec import Campaign
 from benchmarks.folder.queue import LEASE_SECONDS, Lease, Queue, QueuedJob
 from benchmarks.folder.store import Store
 from benchmarks.folder.stored_pictures import StoredPictures
-from benchmarks.plan.experiment import Plan
 from benchmarks.running.engine import Job, jobs
 from benchmarks.running.progress import RunProgress
 from benchmarks.running.runner import SECONDS_PER_HOUR
 from benchmarks.running.stored_retention import StoredRetention
 from benchmarks.running.workers import Bench
 from fedmjp.arithmetic import Arithmetic
-from fedmjp.data.selection import Selection
 from fedmjp.errors import StoreError
 
 HEARTBEAT = LEASE_SECONDS / 4
@@ -48,15 +45,11 @@ def offer(
     return sum(not job.done for job in queued)
 
 
-def work_off(
-    campaign: Campaign, plan: Plan, selection: Selection, *, store: Store, queue: Queue, progress: RunProgress
-) -> int:
+def work_off(shared: SharedCampaign, *, store: Store, queue: Queue, progress: RunProgress) -> int:
     """Work until nothing is left of a campaign, here and in all other processes, or its budget is spent.
 
     Args:
-        campaign: Whose jobs are queued.
-        plan: Of it.
-        selection: Its pictures.
+        shared: The campaign whose jobs are queued.
         store: The trials.
         queue: The jobs.
         progress: Is told what happens.
@@ -65,8 +58,11 @@ def work_off(
         How many trials were in this worker's jobs.
 
     Raises:
+        BadInputError: If this machine would make other trials, or the campaign is started anew.
         StoreError: If the database failed.
     """
+    selection, plan = shared.prepare()
+    campaign = shared.campaign
     listed, pictures = jobs(plan), StoredPictures(store)
     keeper = None if campaign.keep == "none" else pictures
     bench = Bench([part.experiment for part in plan.parts], selection, store, keeper, progress)
@@ -75,7 +71,7 @@ def work_off(
     done, uploads = 0, None
     progress.attacks(sum(len(listed[number].trials) for number in queue.open()))
     while hours is None or time.monotonic() - began < hours * SECONDS_PER_HOUR:
-        lease = queue.claim(uploads)
+        lease = queue.claim(shared.plan, uploads)
         if lease is None:
             if not queue.open():
                 break

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.studies.campaign_kills --database URL --output FOLDER``. Workers, all on this machine, do what
 `fedmjp campaign work` does, each in a process of its own; the PostgreSQL database is empty at first. They are killed
-(SIGKILL) at random moments of the campaign, one after another, and another begins in the place of each. A row per kill. In
-the end nobody is killed any more, and
+(SIGKILL) at random moments of the campaign, one after another, and another begins in the place of each. A row per kill.
+In the end nobody is killed any more, and
 
 - every planned trial stands in the database once, finished,
 - its scores are, to the last bit, those of the same campaign in one process that nobody kills,
@@ -165,9 +165,7 @@ def _work(database: str) -> None:
     torch.set_num_threads(1)
     store = Store.open(database)
     queue = Queue(store)
-    shared = SharedCampaign.parse(queue.content())
-    selection, plan = shared.prepare()
-    work_off(shared.campaign, plan, selection, store=store, queue=queue, progress=RunProgress())
+    work_off(SharedCampaign.read(queue.content()), store=store, queue=queue, progress=RunProgress())
 
 
 def _wrong(prepared: Prepared, store: Store, undisturbed: OutputFolder) -> list[str]:

@@ -68,21 +68,19 @@ def work(database: Database = "", data: Data = "") -> None:
     from benchmarks.campaign.shared import SharedCampaign
     from benchmarks.running.leasing import work_off
     from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.cli.runs import choose, located
+    from fedmjp.cli.runs import located
 
     console = wide_console()
     store, queue = _opened(database)
-    shared = SharedCampaign.parse(queue.content())
-    choose(shared.device)
+    shared = SharedCampaign.read(queue.content())
     if data:
         shared = shared.moved_to(located(data))
-    selection, plan = shared.prepare()
     with _ending_on_request(), TerminalProgress(console) as progress:
-        done = work_off(shared.campaign, plan, selection, store=store, queue=queue, progress=progress)
+        done = work_off(shared, store=store, queue=queue, progress=progress)
     tell(console, f"{done} trials were tried here.")
     if left := len(queue.open()):
         tell(console, f"The budget of {shared.campaign.budget.hours:g} h is spent; {left} jobs wait for other workers.")
-    _tell_failures(store, [trial.key for trial in plan.trials])
+    _tell_failures(store, _ledger(store, queue).trials["key"].tolist())
 
 
 def fetch(
