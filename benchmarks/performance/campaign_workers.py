@@ -1,8 +1,8 @@
 """Trials per second of a campaign that workers share through PostgreSQL, against one process with a file.
 
-``python -m benchmarks.performance.campaign_workers --database URL --json FILE``. Workers are processes of this machine,
-each with one thread. They plan first. Then all begin at once, and time counts until the last has ended. Processor seconds
-per trial say what leasing costs however busy the machine is; those of the database are not counted.
+``python -m benchmarks.performance.campaign_workers --database URL --json FILE``. Workers are processes of this
+machine, each with one thread. They plan first. Then all begin at once, and time counts until the last has ended.
+Processor seconds per trial say what leasing costs however busy the machine is; those of the database are not counted.
 """
 
 import tempfile
