@@ -1,9 +1,10 @@
 """What a campaign will cost: kinds of work are tried on a picture or a few, within half a minute, and counted."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from benchmarks.campaign.prepare import Prepared
 from benchmarks.running.kinds_of_work import Work, kinds_of_work
@@ -71,13 +72,19 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
 
 
 def _in_order(work: Sequence[Work]) -> list[Work]:
-    """The smallest of each attack, then the others, of which there is most first; both by model, built once each."""
-    ordered = sorted(work, key=lambda one: -one.weight)
-    smallest = {one.like[0]: one for one in sorted(ordered, key=lambda one: one.size, reverse=True)}
-    firsts, weights = set(smallest.values()), Counter[str]()
+    """Of each attack the smallest, then of each with its options the smallest and the largest, then the others.
+
+    Within each of these by model, so that each is built once, and what there is most of first.
+    """
+    by_size = sorted(work, key=lambda one: (one.size, -one.weight))
+    first = set({one.like[0]: one for one in reversed(by_size)}.values())
+    ends = {*{one.like: one for one in by_size}.values(), *{one.like: one for one in reversed(by_size)}.values()}
+    weights = Counter[str]()
     for one in work:
         weights[one.network] += one.weight
-    return sorted(ordered, key=lambda one: (one not in firsts, -weights[one.network], one.network))
+    return sorted(
+        work, key=lambda one: (one not in first, one not in ends, -weights[one.network], one.network, -one.weight)
+    )
 
 
 def _probe(one: Work, tried: Tried | None, known: dict[Work, Tried]) -> Probe:
@@ -88,10 +95,22 @@ def _probe(one: Work, tried: Tried | None, known: dict[Work, Tried]) -> Probe:
     for depth in range(len(one.like), -1, -1):
         similar = [other for other in known if other.like[:depth] == one.like[:depth] and other.uploads == one.uploads]
         if similar:
-            near = min(similar, key=lambda other: abs(other.size - one.size))
-            seconds = (known[near].seconds or 0.0) * one.size / near.size
+            seconds = _at_size(one.size, [(other.size, known[other].seconds or 0.0) for other in similar])
             return Probe(one.what, max(least, seconds), one.count)
     return Probe(one.what, least, one.count)
+
+
+def _at_size(size: int, known: Sequence[tuple[int, float]]) -> float:
+    """Seconds at a size: on the line through the means at the two nearest sizes, or through zero if there is one."""
+    by_size = defaultdict[int, list[float]](list)
+    for each, seconds in known:
+        by_size[each].append(seconds)
+    near, *others = sorted(by_size, key=lambda each: abs(each - size))
+    there = mean(by_size[near])
+    if not others:
+        return there * size / near
+    other = others[0]
+    return max(0.0, there + (mean(by_size[other]) - there) * (size - near) / (other - near))
 
 
 def _picture_counts(prepared: Prepared) -> tuple[int, int]:
