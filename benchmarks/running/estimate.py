@@ -5,12 +5,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 from benchmarks.campaign.prepare import Prepared
 from benchmarks.running.kinds_of_work import Work, kinds_of_work
-from benchmarks.running.tries import Scoring, Tried
+from benchmarks.running.tries import Scoring, StoppedError, Tried, stopped_after
 
-SECONDS = 30.0  # after which nothing more is tried; what takes long was then begun first
+SECONDS = 30.0  # after which nothing more is tried
 KEPT_PER_CELL = 3
 ROW_BYTES = 1_500  # of the database, indices included; benchmarks.performance.store measures it
 
@@ -57,7 +58,7 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
         if time.monotonic() > deadline:
             break
         on_probe(one.what)
-        tried[one] = one.measure()
+        tried[one] = _tried(one, deadline)
     known = {one: found for one, found in tried.items() if found.seconds is not None}
     probes = [_probe(one, tried.get(one), known) for one in work]
     trials = len(prepared.plan.trials)
@@ -71,10 +72,19 @@ def estimate(prepared: Prepared, on_probe: Callable[[str], None]) -> Estimate:
     )
 
 
+def _tried(one: Work, deadline: float) -> Tried:
+    began = time.monotonic()
+    try:
+        with stopped_after(deadline - began):
+            return one.measure()
+    except StoppedError:
+        return Tried(None, at_least=time.monotonic() - began)
+
+
 def _in_order(work: Sequence[Work]) -> list[Work]:
     """Of each attack the smallest, then of each with its options the smallest and the largest, then the others.
 
-    Within each of these by model, so that each is built once, and what there is most of first.
+    Within each of these what iterates last, by model, so that each is built once, and what there is most of first.
     """
     by_size = sorted(work, key=lambda one: (one.size, -one.weight))
     first = set({one.like[0]: one for one in reversed(by_size)}.values())
@@ -82,9 +92,11 @@ def _in_order(work: Sequence[Work]) -> list[Work]:
     weights = Counter[str]()
     for one in work:
         weights[one.network] += one.weight
-    return sorted(
-        work, key=lambda one: (one not in first, one not in ends, -weights[one.network], one.network, -one.weight)
-    )
+
+    def place(one: Work) -> tuple[Any, ...]:
+        return one not in first, one not in ends, one.nature, -weights[one.network], one.network, -one.weight
+
+    return sorted(work, key=place)
 
 
 def _probe(one: Work, tried: Tried | None, known: dict[Work, Tried]) -> Probe:
@@ -93,7 +105,7 @@ def _probe(one: Work, tried: Tried | None, known: dict[Work, Tried]) -> Probe:
         return Probe(one.what, tried.seconds, one.count, tried.failure)
     least = tried.at_least if tried else 0.0
     for depth in range(len(one.like), -1, -1):
-        similar = [other for other in known if other.like[:depth] == one.like[:depth] and other.uploads == one.uploads]
+        similar = [other for other in known if other.like[:depth] == one.like[:depth] and other.nature == one.nature]
         if similar:
             seconds = _at_size(one.size, [(other.size, known[other].seconds or 0.0) for other in similar])
             return Probe(one.what, max(least, seconds), one.count)

@@ -3,7 +3,9 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
+from attacks import ATTACKS
 from benchmarks.campaign.prepare import Prepared
 from benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
 from benchmarks.running.tries import Scoring, Tried, try_attack, try_building, try_gallery, try_uploads
@@ -18,6 +20,14 @@ from fedmjp.stacked import ENTRANCE
 UPLOADS, BUILDING, FEATURES = "uploads", "weights drawn or read", "features of all pictures"
 
 
+class Nature(IntEnum):
+    """Who works, and how: what takes longest last."""
+
+    PARTIES = 0
+    SOLVING = 1
+    ITERATING = 2
+
+
 @dataclass(frozen=True, eq=False)
 class Work:
     """Work of one kind, which does not depend on seeds, weights, and how much of a defence there is.
@@ -29,7 +39,7 @@ class Work:
         size: Pictures that one piece of work is about.
         count: Pieces of work.
         measure: Tries one.
-        uploads: Whether it is work of clients.
+        nature: Work of clients and evaluator, of an attack that solves, or of one that iterates.
     """
 
     what: str
@@ -38,7 +48,7 @@ class Work:
     size: int
     count: int
     measure: Callable[[], Tried] = field(repr=False)
-    uploads: bool = False
+    nature: Nature = Nature.PARTIES
 
     @property
     def weight(self) -> int:
@@ -97,7 +107,7 @@ def _building(kinds: Sequence[_Kind]) -> list[Work]:
         arm = next(kind.experiment.arm for kind in kinds if kind.experiment.arm in several)
         device, what = kinds[0].scenario.device, f"{arm.name}: {BUILDING}"
         measure = _calling(try_building, arm, device)
-        found.append(Work(what, network, (BUILDING, network), 1, len(several), measure, uploads=True))
+        found.append(Work(what, network, (BUILDING, network), 1, len(several), measure))
     return found
 
 
@@ -120,7 +130,7 @@ def _uploads(kinds: Sequence[_Kind], selection: Selection) -> list[Work]:
         one = kind.experiment.model_copy(update={"scenario": one_upload(kind.scenario)})
         measure = _calling(try_uploads, one, selection, kind.batches())
         like = (UPLOADS, network, kind.scenario.pipeline.label)
-        found.append(Work(f"{kind.scenario.label}: {UPLOADS}", network, like, size, count, measure, uploads=True))
+        found.append(Work(f"{kind.scenario.label}: {UPLOADS}", network, like, size, count, measure))
     return found
 
 
@@ -144,7 +154,8 @@ def _attacks(kinds: Sequence[_Kind], selection: Selection, scoring: Scoring) -> 
         measure = _calling(try_attack, alone, selection, kind.batches(tried), scoring)
         several = f", {scenario.uploads_per_picture} uploads" if scenario.uploads_per_picture > 1 else ""
         what, like = f"{scenario.label}: {tried.label}{several}", (tried.name, network, tried.label)
-        found.append(Work(what, network, like, size, count, measure))
+        nature = Nature.ITERATING if ATTACKS.get(tried.name).optimises else Nature.SOLVING
+        found.append(Work(what, network, like, size, count, measure, nature))
     return found
 
 
@@ -159,7 +170,7 @@ def _galleries(kinds: Sequence[_Kind], selection: Selection) -> list[Work]:
         network, pictures = _network(arm), len({trial.picture.name for trial in kind.trials})
         measure = _calling(try_gallery, kind.experiment, selection, kind.batches())
         like = (FEATURES, network)
-        found.append(Work(f"{kind.scenario.label}: {FEATURES}", network, like, 1, pictures, measure, uploads=True))
+        found.append(Work(f"{kind.scenario.label}: {FEATURES}", network, like, 1, pictures, measure))
     return found
 
 

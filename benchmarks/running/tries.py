@@ -26,6 +26,7 @@ from fedmjp.records import Disclosure, Reconstruction, Upload
 DIFFERENT = 12  # uploads that an attack is tried on that works on one after another
 TIME_FOR_OTHERS = 3.0  # seconds for all of these but the first
 PIECES = 4  # that are tried together where one is quick; a run works on more at a time, a little faster
+SOON = 0.001  # seconds: a timer of none would never ring
 QUICK, SLOW = 0.3, 2.0  # seconds
 PATIENCE = (
     5.0  # after which one that tells its steps is stopped, and extrapolated; some end long before their last step
@@ -74,8 +75,8 @@ class _FewUploads(DirectUploads):
         return [list(batches)]
 
 
-class _StoppedError(BaseException):
-    """An attack was stopped. No attack may catch it."""
+class StoppedError(BaseException):
+    """Work was stopped. No attack may catch it."""
 
 
 class _Pace:
@@ -95,7 +96,7 @@ class _Pace:
         if done > before:
             self.seconds = start + (elapsed - start) * (total - before) / (done - before)
             if elapsed - start > PATIENCE:
-                raise _StoppedError
+                raise StoppedError
 
 
 def try_building(arm: ModelConfig, device: str) -> Tried:
@@ -188,9 +189,9 @@ def _attempt(
     budget: float | None = getattr(tried.made().options, "seconds", None)
     began, pace = time.perf_counter(), _Pace()
     try:
-        with _stopped_after(longest if budget is None else min(longest, LONGEST_OF_BUDGET)):
+        with stopped_after(longest if budget is None else min(longest, LONGEST_OF_BUDGET)):
             made = adversary.reconstruct(tried.name, uploads, tried.options, then=tried.then, on_progress=pace)
-    except _StoppedError:
+    except StoppedError:
         limits = [seconds for seconds in (pace.seconds, budget) if seconds is not None]
         elapsed = time.perf_counter() - began
         return Tried(min(limits) / len(uploads) if limits else None, at_least=elapsed), []
@@ -200,14 +201,18 @@ def _attempt(
 
 
 @contextmanager
-def _stopped_after(seconds: float) -> Iterator[None]:
-    def stop(_signal: int, _frame: object) -> None:
-        raise _StoppedError
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raise ``StoppedError`` when so many seconds are over, or those of a block around this one."""
 
-    former = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    def stop(_signal: int, _frame: object) -> None:
+        raise StoppedError
+
+    former, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
+    around = signal.getitimer(signal.ITIMER_REAL)[0]
+    signal.setitimer(signal.ITIMER_REAL, max(SOON, min(seconds, around or seconds)))
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        left = max(SOON, around - (time.monotonic() - began)) if around else 0.0
         signal.signal(signal.SIGALRM, former)
+        signal.setitimer(signal.ITIMER_REAL, left)
