@@ -1,0 +1,46 @@
+"""Estimates: kinds of work by what they share, stopped in time, and taken from what is similar."""
+
+import time
+
+import pytest
+
+from benchmarks.running.estimate import _at_size, _in_order
+from benchmarks.running.kinds_of_work import Nature, Work
+from benchmarks.running.tries import StoppedError, Tried, stopped_after
+
+
+def work(name: str, size: int, nature: Nature = Nature.SOLVING, count: int = 1) -> Work:
+    return Work(f"{name} {size}", "network", (name, "network"), size, count, lambda: Tried(1.0), nature)
+
+
+def test_the_smallest_of_each_attack_comes_first_then_the_largest_and_what_iterates_last() -> None:
+    tried = [
+        work("search", 1, Nature.ITERATING), work("closed", 4), work("closed", 2), work("closed", 8),
+        work("closed", 3, count=9),
+    ]  # fmt: skip
+    assert [one.what for one in _in_order(tried)] == ["closed 2", "search 1", "closed 8", "closed 3", "closed 4"]
+
+
+@pytest.mark.parametrize(
+    ("size", "known", "seconds"),
+    [(4, [(1, 2.0)], 8.0), (4, [(1, 2.0), (7, 8.0)], 5.0), (8, [(1, 1.0), (1, 3.0), (3, 4.0)], 9.0)],
+    ids=["in proportion", "in between", "beyond, of means"],
+)
+def test_what_was_not_tried_is_taken_from_similar_work(
+    size: int, known: list[tuple[int, float]], seconds: float
+) -> None:
+    assert _at_size(size, known) == pytest.approx(seconds)
+
+
+def wait_within_two_limits() -> None:
+    with stopped_after(0.2):
+        with pytest.raises(StoppedError), stopped_after(0.05):
+            time.sleep(5)
+        time.sleep(5)
+
+
+def test_the_nearest_of_two_limits_stops_and_the_outer_one_goes_on() -> None:
+    began = time.monotonic()
+    with pytest.raises(StoppedError):
+        wait_within_two_limits()
+    assert time.monotonic() - began < 2
