@@ -113,7 +113,8 @@ def glass_blur(picture: Pixels, how: Strength, generator: np.random.Generator) -
 
 def motion_blur(picture: Pixels, how: Strength, generator: np.random.Generator) -> Pixels:
     """Smear in one direction, at most 45 degrees from the horizontal."""
-    return smear(picture, *how, generator.uniform(-45, 45))
+    radius, sigma = how
+    return smear(picture, radius, sigma, generator.uniform(-45, 45))
 
 
 def zoom_blur(picture: Pixels, how: Strength, _: np.random.Generator) -> Floats:
