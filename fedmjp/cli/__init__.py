@@ -82,7 +82,9 @@ app.command(
     rich_help_panel=TRAIN,
     epilog=examples(
         "fedmjp evaluate results/train --data FOLDER",
+        "fedmjp evaluate results/train --data FOLDER --corruptions --workers 2",
         "fedmjp evaluate --data FOLDER --weights FILE --model name=deit_small",
+        "fedmjp evaluate --weights FILE --model name=deit_small --imagenet-a DIR --imagenet-o DIR --imagenet DIR",
     ),
 )(evaluate)
 app.command(rich_help_panel=TRAIN, epilog=examples("fedmjp compare results/train-none results/train-mjp"))(compare)
