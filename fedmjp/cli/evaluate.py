@@ -205,14 +205,15 @@ def _measure_robustness(
     from fedmjp.models.build import build
 
     pairs = [(run, build(run.model).to(device)) for run in runs]
-    for place, ((run, network), folders) in enumerate(zip(pairs, named, strict=True)):
-        on_skipped = cache(lambda reason: tell(console, f"Skipped: {reason}"))
-        adversarial, detection = measure_natural(run, network, folders, workers=workers, on_skipped=on_skipped)
-        known = [
-            *known[:place],
-            replace(known[place], adversarial=adversarial, detection=detection),
-            *known[place + 1 :],
-        ]
+    on_skipped = cache(lambda reason: tell(console, f"Skipped: {reason}"))
+    natural = [
+        measure_natural(run, network, folders, workers=workers, on_skipped=on_skipped)
+        for (run, network), folders in zip(pairs, named, strict=True)
+    ]
+    known = [
+        replace(robustness, adversarial=adversarial, detection=detection)
+        for robustness, (adversarial, detection) in zip(known, natural, strict=True)
+    ]
     rights: Rights = {}
     if what.corruptions:
         options: dict[str, Any] = {"seed": seed, "workers": workers, "console": console}
@@ -221,7 +222,6 @@ def _measure_robustness(
 
 
 def _tell_doubts(runs: "Sequence[Trained]", measured: "Sequence[Sequence[Figures]]", console: "Console") -> None:
-
     for run, every in zip(runs, measured, strict=True):
         doubts = [f"its training has not ended: {run.unfinished}"] if run.unfinished else []
         if undecided := every[0].undecided:

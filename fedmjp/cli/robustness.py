@@ -177,6 +177,7 @@ def measure_corruptions(
     left = [name for name in what.corruptions if name not in kept]
     if len(left) < len(what.corruptions):
         tell(console, f"Going on: {len(what.corruptions) - len(left)} of {len(what.corruptions)} corruptions are done.")
+        _write(output, runs, _chosen(kept, what))
     with LiveBars(console, transient=True) as bars:
         task = bars.add_task("Corrupted pictures", total=len(left) * len(pictures.indices) * len(pairs))
         for name in left:

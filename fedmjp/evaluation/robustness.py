@@ -39,7 +39,8 @@ class Corrupting:
     """Prepares a photograph for a model and corrupts it at every severity, each saved as JPEG as the official ones are.
 
     What is drawn depends on the seed, the corruption, the severity and the picture's key alone: every model meets the
-    same pictures.
+    same pictures. A photograph is prepared as for Top-1 (bicubic, cropped); the official generators resize bilinearly,
+    that of Tiny-ImageNet-C without keeping proportions.
     """
 
     corruption: str
