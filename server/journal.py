@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from flwr.app import Message
+from flwr.app import MetricRecord
 from torch import Tensor
 
 from fedmjp.learning import Training
@@ -13,7 +13,7 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.history import History, Value
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state, save_checkpoint
-from fedmjp.wire import EXAMPLES, METRICS
+from fedmjp.wire import EXAMPLES
 from server.aggregation import Aggregator
 from server.refusals import RefusalFile
 from server.screening import plausible
@@ -71,14 +71,19 @@ class Journal:
         )
 
     def write(
-        self, server_round: int, replies: Sequence[Message], refused: int, seconds: float, weights: Mapping[str, Tensor]
+        self,
+        server_round: int,
+        metrics: Sequence[MetricRecord],
+        refused: int,
+        seconds: float,
+        weights: Mapping[str, Tensor],
     ) -> None:
-        """Add a round (from 1) to the history: replies that were used, how many were not, and the weights after it."""
+        """Add a round (from 1): what replies report that were used, how many were not, and the weights after it."""
         pipeline = self._scenario.pipeline
         self._uploads.update(self._scenario.participants(server_round))
         spent = pipeline.spent(max(self._uploads.values()))
         accuracy = self._validation.accuracy(weights)
-        reported = [_metrics(reply) for reply in replies]
+        reported = [_plausible(told) for told in metrics]
         self._history.append(
             {
                 "round": server_round,
@@ -107,10 +112,9 @@ class Journal:
         save_checkpoint(self._folder, weights, about | {"strategy": aggregator.state()})
 
 
-def _metrics(reply: Message) -> dict[str, float]:
+def _plausible(metrics: MetricRecord) -> dict[str, float]:
     """What a client reports, without what cannot be."""
-    reported = reply.content.metric_records[METRICS]
-    return {name: cast(float, value) for name, value in reported.items() if plausible(value)}
+    return {name: cast(float, value) for name, value in metrics.items() if plausible(value)}
 
 
 def _sum(reported: Sequence[Mapping[str, float]], name: str) -> int:
