@@ -148,6 +148,8 @@ class Training(Learning):
     round_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
     # Share of a round's clients whose updates are needed; a round with fewer does not count, and is played again.
     quorum: float = Field(0.5, ge=0.0, le=1.0)
+    # Who measures Top-1 after a round: the server on public pictures, or each site on its own, which stay there.
+    validation: Literal["server", "sites"] = "server"
     records: Numbers = ()  # rounds in which everything that crosses the wire is recorded
     checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
 

@@ -17,6 +17,7 @@ from fedmjp.wire import EXAMPLES
 from server.aggregation import Aggregator
 from server.refusals import RefusalFile
 from server.screening import plausible
+from server.site_validation import SiteValidation
 from server.validation import Validation
 
 WORSE = 2.0  # times the loss of a guess, and of the weights before: where half of Top-1 is lost too, a step spoilt them
@@ -26,7 +27,12 @@ class Journal:
     """History, validation and checkpoints of a training run, whose uploads hold so many values each."""
 
     def __init__(
-        self, scenario: Scenario, training: Training, folder: TrainingFolder, validation: Validation, uploaded: int
+        self,
+        scenario: Scenario,
+        training: Training,
+        folder: TrainingFolder,
+        validation: Validation | SiteValidation,
+        uploaded: int,
     ) -> None:
         self._scenario, self._training, self._folder, self._uploaded = scenario, training, folder, uploaded
         self._validation = validation

@@ -1,5 +1,6 @@
 """The server's loop over the rounds of a scenario: single batches that are recorded, or training."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from logging import INFO
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from fedmjp.config import RunConfig
 from fedmjp.errors import ConfigError, QuorumError, RecordError
+from fedmjp.learning import Training
 from fedmjp.models.build import build
+from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
@@ -27,6 +30,7 @@ from server.roster import Roster
 from server.screening import LARGEST, refusal, screen
 from server.secure_sum import sum_groups
 from server.shelf import Shelf, Update
+from server.site_validation import SiteValidation
 from server.tap import UploadTap
 from server.uploads import UploadFolder
 from server.validation import Validation
@@ -67,7 +71,8 @@ class Federation:
         withheld = scenario.pipeline.withheld(roles_of(model))
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
         training = scenario.training
-        self._patience = Patience(None)
+        self._roster = Roster(grid, scenario.clients, run.node_keys)
+        self._patience = Patience(None if training is None else training.round_seconds)
         self._refused: list[Refusal] = []
         self._done, self._journal, folder = 0, None, self._uploads
         if training is not None:
@@ -75,17 +80,18 @@ class Federation:
                 raise ConfigError("output-folder is empty; name the folder that history and weights go to")
             folder = Path(run.output_folder)
             sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
-            measured = validation or Validation(model, scenario, training.recipe, run.classes)
+            measured = validation or self._validation(model, training)
             self._journal = Journal(scenario, training, TrainingFolder(folder), measured, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
-            self._patience = Patience(training.round_seconds, self._journal.seconds())
-        self._roster = Roster(grid, scenario.clients)
+            for seconds in self._journal.seconds():
+                self._patience.learn(seconds)
         self._refusals = None if folder is None else RefusalFile.of_run(folder)
         self._shelf = Shelf(None if folder is None else folder / UPDATES)
 
     def play(self) -> list[Refusal]:
         """Play the rounds that are left; what was refused in them."""
-        self._roster.wait(START)
+        training = self._scenario.training
+        self._roster.wait(START, None if training is None else math.ceil(training.quorum * self._scenario.clients))
         try:
             for server_round in range(self._done + 1, self._scenario.rounds + 1):
                 self._round(server_round)
@@ -93,6 +99,11 @@ class Federation:
         finally:
             self._shelf.clear()
         return self._refused
+
+    def _validation(self, model: Classifier, training: Training) -> Validation | SiteValidation:
+        if training.validation == "sites":
+            return SiteValidation(self._grid, self._roster, self._aggregator.records, self._index, self._patience)
+        return Validation(model, self._scenario, training.recipe, self._run.classes)
 
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()

@@ -207,7 +207,7 @@ def client_message(partitions: int = 2, scenario: Scenario = SCENARIO) -> tuple[
     message.metadata.__dict__["_message_id"] = "message"
     context = SimpleNamespace(
         run_config=run_config_of([scenario]).flat(),
-        node_config={"partition-id": 0, "num-partitions": partitions},
+        node_config={"partition-id": 0, "num-partitions": partitions, "reads": "/"},
         node_id=1,
     )
     return message, context
