@@ -1,9 +1,9 @@
 """What a server takes as its clients become more: peak memory of its process, and rounds per minute.
 
-``python -m benchmarks.performance.server_memory --data FOLDER --classes 32 --json FILE``
+``python -m benchmarks.performance.server_memory --json FILE``
 
-Real simulations of Flower, in which every client computes the gradient of one batch. The server's process holds
-Flower's engine as well, and the validation pictures. Its memory is looked at four times a second.
+Real simulations of Flower, in which every client computes the gradient of one picture of noise. The server's process
+holds Flower's engine as well. Its memory is looked at four times a second.
 """
 
 import tempfile
@@ -14,14 +14,17 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import psutil
 import typer
+from PIL import Image
 
 from benchmarks.federation.training import deal, resources_for, train_federated
-from benchmarks.scripts import Json, Pictures, keep_figures
+from benchmarks.scripts import Json, keep_figures
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
+from fedmjp.seeds import numpy_generator
 from fedmjp.training.run_folder import TrainingFolder
 
 SERVER = "flwr-simulation"  # the program of Flower that runs the server
@@ -35,38 +38,39 @@ class Case(NamedTuple):
     image_size: int
     patch_size: int
     clients: int
-    batch_size: int
 
 
 CASES = [
-    *(Case("deit_micro", 32, 4, clients, 4) for clients in (8, 100, 1000)),
-    *(Case("deit_small", 224, 16, clients, 1) for clients in (8, 100)),
+    *(Case("deit_micro", 32, 4, clients) for clients in (8, 100, 1000)),
+    *(Case("deit_small", 224, 16, clients) for clients in (8, 100)),
 ]
+CLASSES = 2
+VALIDATED = 2  # pictures of a class: the server's time is to go into updates
 
 
 def main(
     json: Json,
-    data: Pictures,
-    classes: Annotated[int, typer.Option(help="Of the pictures.")],
     rounds: Annotated[int, typer.Option(min=2, help="The first counts for memory alone.")] = 3,
     model: Annotated[str, typer.Option(help="Only the federations of this model; all by default.")] = "",
 ) -> None:
     """Play the federations one after another."""
     chosen = [case for case in CASES if model in ("", case.model)]
-    measured = [measure(case, data, classes, rounds) for case in chosen]
+    measured = [measure(case, rounds) for case in chosen]
     keep_figures(json, {"federations": measured}, {"rounds": rounds})
 
 
-def measure(case: Case, data: str, classes: int, rounds: int) -> dict[str, Any]:
+def measure(case: Case, rounds: int) -> dict[str, Any]:
     """One federation's figures."""
-    network = {"name": case.model, "image_size": case.image_size, "patch_size": case.patch_size, "classes": classes}
-    recipe = {"batch_size": case.batch_size, "warmup_epochs": 0, "repeats": 1}
+    network = {"name": case.model, "image_size": case.image_size, "patch_size": case.patch_size, "classes": CLASSES}
+    recipe = {"batch_size": 1, "warmup_epochs": 0, "repeats": 1}
     training = {"recipe": recipe, "rounds": rounds, "strategy": "fedsgd"}
-    scenario = Scenario.parse(
-        {"model": network, "data": data, "device": "cpu", "clients": case.clients, "training": training}
-    )
     with tempfile.TemporaryDirectory() as scratch, watched() as peaks:
-        folder = TrainingFolder(Path(scratch))
+        data = draw_pictures(Path(scratch) / "pictures", case.clients)
+        scenario = Scenario.parse(
+            {"model": network, "data": data, "device": "cpu", "clients": case.clients, "training": training}
+        )
+        folder = TrainingFolder(Path(scratch) / "run")
+        folder.root.mkdir()
         _, dealt = deal(scenario)
         dealt.save(folder.partition)
         train_federated(scenario, dealt, folder, resources_for(scenario, gpus_per_client=None))
@@ -80,6 +84,18 @@ def measure(case: Case, data: str, classes: int, rounds: int) -> dict[str, Any]:
     }
     typer.echo(figures)
     return figures
+
+
+def draw_pictures(folder: Path, count: int) -> str:
+    """Make a folder of pictures of noise, so many to train on."""
+    generator = numpy_generator(0, "noise")
+    for split, of_class in (("train", -(-count // CLASSES)), ("validation", VALIDATED)):
+        for label in range(CLASSES):
+            place = folder / split / str(label)
+            place.mkdir(parents=True)
+            for number in range(of_class):
+                Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    return str(folder)
 
 
 @contextmanager
