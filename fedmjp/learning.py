@@ -50,6 +50,7 @@ class Recipe(Config):
 
     epochs: int = Field(300, ge=1, le=MAX_COUNT)
     batch_size: int = Field(1024, ge=1)
+    at_once: int = Field(0, ge=0, description="pictures of a batch that are computed together; 0 for all")
     learning_rate: float = Field(5e-4, gt=0, le=HIGHEST_RATE, description="for a batch of 512")
     warmup_learning_rate: float = Field(5e-7, ge=0, le=HIGHEST_RATE, description="first, for a batch of 512")
     final_learning_rate: float = Field(5e-6, ge=0, le=HIGHEST_RATE, description="last, for a batch of 512")

@@ -63,7 +63,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     """One federation's figures."""
     network = {"name": case.model, "image_size": case.image_size, "patch_size": case.patch_size, "classes": CLASSES}
     recipe = {"batch_size": 1, "warmup_epochs": 0, "repeats": 1}
-    training = {"recipe": recipe, "rounds": rounds, "strategy": "fedsgd"}
+    training = {"recipe": recipe, "rounds": rounds, "strategy": "fedsgd", "max_norm": 0}
     with tempfile.TemporaryDirectory() as scratch, watched() as peaks:
         data = draw_pictures(Path(scratch) / "pictures", case.clients)
         scenario = Scenario.parse(
