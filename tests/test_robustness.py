@@ -83,6 +83,7 @@ def test_errors_are_those_of_the_corrupted_pictures(monkeypatch, capsys, tmp_pat
         assert line["excess_error"] == pytest.approx(line["mce_unnormalised"] - line["clean_error"])
     first, second = about["runs"]
     assert second["against_first"] == pytest.approx(second["mce_unnormalised"] - first["mce_unnormalised"])
+    assert second["excess_against_first"] == pytest.approx(second["excess_error"] - first["excess_error"])
     assert "41.5" in capsys.readouterr().out
     for name in ("manifest.json", "robustness.md", "evaluation.json"):
         assert str(tmp_path.parent) not in (out / name).read_text()

@@ -48,28 +48,42 @@ class Means:
     normalised: Estimate | None  # by AlexNet's errors
     excess_error: Estimate | None  # what corruption adds to the error
     against_first: Estimate | None  # the unnormalised mean less that of the first run, picture by picture
+    excess_against_first: Estimate | None  # the same of what corruption adds
 
 
 def means(runs: Sequence[Robustness], rights: Rights) -> list[Means]:
     """Of each run, over the corruptions that there are."""
     if not rights:
         return []
-    plain = [errors_of_pictures(rights, place, normalised=False) for place in range(len(runs))]
-    found = []
-    for place, (run, errors) in enumerate(zip(runs, plain, strict=True)):
-        wrong: Floats | None = None
-        if run.clean is not None and len(run.clean) == len(errors):
-            wrong = 100.0 * (~run.clean).astype(np.float64)
-        found.append(
-            Means(
-                clean_error=None if wrong is None else mean_of(wrong),
-                unnormalised=mean_of(errors),
-                normalised=mean_of(errors_of_pictures(rights, place, normalised=True)),
-                excess_error=None if wrong is None else mean_of(errors - wrong),
-                against_first=mean_of(errors - plain[0]) if place else None,
-            )
+    errors = [errors_of_pictures(rights, place, normalised=False) for place in range(len(runs))]
+    clean = [_clean(run, len(errors[0])) for run in runs]
+    excess = [None if wrong is None else plain - wrong for plain, wrong in zip(errors, clean, strict=True)]
+    return [
+        Means(
+            clean_error=_mean(clean[place]),
+            unnormalised=mean_of(errors[place]),
+            normalised=mean_of(errors_of_pictures(rights, place, normalised=True)),
+            excess_error=_mean(excess[place]),
+            against_first=_mean(_difference(errors[place], errors[0])) if place else None,
+            excess_against_first=_mean(_difference(excess[place], excess[0])) if place else None,
         )
-    return found
+        for place in range(len(runs))
+    ]
+
+
+def _clean(run: Robustness, pictures: int) -> Floats | None:
+    """Of each picture as it is 100 if it is wrong; None if that is not known of the same pictures."""
+    if run.clean is None or len(run.clean) != pictures:
+        return None
+    return 100.0 * (~run.clean).astype(np.float64)
+
+
+def _difference(values: Floats | None, first: Floats | None) -> Floats | None:
+    return None if values is None or first is None else values - first
+
+
+def _mean(values: Floats | None) -> Estimate | None:
+    return None if values is None else mean_of(values)
 
 
 def frame(runs: Sequence[Robustness], rights: Rights) -> pd.DataFrame:
@@ -161,8 +175,9 @@ def _by_corruption(runs: Sequence[Robustness], rights: Rights, data: str) -> She
     for name, words in (
         ("unnormalised", f"{share}, unnormalised"),
         ("normalised", f"{share}, normalised"),
-        ("excess_error", "unnormalised, less clean"),
         ("against_first", f"unnormalised, less {runs[0].run}'s"),
+        ("excess_error", "unnormalised, less clean"),
+        ("excess_against_first", f"the same, less {runs[0].run}'s"),
     ):
         if any(getattr(each, name) for each in found):
             rows.append([words, *(text_of(getattr(each, name), "error") for each in found)])
