@@ -18,7 +18,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import Classifier, PositionedClassifier
 from fedmjp.models.layouts import INDEX_EMBEDDING, LOCALISATION, Layout, in_our_layout
 
-TORCH_FILES = (".pth", ".pt", ".bin")
+TORCH_FILES = (".pth", ".pt", ".bin", ".tar")  # the last as of MoCo's and torch's examples: .pth.tar
 NESTED_UNDER = ("model", "state_dict")
 INTEGERS = (".num_batches_tracked", ".relative_position_index")  # what may be no floating point number
 RELATIVE_POSITIONS = "relative_position_bias_table"
