@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def batch_norm_prior(file: str, sha256: str | None, device: torch.device) -> Cal
     Raises:
         AttackNotApplicableError: If the file cannot be read, is another one, or does not hold a ResNet-50.
     """
-    network = _resnet50(_weights(Path(file), sha256), file).to(device)
+    network = _resnet50(_weights(file, sha256), file).to(device)
     mean, deviation = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, DEVIATION))
     seen: list[tuple[nn.BatchNorm2d, Tensor]] = []
     for name, part in network.named_modules():
@@ -52,19 +53,31 @@ def batch_norm_prior(file: str, sha256: str | None, device: torch.device) -> Cal
     return distance
 
 
-def _weights(file: Path, sha256: str | None) -> Mapping[str, Any]:
-    """What the file holds, under torchvision's names."""
+def file_refusal(file: str, sha256: str | None) -> str | None:
+    """Why a file is not the one that was meant; None if it is."""
     try:
-        require_regular(file)
-        content = file.read_bytes()
+        require_regular(Path(file))
+        digest = _digest(file, Path(file).stat().st_mtime_ns)
     except OSError as error:
-        raise AttackNotApplicableError(f"batch_norm: {file} cannot be read: {error.strerror}") from None
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != sha256:
-        asked = "no batch_norm_sha256 says which file is meant" if sha256 is None else f"{sha256} was asked for"
-        raise AttackNotApplicableError(f"batch_norm: {file} has SHA-256 {digest}, and {asked}: give batch_norm_sha256")
+        return f"batch_norm: {file} cannot be read: {error.strerror}"
+    if digest == sha256:
+        return None
+    asked = "batch_norm_sha256 must say which file is meant" if sha256 is None else f"batch_norm_sha256 is {sha256}"
+    return f"batch_norm: {file} has SHA-256 {digest}; {asked}"
+
+
+@lru_cache(maxsize=8)
+def _digest(file: str, _changed: int) -> str:
+    with Path(file).open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _weights(file: str, sha256: str | None) -> Mapping[str, Any]:
+    """What the file holds, under torchvision's names."""
+    if refusal := file_refusal(file, sha256):
+        raise AttackNotApplicableError(refusal)
     try:
-        loaded = parse_tensors(content, file)
+        loaded = parse_tensors(Path(file).read_bytes(), Path(file))
     except CheckpointError as error:
         raise AttackNotApplicableError(f"batch_norm: {error}") from None
     loaded = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else {}

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from attacks.batch_norm_prior import batch_norm_prior
+from attacks.batch_norm_prior import batch_norm_prior, file_refusal
 from attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
 from attacks.matching_gradients import Candidates, Comparison
 from attacks.matching_loss import Job, SearchOptions, patch_seams
@@ -76,6 +76,14 @@ class GradVit(GradientSearch):
     requires = "each client's own update; labels that are known, or recovered from the head's bias"
     exploits = "all gradients; smoothness of pictures; statistics that a ResNet-50 keeps of natural ones"
     options_type = GradVitOptions
+
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs the file of weights, if one is named."""
+        if self.options.batch_norm is not None:
+            refusal = file_refusal(self.options.batch_norm, self.options.batch_norm_sha256)
+            if refusal:
+                return refusal
+        return super().requirement(model, threat)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Without a prior, and what holds of every search."""

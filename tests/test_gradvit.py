@@ -127,13 +127,15 @@ def test_files_that_are_no_such_network_are_refused_in_one_line(resnet50: tuple[
     torch.save(nn.Linear(2, 2).state_dict(), vit)
     for path, sha256, message in (
         (tmp_path / "none.pth", None, "none.pth cannot be read: No such file"),
-        (file, None, f"has SHA-256 {digest}, and no batch_norm_sha256 says which file is meant"),
-        (file, "0" * 64, f"{'0' * 64} was asked for"),
+        (file, None, f"has SHA-256 {digest}; batch_norm_sha256 must say which file is meant"),
+        (file, "0" * 64, f"batch_norm_sha256 is {'0' * 64}"),
         (other, hashlib.sha256(b"no tensors").hexdigest(), "is damaged"),
         (vit, hashlib.sha256(vit.read_bytes()).hexdigest(), "holds no ResNet-50: conv1.weight is missing"),
     ):
         with pytest.raises(AttackNotApplicableError, match=message) as refused:
             batch_norm_prior(str(path), sha256, CPU)
         assert "\n" not in str(refused.value)
+    missing = GradVit({"batch_norm": str(tmp_path / "none.pth")}).refusal(small_model("deit_micro"), ThreatModel())
+    assert "none.pth cannot be read" in str(missing), "before anything is attacked"
     with pytest.raises(ConfigError, match="batch_norm_sha256"):
         GradVit({"batch_norm_sha256": "abc"})

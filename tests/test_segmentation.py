@@ -187,7 +187,7 @@ def test_the_learning_rate_is_torchs_warm_up_and_fall() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda root: root / "nowhere", "there is no folder .*nowhere: known: annotations, images. fedmjp does not"),
+        (lambda root: root / "nowhere", "there is no folder .*nowhere .fedmjp does not.*: known: annotations, images"),
         (lambda root: root.parent, "did you mean .*ADEChallengeData2016"),
         (lambda root: (root / "annotations/training/ADE_00000000.png").unlink(), "picture ADE_00000000 .* annotation"),
         (lambda root: Image.new("L", (9, 8)).save(root / "annotations/training/ADE_00000000.png"),

@@ -17,7 +17,7 @@ Split = Literal["training", "validation"]
 CLASSES = 150
 IGNORED = 255  # label of what no class is: 0 in the files, "other"
 NAMES = "objectInfo150.txt"  # tab-separated, the last column has the names
-WHERE = "fedmjp does not ship ADE20K: it is ADEChallengeData2016.zip of the MIT Scene Parsing Benchmark"
+WHERE = "(fedmjp does not ship ADE20K: it is ADEChallengeData2016.zip of the MIT Scene Parsing Benchmark)"
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ def open_scenes(root: Path, split: Split) -> Scenes:
     """
     for part in (root, *(root / kind / split for kind in ("images", "annotations"))):
         if not part.is_dir():
-            raise DataError(f"there is no folder {part}: {_hint(root, split)}. {WHERE}")
+            raise DataError(f"there is no folder {part} {WHERE}: {_hint(root, split)}")
     files = [Path(name) for name in pictures_in(root / "images" / split)]
     stems = {file.stem for file in files}
     labelled = {Path(name).stem for name in pictures_in(root / "annotations" / split)}
     if not stems:
-        raise DataError(f"{root / 'images' / split} holds no picture. {WHERE}")
+        raise DataError(f"{root / 'images' / split} holds no picture {WHERE}")
     if lone := min(stems ^ labelled, default=None):
         kind = "picture" if lone in stems else "annotation"
         raise DataError(

@@ -64,10 +64,10 @@ class SegmentationFolder:
         """The configuration of the run; BadInputError if the folder holds none."""
         try:
             about: dict[str, Any] = json.loads(read_file(self.manifest, LARGEST))
-            if about["kind"] == KIND:
+            if about.get("kind") == KIND:
                 return SegmentationConfig.parse(about["config"])
-            reason = f"its manifest is of kind {about['kind']!r}"
-        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+            reason = "its manifest is of something else"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             reason = str(error)
         raise BadInputError(f"{self.root} holds no training of a segmentation network: {reason}")
 
