@@ -5,7 +5,7 @@ _MODEL = (
     "unknown_embedding"
 )
 _RECIPE = (
-    "batch_size, learning_rate, warmup_learning_rate, final_learning_rate, warmup_epochs, weight_decay, "
+    "batch_size, at_once, learning_rate, warmup_learning_rate, final_learning_rate, warmup_epochs, weight_decay, "
     "label_smoothing, drop_path, clip_gradient, repeats, crop_scale, flip, color_jitter, rand_augment, random_erasing, "
     "mixup, cutmix, crop_share, precision, compile, workers"
 )
