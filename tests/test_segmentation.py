@@ -87,6 +87,9 @@ def test_a_network_learns_scenes_and_goes_on_where_it_was_stopped(
     assert figures["mIoU"] > 0.7
     assert run(monkeypatch, *words, "recipe.crop=64", "--output", str(parts)) == 2
     assert "another configuration" in capsys.readouterr().err
+    draw_scene(scenes_folder, "training", 99)
+    assert run(monkeypatch, *words, "--output", str(parts)) == 2
+    assert "other scenes" in capsys.readouterr().err
 
 
 def test_figures_are_those_of_torchmetrics() -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedmjp.arithmetic import computing
 from fedmjp.segmentation.crops import whole
 from fedmjp.segmentation.network import PATCH, UperNet
 from fedmjp.segmentation.scenes import CLASSES, IGNORED, Scenes
@@ -62,7 +63,7 @@ def predict(network: UperNet, image: Tensor, size: int) -> Tensor:
     """
     shown, (height, width) = whole(image, size, PATCH)
     device = next(network.parameters()).device
-    with torch.no_grad():
+    with torch.no_grad(), computing("float32", device):
         logits = network(shown[None].to(device))[..., :height, :width]
         resized = F.interpolate(logits, size=image.shape[1:], mode="bilinear", align_corners=False)
     return resized[0].argmax(dim=0).cpu()

@@ -1,5 +1,6 @@
 """Pictures and annotations in the layout of ADE20K's scene parsing benchmark (ADEChallengeData2016)."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,10 @@ class Scenes:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def digest(self) -> str:
+        """SHA-256 of the names, as hex."""
+        return hashlib.sha256("\n".join(self.names).encode()).hexdigest()
 
     def load(self, index: int) -> tuple[Tensor, Tensor]:
         """A picture (3, height, width) uint8, and its labels (height, width) uint8: 0 to 149, or ``IGNORED``.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from fedmjp.arithmetic import computing
 from fedmjp.config import Checkpoint
 from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError, OutputError, TrainingError
 from fedmjp.files import read_file, replacing
@@ -90,12 +91,14 @@ def train(
         on_checkpoint: Called after every checkpoint with its line of the history.
 
     Raises:
-        CheckpointError: If that is of another configuration, or the weights to begin with do not fit.
+        CheckpointError: If that is of another configuration or other scenes, or the weights to begin with do not fit.
         DataError: If a scene cannot be read; what was trained up to the last checkpoint is kept.
         TrainingError: If the loss is no longer finite.
     """
     recipe, device = config.recipe, torch.device(config.device)
     state = load_state(folder.state, config=config.digest())
+    if state is not None and state["scenes"] != scenes.digest():
+        raise CheckpointError(f"{folder.state} is of a run on other scenes: restore them as they were, or give --fresh")
     network = build_network(config.model, config.seed).to(device)
     optimiser = torch.optim.AdamW(_groups(network, recipe.weight_decay), lr=recipe.learning_rate)
     rows: list[Row] = []
@@ -109,7 +112,8 @@ def train(
     losses, started = list[float](), time.monotonic()
     for pictures, labels in _batches(config, scenes, done):
         rate = recipe.learning_rate * learning_rate_factor(recipe, done)
-        with scoped_randomness(derive(config.seed, "step", done)):  # of what drop path leaves out
+        # What is drawn is what drop path leaves out.
+        with computing("float32", device), scoped_randomness(derive(config.seed, "step", done)):
             loss = _step(network, optimiser, rate, (pictures.to(device), labels.to(device)), recipe.auxiliary_weight)
         done += 1
         if not math.isfinite(loss):
@@ -124,7 +128,8 @@ def train(
             mean = sum(losses) / len(losses)
             rows.append({"iteration": done, "loss": mean, "learning_rate": rate, "seconds": seconds})
             losses.clear()
-            _keep(folder, network, optimiser, {"config": config.digest(), "rows": rows, "done": done})
+            about = {"config": config.digest(), "scenes": scenes.digest(), "rows": rows, "done": done}
+            _keep(folder, network, optimiser, about)
             on_checkpoint(rows[-1])
 
 
