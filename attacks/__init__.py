@@ -35,6 +35,7 @@ ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
         "first_mlp_positions": "attacks.first_mlp.attack:FirstMlpPositions",
         "gauss_newton": "attacks.gauss_newton.attack:GaussNewton",
         "gradient_matching": "attacks.gradient_matching:GradientMatching",
+        "gradvit": "attacks.gradvit:GradVit",
         "grey": "attacks.grey:Grey",
         "labels": "attacks.labels:Labels",
         "mjp_intersection": "attacks.mjp.intersection:MjpIntersection",

@@ -26,8 +26,26 @@ TINY = 1e-30
 PATCH_VARIANCE = 1e-4
 
 
-class GradientMatchingOptions(Config):
-    """Objective, priors, start and budget."""
+class SearchOptions(Config):
+    """Masks and budget of a search among pictures."""
+
+    mask: Literal["read", "ignore"] = Field(
+        "read", description="of a defended model, one picture per update: read it from the upload, or do without"
+    )
+    iterations: int = Field(1000, ge=1, description="evaluations of the gradient per restart")
+    seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="per upload, all restarts together; one iteration is made at least"
+    )
+    restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
+    step_size: float = Field(0.02, gt=0, le=1, description="first step of a pixel, in units of its range")
+    arithmetic: Literal["float32", "tf32"] = Field("float32", description="of the search; tf32 on CUDA alone")
+    parallel: int = Field(
+        4, ge=1, description="pictures at a time; bounds the memory. With 1, neighbours do not even change rounding"
+    )
+
+
+class GradientMatchingOptions(SearchOptions):
+    """Objective, priors and start."""
 
     objective: Literal["cosine", "l2"] = Field(
         "cosine", description="distance of gradients: one minus the cosine, or the squared distance over the target's"
@@ -45,19 +63,6 @@ class GradientMatchingOptions(Config):
     seams: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of jumps where patches meet")
     patch_prior: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of unlikeness to natural patches")
     start: str = Field("grey", description="'noise', or the attack whose reconstruction is the start")
-    mask: Literal["read", "ignore"] = Field(
-        "read", description="of a defended model, one picture per update: read it from the upload, or do without"
-    )
-    iterations: int = Field(1000, ge=1, description="evaluations of the gradient per restart")
-    seconds: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="per upload, all restarts together; one iteration is made at least"
-    )
-    restarts: int = Field(1, ge=1, description="searches per upload, of which the best by its own loss is kept")
-    step_size: float = Field(0.02, gt=0, le=1, description="first step of a pixel, in units of its range")
-    arithmetic: Literal["float32", "tf32"] = Field("float32", description="of the search; tf32 on CUDA alone")
-    parallel: int = Field(
-        4, ge=1, description="pictures at a time; bounds the memory. With 1, neighbours do not even change rounding"
-    )
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -102,7 +107,7 @@ class Job:
     """One search: an upload, prepared, and a start.
 
     Attributes:
-        start: (batch, 3, size, size) in [0, 1].
+        start: (batch, 3, size, size).
         labels: (batch,) int64.
         mask: (batch, patches) bool; None for no mask.
         norm: (), of all matched gradients, float64.

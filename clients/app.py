@@ -1,6 +1,6 @@
 """The Flower ClientApp: updates from the client's own pictures, of single batches or in training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +9,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.consent import Allowed
+from clients.evaluating import evaluate_round
 from clients.training import train_round
 from fedmjp.config import RunConfig
 from fedmjp.data.selection import select_for
@@ -37,15 +39,25 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer a round with what leaves the client, or with an error of one line."""
+    return _reply(message, context, _answer)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Answer weights with how they do on the site's own validation pictures, or with an error of one line."""
+    return _reply(message, context, _evaluation)
+
+
+def _reply(message: Message, context: Context, answer: Callable[[RecordDict, Context], RecordDict]) -> Message:
     try:
-        return Message(content=_answer(message.content, context), reply_to=message)
+        return Message(content=answer(message.content, context), reply_to=message)
     except FedmjpError as error:
         return Message(Error(code=REFUSED, reason=f"{type(error).__name__}: {error}"), reply_to=message)
 
 
 def _answer(content: RecordDict, context: Context) -> RecordDict:
-    run, asked = RunConfig.read(context.run_config), cast(Mapping[str, Any], content.config_records["config"])
-    server_round, scenario = int(asked["server-round"]), scenarios_of(run)[int(asked["scenario"])]
+    run, scenario = _asked(content, context)
+    server_round = int(cast(Mapping[str, Any], content.config_records["config"])["server-round"])
     client, clients = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
     if clients != scenario.clients:
         raise ConfigError(
@@ -53,18 +65,31 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
         )
     if scenario.server is not None and "data" in context.node_config:
         raise ConfigError(f"the scenario has a malicious server ({scenario.server.text}), and the pictures are my own")
+    allowed = Allowed.of(context.node_config, scenario.data, run.evaluator_folder)
     if scenario.training is not None:
-        configured = context.node_config.get("data")
-        data = None if configured is None else str(configured)
-        return train_round(scenario, scenario.training, run, content, client, server_round, data)
-    return _upload(scenario, run, content, client, server_round)
+        return train_round(scenario, scenario.training, run, content, client, server_round, allowed)
+    return _upload(scenario, content, client, server_round, allowed.private)
 
 
-def _upload(scenario: Scenario, run: RunConfig, content: RecordDict, client: int, server_round: int) -> RecordDict:
+def _evaluation(content: RecordDict, context: Context) -> RecordDict:
+    run, scenario = _asked(content, context)
+    if scenario.training is None or scenario.training.validation != "sites":
+        raise ConfigError("the run does not ask its sites to evaluate: set validation=sites")
+    own = Allowed.of(context.node_config, scenario.data, "").own
+    return evaluate_round(scenario, scenario.training, run, content, own)
+
+
+def _asked(content: RecordDict, context: Context) -> tuple[RunConfig, Scenario]:
+    """The run, and the scenario of it that a message is of."""
+    run, asked = RunConfig.read(context.run_config), cast(Mapping[str, Any], content.config_records["config"])
+    return run, scenarios_of(run)[int(asked["scenario"])]
+
+
+def _upload(scenario: Scenario, content: RecordDict, client: int, server_round: int, left: Path | None) -> RecordDict:
     """The update of this round's pictures and their number, nothing else."""
     private = private_of_round(scenario, _selection(scenario), client, server_round)
-    if run.evaluator_folder:
-        private.save(Path(run.evaluator_folder) / scenario.folder / record_name(server_round, client))
+    if left is not None:
+        private.save(left / scenario.folder / record_name(server_round, client))
     model = _architecture(scenario.network.model_copy(update={"weights": None})).to(torch.device(scenario.device))
     model.load_state_dict(content.array_records[ARRAYS].to_torch_state_dict())
     sent = client_update(scenario, model, private, scenario.turn(server_round).number)

@@ -13,8 +13,10 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from clients.consent import Allowed
 from fedmjp.config import RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.layout import Split
 from fedmjp.data.loading import Batch, steps_per_epoch, training_batches
 from fedmjp.data.partitions import Partition
 from fedmjp.defences.base import Arranged
@@ -39,11 +41,9 @@ def train_round(
     content: RecordDict,
     client: int,
     server_round: int,
-    own_data: str | None,
+    allowed: Allowed,
 ) -> RecordDict:
     """What a client sends back in a round of a training run.
-
-    In a deployment, ``own_data`` is where its pictures lie with it alone.
 
     Raises:
         CheckpointError: If the weights are of another architecture.
@@ -52,28 +52,49 @@ def train_round(
         DefenceError: If a defence cannot protect the update.
         TrainingError: If no picture can be read, or the loss is no longer finite.
     """
-    pictures = _dataset(own_data or scenario.data, "train", classes=scenario.model.classes)
-    if own_data and not run.classes:
-        raise DataError(
-            "the run does not say which label is which class, and the pictures are my own: set class-names to a JSON "
-            "list of the classes, in the order of their labels"
-        )
-    if run.classes:
-        pictures = pictures.labelled_as(run.classes)
-    if own_data:
+    pictures = open_split(scenario, run, allowed.own, "train")
+    if allowed.own:
         indices = np.arange(len(pictures))
     else:
         dealt = (training.partition, scenario.data, scenario.model.classes, scenario.clients, scenario.seed)
         indices = _shares(Path(run.partition_file), *dealt)[client]
-    recorded = bool(run.evaluator_folder) and server_round in training.records
-    left = evaluator_of_round(Path(run.evaluator_folder), server_round) / scenario.folder if recorded else None
+    left = None
+    if allowed.private is not None and server_round in training.records:
+        left = evaluator_of_round(allowed.private, server_round) / scenario.folder
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
-    noise, seed = (SystemRandomness(), secrets.randbits(63)) if own_data else (None, scenario.seed)
+    noise, seed = (SystemRandomness(), secrets.randbits(63)) if allowed.own else (None, scenario.seed)
     return LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise).answer(content)
 
 
+def open_split(scenario: Scenario, run: RunConfig, own: str | None, split: Split) -> LabelledDataset:
+    """Pictures of a client's own folder, or the run's, with the run's labels; DataError if nobody told these."""
+    pictures = _dataset(own or scenario.data, split, classes=scenario.model.classes)
+    if own and not run.classes:
+        raise DataError(
+            "the run does not say which label is which class, and the pictures are my own: set class-names to a JSON "
+            "list of the classes, in the order of their labels"
+        )
+    return pictures.labelled_as(run.classes) if run.classes else pictures
+
+
+def load_weights(scenario: Scenario, training: Training, asked: RecordDict) -> Classifier:
+    """The scenario's model with the weights of a message; CheckpointError if they are of another architecture."""
+    # The weights are the server's: those of a file, if any, need not be here.
+    network = scenario.network.model_copy(update={"weights": None})
+    model = _architecture(network, drop_path=training.recipe.drop_path)
+    weights: dict[str, Tensor] = {}
+    for record in asked.array_records.values():
+        weights |= record.to_torch_state_dict()
+    try:
+        model.to(torch.device(scenario.device)).load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the server's weights do not fit {scenario.label}: {reason}") from None
+    return model
+
+
 # One process serves several clients in turn; what is kept between messages holds for all of them.
-_dataset = lru_cache(maxsize=1)(open_dataset)
+_dataset = lru_cache(maxsize=2)(open_dataset)  # both splits
 _architecture = lru_cache(maxsize=1)(build)
 
 
@@ -106,7 +127,7 @@ class LocalTraining:
         """What the client sends back; see ``train_round``."""
         started = time.perf_counter()
         self._require_guarantees()
-        model = self._model(asked)
+        model = load_weights(self.scenario, self.training, asked)
         buffers = _buffers(model)
         if buffers and self.scenario.threat.defences:
             label = self.scenario.threat.pipeline.label
@@ -226,20 +247,6 @@ class LocalTraining:
     @property
     def _steps(self) -> int:
         return steps_per_epoch(len(self.indices), self.training.recipe)
-
-    def _model(self, asked: RecordDict) -> Classifier:
-        # The weights are the server's: those of a file, if any, need not be here.
-        network = self.scenario.network.model_copy(update={"weights": None})
-        model = _architecture(network, drop_path=self.training.recipe.drop_path)
-        weights: dict[str, Tensor] = {}
-        for record in asked.array_records.values():
-            weights |= record.to_torch_state_dict()
-        try:
-            model.to(torch.device(self.scenario.device)).load_state_dict(weights)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"the server's weights do not fit {self.scenario.label}: {reason}") from None
-        return model
 
     def _trainer(self, model: Classifier, epochs: int) -> Trainer:
         return Trainer(

@@ -186,6 +186,7 @@ class RunConfig(Config):
     partition_file: str = ""  # which pictures each client of a training run has
     share_sizes: Numbers = ()  # how many each has: where they are given, no client can claim more
     class_names: str = ""  # a JSON list in the order of the labels, by which everybody's classes are checked
+    node_keys: Names = ()  # SHA-256 of each node's public key, in the order of clients; empty asks nodes for numbers
 
     @field_validator("class_names")
     @classmethod

@@ -50,6 +50,7 @@ class Recipe(Config):
 
     epochs: int = Field(300, ge=1, le=MAX_COUNT)
     batch_size: int = Field(1024, ge=1)
+    at_once: int = Field(0, ge=0, description="pictures of a batch that are computed together; 0 for all")
     learning_rate: float = Field(5e-4, gt=0, le=HIGHEST_RATE, description="for a batch of 512")
     warmup_learning_rate: float = Field(5e-7, ge=0, le=HIGHEST_RATE, description="first, for a batch of 512")
     final_learning_rate: float = Field(5e-6, ge=0, le=HIGHEST_RATE, description="last, for a batch of 512")
@@ -148,6 +149,8 @@ class Training(Learning):
     round_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
     # Share of a round's clients whose updates are needed; a round with fewer does not count, and is played again.
     quorum: float = Field(0.5, ge=0.0, le=1.0)
+    # Who measures Top-1 after a round: the server on public pictures, or each site on its own, which stay there.
+    validation: Literal["server", "sites"] = "server"
     records: Numbers = ()  # rounds in which everything that crosses the wire is recorded
     checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
 

@@ -11,6 +11,7 @@ ARRAYS = "arrays"  # Flower's name: parameters, or their gradients
 BUFFERS = "buffers"  # a model's running statistics, which no strategy may take a step along
 METRICS = "metrics"  # Flower's name
 EXAMPLES = "num-examples"  # Flower's name: what a mean over clients is weighted by
+CORRECT, UNDECIDED, LOSS = "correct", "undecided", "loss"  # of an evaluation at a site, beside its examples
 COUNTS = (EXAMPLES, "pictures", "skipped")
 REPORTED = (*COUNTS, "loss", "learning-rate", "seconds", "upload-seconds")  # metrics of every reply in training
 REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps

@@ -1,7 +1,7 @@
 """From the replies of a round to the next weights, by Flower's strategies."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedmjp.scenario import Scenario
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, mean_of
+from server.shelf import Update
 
 # Every message is sent to the nodes that it is meant for, whatever their number.
 EVERYBODY: dict[str, Any] = {
@@ -25,6 +26,7 @@ EVERYBODY: dict[str, Any] = {
 }
 MOMENTS = ("momentum_vector", "m_t", "v_t")  # what FedAvgM and FedAdam carry from round to round
 CARRIED = (*MOMENTS, "current_arrays")  # FedAvgM goes on from its own copy of the weights
+MOST_VALUES = 2**27  # of all updates together that a strategy is given at once: half a gigabyte
 # Those that a minority of hostile clients cannot lead anywhere.
 ROBUST: dict[str, type[FedAvg]] = {
     "trimmed_mean": FedTrimmedAvg,
@@ -118,24 +120,19 @@ class Aggregator:
         return sorted(messages, key=lambda message: nodes.index(message.metadata.dst_node_id))  # strategies shuffle
 
     def aggregate(
-        self, server_round: int, weights: Mapping[str, Tensor], replies: Sequence[Message]
+        self, server_round: int, weights: Mapping[str, Tensor], updates: Sequence[Update]
     ) -> dict[str, Tensor] | None:
-        """The next weights; the same ones if there is no reply, None if they would not be finite.
+        """The next weights; the same ones if there is no update, None if they would not be finite.
 
-        Finite replies may overflow together; the strategy then forgets them. Replies must have been
+        Finite updates may overflow together; the strategy then forgets them. Updates must have been
         screened, and be in an order that does not depend on who was faster: sums of floats do.
         """
-        if not replies or not self._step:
+        if not updates or not self._step:
             return dict(weights)
         self._before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
-        averaged = self._combine_buffers(replies)
+        averaged = self._combine_buffers(updates)
         learnt = {name: value for name, value in weights.items() if name in self._parameters - self._withheld}
-        origin = {name: torch.zeros_like(value) for name, value in learnt.items()} if self._robust else learnt
-        ahead = [self._ahead(reply, origin) for reply in replies]
-        _suspect(self._strategy, len(ahead), self._hostile)
-        arrays, _ = self._strategy.aggregate_train(server_round, ahead)
-        taken = arrays.to_torch_state_dict() if arrays is not None else {}
-        averaged |= {name: weights[name] + value for name, value in taken.items()} if self._robust else taken
+        averaged |= (self._outvote if self._robust else self._average)(server_round, learnt, updates)
         # Strategies compute in other types: FedAdam in float64.
         stepped = {name: averaged.get(name, value).to(value.dtype) for name, value in weights.items()}
         # FedAdam's second moment overflows long before its weights do, and would never move them again.
@@ -144,20 +141,39 @@ class Aggregator:
         self.undo()
         return None
 
+    def _average(self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[Update]) -> dict[str, Tensor]:
+        """A strategy's step, told where the mean update leads: one update after another is read."""
+        counts = [_examples(update) for update in updates]
+        total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in learnt.items()}
+        for update, count in zip(updates, counts, strict=True):
+            for name, tensor in update.tensors(names=list(total)).items():
+                total[name].add_(tensor, alpha=count / sum(counts))
+        ahead = {name: (value + self._step * total[name]).to(value.dtype) for name, value in learnt.items()}
+        return self._taken(server_round, [_reply(updates[0], ahead)])
+
+    def _outvote(self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[Update]) -> dict[str, Tensor]:
+        """A robust strategy's step: all updates at once where it compares them whole, else some values at a time."""
+        _suspect(self._strategy, len(updates), self._hostile)
+        at_once = MOST_VALUES // len(updates) if isinstance(self._strategy, FedTrimmedAvg | FedMedian) else None
+        stepped = {name: value.flatten().clone() for name, value in learnt.items()}
+        for pieces in _pieces({name: value.numel() for name, value in learnt.items()}, at_once):
+            replies = []
+            for update in updates:
+                tensors = update.tensors(names=list(pieces))
+                parts = {name: self._step * tensors[name].flatten()[piece] for name, piece in pieces.items()}
+                replies.append(_reply(update, parts))
+            for name, moved in self._taken(server_round, replies).items():
+                stepped[name][pieces[name]] += moved
+        return {name: value.view_as(learnt[name]) for name, value in stepped.items()}
+
+    def _taken(self, server_round: int, replies: Sequence[Message]) -> dict[str, Tensor]:
+        arrays, _ = self._strategy.aggregate_train(server_round, replies)
+        return {} if arrays is None else dict(arrays.to_torch_state_dict())
+
     def undo(self) -> None:
         """Have the strategy forget its last step."""
         for name, value in self._before.items():
             setattr(self._strategy, name, value)
-
-    def _ahead(self, reply: Message, origin: Mapping[str, Tensor]) -> Message:
-        """A reply as strategies take it: where its update leads, in the model's order, since FedAvgM goes by places."""
-        update = reply.content.array_records[ARRAYS].to_torch_state_dict()
-        arrays = ArrayRecord({name: value + self._step * update[name] for name, value in origin.items()})
-        # A strategy averages all metrics, whatever they are; history has its own way.
-        metrics = MetricRecord({EXAMPLES: reply.content.metric_records[METRICS][EXAMPLES]})
-        ahead = copy(reply)
-        ahead.content = RecordDict({ARRAYS: arrays, METRICS: metrics})
-        return ahead
 
     def state(self) -> dict[str, Any]:
         """What the strategy carries from round to round, as tensors."""
@@ -170,12 +186,42 @@ class Aggregator:
         for name, value in state.items():
             setattr(self._strategy, name, _each(Tensor.numpy, value))
 
-    def _combine_buffers(self, replies: Sequence[Message]) -> dict[str, Tensor]:
-        sent = [reply.content.array_records.get(BUFFERS, ArrayRecord()).to_torch_state_dict() for reply in replies]
+    def _combine_buffers(self, updates: Sequence[Update]) -> dict[str, Tensor]:
+        sent = [update.tensors(BUFFERS) for update in updates]
         if self._robust:
             return {name: torch.stack([buffers[name] for buffers in sent]).median(dim=0).values for name in sent[0]}
-        counts = [float(cast(float, reply.content.metric_records[METRICS][EXAMPLES])) for reply in replies]
-        return mean_of(sent, counts)
+        return mean_of(sent, [_examples(update) for update in updates])
+
+
+def _pieces(sizes: Mapping[str, int], at_once: int | None) -> Iterator[dict[str, slice]]:
+    """Tensors by name and number of values, cut so that of an update so many values at most are read together."""
+    room = at_once or sum(sizes.values())
+    batch: dict[str, slice] = {}
+    left = room
+    for name, size in sizes.items():
+        first = 0
+        while first < size:
+            batch[name] = slice(first, min(size, first + left))
+            left -= batch[name].stop - first
+            first = batch[name].stop
+            if not left:
+                yield batch
+                batch, left = {}, room
+    if batch:
+        yield batch
+
+
+def _examples(update: Update) -> float:
+    return float(cast(float, update.metrics[EXAMPLES]))
+
+
+def _reply(update: Update, arrays: Mapping[str, Tensor]) -> Message:
+    """A reply as strategies take it, in the model's order, since FedAvgM goes by places."""
+    made = copy(update.reply)
+    # A strategy averages all metrics, whatever they are; history has its own way.
+    metrics = MetricRecord({EXAMPLES: update.metrics[EXAMPLES]})
+    made.content = RecordDict({ARRAYS: ArrayRecord(dict(arrays)), METRICS: metrics})
+    return made
 
 
 def _all_finite(value: Any) -> bool:

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmjp.config import RunConfig
 from fedmjp.errors import FederationError
-from fedmjp.scenario import Scenario, scenarios_of
+from fedmjp.scenario import scenarios_of
 from server.loop import Federation
 from server.patience import PatientGrid
 
@@ -26,13 +26,10 @@ def main(grid: Grid, context: Context) -> None:
     run = RunConfig.read(context.run_config)
     failures: list[str] = []
     for index, scenario in enumerate(scenarios_of(run)):
-        refused = Federation(_patient(grid, scenario), scenario, run, index).play()
+        training = scenario.training
+        hurried = training is not None and training.round_seconds is None
+        patient = cast(Grid, PatientGrid(grid, hurried=hurried))
+        refused = Federation(patient, scenario, run, index).play()
         failures += [f"{scenario.label}: {refusal}" for refusal in refused if scenario.training is None]
     if failures:
         raise FederationError("; ".join(failures))
-
-
-def _patient(grid: Grid, scenario: Scenario) -> Grid:
-    """The same Grid; of a training run that does not say how long rounds may take, one that follows its clients."""
-    training = scenario.training
-    return grid if training is None or training.round_seconds is not None else cast(Grid, PatientGrid(grid))

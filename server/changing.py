@@ -10,7 +10,8 @@ from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 from fedmjp.servers.base import Modification
-from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
+from fedmjp.wire import ARRAYS, EXAMPLES
+from server.shelf import Update
 
 Group = tuple[int, ...]  # clients whose updates the server sees as one, in their order
 
@@ -57,16 +58,16 @@ class WeightChanges:
                     records[id(changed)] = ArrayRecord({**sent, **changed})
                 message.content = RecordDict({**message.content, ARRAYS: records[id(changed)]})
 
-    def learn(self, server_round: int, weights: Mapping[str, Tensor], answers: Mapping[Group, Message]) -> None:
+    def learn(self, server_round: int, weights: Mapping[str, Tensor], answers: Mapping[Group, Update]) -> None:
         """Read what answers to a probe tell."""
         if self._server is None or not self._probes(server_round):
             return
         self._model.load_state_dict(weights)
-        for group, reply in answers.items():
+        for group, answer in answers.items():
             upload = Upload(
-                tensors=reply.content.array_records[ARRAYS].to_torch_state_dict(),
+                tensors=answer.tensors(),
                 kind=self._scenario.update,
-                num_examples=int(float(str(reply.content.metric_records[METRICS][EXAMPLES]))),
+                num_examples=int(float(str(answer.metrics[EXAMPLES]))),
                 server_round=server_round,
                 node=group[0],
                 weights="",

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from flwr.app import Message
+from flwr.app import MetricRecord
 from torch import Tensor
 
 from fedmjp.learning import Training
@@ -13,10 +13,11 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.history import History, Value
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state, save_checkpoint
-from fedmjp.wire import EXAMPLES, METRICS
+from fedmjp.wire import EXAMPLES
 from server.aggregation import Aggregator
 from server.refusals import RefusalFile
 from server.screening import plausible
+from server.site_validation import SiteValidation
 from server.validation import Validation
 
 WORSE = 2.0  # times the loss of a guess, and of the weights before: where half of Top-1 is lost too, a step spoilt them
@@ -26,7 +27,12 @@ class Journal:
     """History, validation and checkpoints of a training run, whose uploads hold so many values each."""
 
     def __init__(
-        self, scenario: Scenario, training: Training, folder: TrainingFolder, validation: Validation, uploaded: int
+        self,
+        scenario: Scenario,
+        training: Training,
+        folder: TrainingFolder,
+        validation: Validation | SiteValidation,
+        uploaded: int,
     ) -> None:
         self._scenario, self._training, self._folder, self._uploaded = scenario, training, folder, uploaded
         self._validation = validation
@@ -71,14 +77,19 @@ class Journal:
         )
 
     def write(
-        self, server_round: int, replies: Sequence[Message], refused: int, seconds: float, weights: Mapping[str, Tensor]
+        self,
+        server_round: int,
+        metrics: Sequence[MetricRecord],
+        refused: int,
+        seconds: float,
+        weights: Mapping[str, Tensor],
     ) -> None:
-        """Add a round (from 1) to the history: replies that were used, how many were not, and the weights after it."""
+        """Add a round (from 1): what replies report that were used, how many were not, and the weights after it."""
         pipeline = self._scenario.pipeline
         self._uploads.update(self._scenario.participants(server_round))
         spent = pipeline.spent(max(self._uploads.values()))
         accuracy = self._validation.accuracy(weights)
-        reported = [_metrics(reply) for reply in replies]
+        reported = [_plausible(told) for told in metrics]
         self._history.append(
             {
                 "round": server_round,
@@ -107,10 +118,9 @@ class Journal:
         save_checkpoint(self._folder, weights, about | {"strategy": aggregator.state()})
 
 
-def _metrics(reply: Message) -> dict[str, float]:
+def _plausible(metrics: MetricRecord) -> dict[str, float]:
     """What a client reports, without what cannot be."""
-    reported = reply.content.metric_records[METRICS]
-    return {name: cast(float, value) for name, value in reported.items() if plausible(value)}
+    return {name: cast(float, value) for name, value in metrics.items() if plausible(value)}
 
 
 def _sum(reported: Sequence[Mapping[str, float]], name: str) -> int:

@@ -1,7 +1,8 @@
 """The server's loop over the rounds of a scenario: single batches that are recorded, or training."""
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
 
@@ -12,24 +13,29 @@ from torch import Tensor
 
 from fedmjp.config import RunConfig
 from fedmjp.errors import ConfigError, QuorumError, RecordError
+from fedmjp.learning import Training
 from fedmjp.models.build import build
+from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import EXAMPLES, REPORTED, uploads_of_round
 from server.aggregation import Aggregator
 from server.changing import Group, WeightChanges
-from server.cohort import bound_examples, too_long
+from server.cohort import Part, bound_examples, parts_of, too_long
 from server.journal import Journal
 from server.patience import START, Patience
 from server.refusals import Refusal, RefusalFile
 from server.roster import Roster
 from server.screening import LARGEST, refusal, screen
 from server.secure_sum import sum_groups
+from server.shelf import Shelf, Update
+from server.site_validation import SiteValidation
 from server.tap import UploadTap
 from server.uploads import UploadFolder
 from server.validation import Validation
 
+UPDATES = ".updates"  # where those of the round that is played wait
 OVERFLOW = "the replies are finite, their mean is not; weights stay"
 
 
@@ -65,7 +71,8 @@ class Federation:
         withheld = scenario.pipeline.withheld(roles_of(model))
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
         training = scenario.training
-        self._patience = Patience(None)
+        self._roster = Roster(grid, scenario.clients, run.node_keys)
+        self._patience = Patience(None if training is None else training.round_seconds)
         self._refused: list[Refusal] = []
         self._done, self._journal, folder = 0, None, self._uploads
         if training is not None:
@@ -73,36 +80,48 @@ class Federation:
                 raise ConfigError("output-folder is empty; name the folder that history and weights go to")
             folder = Path(run.output_folder)
             sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
-            measured = validation or Validation(model, scenario, training.recipe, run.classes)
+            measured = validation or self._validation(model, training)
             self._journal = Journal(scenario, training, TrainingFolder(folder), measured, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
-            self._patience = Patience(training.round_seconds, self._journal.seconds())
-        self._roster = Roster(grid, scenario.clients)
+            for seconds in self._journal.seconds():
+                self._patience.learn(seconds)
         self._refusals = None if folder is None else RefusalFile.of_run(folder)
+        self._shelf = Shelf(None if folder is None else folder / UPDATES)
 
     def play(self) -> list[Refusal]:
         """Play the rounds that are left; what was refused in them."""
-        self._roster.wait(START)
-        for server_round in range(self._done + 1, self._scenario.rounds + 1):
-            self._round(server_round)
-            log(INFO, "[ROUND %s/%s] done", server_round, self._scenario.rounds)
+        training = self._scenario.training
+        self._roster.wait(START, None if training is None else math.ceil(training.quorum * self._scenario.clients))
+        try:
+            for server_round in range(self._done + 1, self._scenario.rounds + 1):
+                self._round(server_round)
+                log(INFO, "[ROUND %s/%s] done", server_round, self._scenario.rounds)
+        finally:
+            self._shelf.clear()
         return self._refused
+
+    def _validation(self, model: Classifier, training: Training) -> Validation | SiteValidation:
+        if training.validation == "sites":
+            return SiteValidation(self._grid, self._roster, self._aggregator.records, self._index, self._patience)
+        return Validation(model, self._scenario, training.recipe, self._run.classes)
 
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()
-        replies, refused = self._exchange(server_round)
-        self._require_quorum(server_round, len(replies), refused)
+        updates, refused = self._exchange(server_round)
+        self._require_quorum(server_round, len(updates), refused)
         # Updates of weights that nobody trains lead nowhere.
-        self._step(server_round, [] if self._changes.in_round(server_round) else replies)
+        self._step(server_round, [] if self._changes.in_round(server_round) else updates)
+        self._shelf.clear()
         seconds = time.perf_counter() - started
         self._patience.learn(seconds)
         if self._journal is not None:
-            self._journal.write(server_round, replies, refused, seconds, self._weights)
+            metrics = [update.metrics for update in updates]
+            self._journal.write(server_round, metrics, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
 
-    def _step(self, server_round: int, replies: Sequence[Message]) -> None:
-        """Take the step that replies lead to, unless it spoils the model: then the last good weights stay."""
-        stepped = self._aggregator.aggregate(server_round, self._weights, replies)
+    def _step(self, server_round: int, updates: Sequence[Update]) -> None:
+        """Take the step that updates lead to, unless it spoils the model: then the last good weights stay."""
+        stepped = self._aggregator.aggregate(server_round, self._weights, updates)
         if stepped is None:
             self._refuse([Refusal(server_round, None, OVERFLOW)])
         elif self._journal is not None and (reason := self._journal.spoilt(stepped, self._weights)):
@@ -111,8 +130,8 @@ class Federation:
         else:
             self._weights = stepped
 
-    def _exchange(self, server_round: int) -> tuple[list[Message], int]:
-        """Send the weights to clients; their replies that can be used, and how many cannot.
+    def _exchange(self, server_round: int) -> tuple[list[Update], int]:
+        """Send the weights to clients; their updates that can be used, and how many cannot.
 
         Of groups whose updates are summed, the first client stands for all.
         """
@@ -120,42 +139,42 @@ class Federation:
         self._refuse([Refusal(server_round, None, reason) for reason in left_out])
         sent = self._aggregator.records(self._weights)
         size, chosen = self._scenario.pipeline.clients, self._scenario.participants(server_round)
-        groups = [chosen[first : first + size] for first in range(0, len(chosen), size)]
+        groups = [tuple(chosen[first : first + size]) for first in range(0, len(chosen), size)]
         present = [group for group in groups if all(client in nodes for client in group)]
         asked = {nodes[client]: client for group in present for client in group}
         messages = self._aggregator.messages(server_round, sent, list(asked), scenario=self._index)
-        self._changes.change(server_round, self._weights, messages, [tuple(group) for group in present])
-        replies = self._replies(server_round, messages, sent, asked)
-        clients = {message.metadata.message_id: asked[message.metadata.dst_node_id] for message in messages}
-        answers = {clients.get(reply.metadata.reply_to_message_id, -1): reply for reply in replies}
-        accepted: dict[tuple[int, ...], Message] = {}
-        reasons: dict[int, str] = {}
-        for first, *others in groups:
-            reason = self._reason(answers.get(first)) if [first, *others] in present else "is not connected"
-            if reason is None:
-                accepted[(first, *others)] = answers[first]
-            else:
-                reasons[first] = reason
-        for group, reason in self._compare(server_round, accepted, sent).items():
-            del accepted[group]
-            reasons[group[0]] = reason
-        for first, reason in reasons.items():
-            log(INFO, "round %s: client %s refused: %s", server_round, first, reason)
-        self._refuse([Refusal(server_round, first, reason) for first, reason in sorted(reasons.items())])
-        self._changes.learn(server_round, self._weights, accepted)
-        return list(accepted.values()), len(reasons)
+        self._changes.change(server_round, self._weights, messages, present)
+        reasons = {group: self._patience.refusal if group in present else "is not connected" for group in groups}
+        first_of = {group[0]: group for group in present}
+        kept: dict[Group, Update] = {}
+        parts: dict[Group, list[Part]] = {}
+        for client, reply in self._replies(server_round, messages, sent, asked):
+            group = first_of[client]
+            if reply.has_error():
+                reasons[group] = reply.error.reason or "no reason given"
+                continue
+            del reasons[group]
+            kept[group], parts[group] = self._shelf.keep(reply), parts_of(reply, sent)
+        in_order = {group: kept[group] for group in groups if group in kept}
+        reasons |= self._compare(server_round, in_order, parts)
+        for (client, *_), reason in reasons.items():
+            log(INFO, "round %s: client %s refused: %s", server_round, client, reason)
+        self._refuse([Refusal(server_round, group[0], reason) for group, reason in sorted(reasons.items())])
+        used = {group: update for group, update in in_order.items() if group not in reasons}
+        self._changes.learn(server_round, self._weights, used)
+        return list(used.values()), len(reasons)
 
     def _compare(
-        self, server_round: int, accepted: Mapping[Group, Message], sent: Mapping[str, ArrayRecord]
+        self, server_round: int, kept: Mapping[Group, Update], parts: Mapping[Group, Sequence[Part]]
     ) -> dict[Group, str]:
         """Which updates of a training round are out of all proportion to the others; these bound counts as well."""
         training = self._scenario.training
         if training is None or self._changes.in_round(server_round):
             return {}
         if training.update == "delta" and not self._run.share_sizes:
-            for group, count in bound_examples(accepted).items():
+            for group, count in bound_examples({group: update.metrics for group, update in kept.items()}).items():
                 log(INFO, "round %s: client %s said %s pictures, which count less", server_round, group[0], count)
-        return too_long(accepted, sent, training.max_norm)
+        return too_long({group: parts[group] for group in kept}, training.max_norm)
 
     def _require_quorum(self, server_round: int, used: int, refused: int) -> None:
         """QuorumError where too few updates of a training round can be used: it would count for nothing."""
@@ -174,8 +193,11 @@ class Federation:
         messages: Sequence[Message],
         sent: Mapping[str, ArrayRecord],
         asked: Mapping[int, int],
-    ) -> list[Message]:
-        """What clients answer after screening, the sum and the tap: nothing else of the server sees it before."""
+    ) -> Iterator[tuple[int, Message]]:
+        """Clients and what they answer, as it comes, after screening, the sum and the tap.
+
+        Nothing else of the server sees it before. Of several answers of a client the first counts.
+        """
         expected = self._aggregator.expected(sent)
         reported = (EXAMPLES,) if self._journal is None else REPORTED
 
@@ -187,15 +209,15 @@ class Federation:
         replies = sum_groups(messages, screened, self._scenario.pipeline.clients, number)
         tap = UploadTap(self._grid, folder, self._scenario.threat.update, done=server_round - 1, number=number)
         tap.record_sent(messages)
-        tap.record_replies(reply for reply in replies if not reply.has_error())
+        clients = {message.metadata.message_id: asked[message.metadata.dst_node_id] for message in messages}
+        for reply in replies:
+            if not reply.has_error():
+                tap.record_replies([reply])
+            client = clients.pop(reply.metadata.reply_to_message_id, None)
+            if client is not None:
+                yield client, reply
         if tap.failures:
             raise RecordError("; ".join(tap.failures))
-        return replies
-
-    def _reason(self, reply: Message | None) -> str | None:
-        if reply is None:
-            return self._patience.refusal
-        return (reply.error.reason or "no reason given") if reply.has_error() else None
 
     def _refuse(self, refused: Sequence[Refusal]) -> None:
         self._refused += refused

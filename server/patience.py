@@ -1,7 +1,7 @@
 """How long the server waits for the replies of a round: as long as rounds take, and then not for ever."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
@@ -13,6 +13,7 @@ LEAST = 300.0  # seconds, whatever others take
 UNKNOWN = 86400.0  # seconds that a first round may take: clients may wait for a core
 START = 3600.0  # seconds for clients to come and say who they are, however short rounds are
 POLL = 1.0
+AT_ONCE = 8  # replies that are fetched together: so many are in memory at most
 
 
 class Patience:
@@ -46,38 +47,50 @@ class Patience:
 
 
 class PatientGrid:
-    """Wraps a Grid: once half of the clients have answered, the others have ten times as long as those took.
+    """Wraps a Grid: replies are handed on as they come, and nobody is waited for without bound.
 
-    So a client that hangs is bounded in the first round already. Errors are no answers here: they may come at once.
+    Where clients are hurried, once half of them have answered, the others have ten times as long as those took. So a
+    client that hangs is bounded in the first round already. Errors are no answers here: they may come at once.
 
     Args:
         grid: The Grid that does the work.
+        hurried: Whether half of the answers bound the others.
         clock: Seconds of some clock.
         sleep: Waits for so many seconds.
     """
 
     def __init__(
-        self, grid: Grid, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        grid: Grid,
+        *,
+        hurried: bool,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._grid, self._clock, self._sleep = grid, clock, sleep
+        self._grid, self._hurried, self._clock, self._sleep = grid, hurried, clock, sleep
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send, and wait for the replies; for all at most as long as ``timeout`` says."""
-        waiting = set(self._grid.push_messages(messages))
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send, then give each reply once it is here; wait for all at most as long as ``timeout`` says."""
+        return self._replies(set(self._grid.push_messages(messages)), timeout)
+
+    def _replies(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
         half, began = len(waiting) / 2, self._clock()
         deadline = UNKNOWN if timeout is None else timeout
         limit, answered = deadline, 0
-        replies: list[Message] = []
         while waiting and self._clock() - began < limit:
-            arrived = list(self._grid.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            before, answered = answered, answered + sum(not reply.has_error() for reply in arrived)
-            if before < half <= answered:
-                limit = min(deadline, max(LEAST, TIMES * (self._clock() - began)))
-            replies += arrived
+            for reply in self._arrived(waiting):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                before, answered = answered, answered + (not reply.has_error())
+                if self._hurried and before < half <= answered:
+                    limit = min(deadline, max(LEAST, TIMES * (self._clock() - began)))
+                yield reply
             if waiting:
                 self._sleep(POLL)
-        return replies
+
+    def _arrived(self, waiting: Iterable[str]) -> Iterator[Message]:
+        names = sorted(waiting)
+        for first in range(0, len(names), AT_ONCE):
+            yield from self._grid.pull_messages(names[first : first + AT_ONCE])

@@ -1,9 +1,13 @@
 """Which node is which client: Flower's node numbers are new in every run."""
 
+import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from logging import INFO
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedmjp.errors import FederationError, QuorumError
@@ -14,29 +18,37 @@ POLL_SECONDS = 1.0
 
 @dataclass
 class Roster:
-    """Asks every node for its client number until it has one.
+    """Knows every node by its key; without keys, as in a simulation, asks each for its client number until it has one.
 
-    A node whose answer is no client number of its own is left out; who had a number first keeps it.
+    A node with another key is left out, and so is one whose answer is no client number of its own: who had a number
+    first keeps it.
     """
 
     grid: Grid
-    clients: int  # that there must be before a run starts
+    clients: int  # that a run waits for before it starts
+    keys: Sequence[str] = ()  # of the nodes in the order of clients, as ``key_of`` gives them
     _nodes: dict[int, int] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
-    def wait(self, patience: float) -> None:
+    def wait(self, patience: float, fewest: int | None = None) -> None:
         """Wait until all clients are there and have been asked: a slow start is no empty round.
 
         Args:
             patience: Seconds to wait for them, and for their answers.
+            fewest: So many are enough when those seconds are over: the others may come late. None needs all.
 
         Raises:
             FederationError: If no client can say which one it is; QuorumError if they do not come, or none answers.
         """
-        deadline = time.monotonic() + patience
-        while len(nodes := list(self.grid.get_node_ids())) < self.clients:
+        deadline, before = time.monotonic() + patience, -1
+        while (there := len(list(self.grid.get_node_ids()))) < self.clients:
+            if there != before:
+                log(INFO, "%s of %s clients are there", there, self.clients)
+            before = there
             if time.monotonic() > deadline:
-                raise QuorumError(f"{len(nodes)} of {self.clients} clients came within {patience:g} seconds")
+                if there >= (self.clients if fewest is None else fewest):
+                    break
+                raise QuorumError(f"{there} of {self.clients} clients came within {patience:g} seconds")
             time.sleep(POLL_SECONDS)
         self._nodes, reasons = self._ask(patience)
         if reasons and not self._nodes:
@@ -51,8 +63,22 @@ class Roster:
         self._told.update(new)
         return self._nodes, new
 
+    def _by_key(self) -> tuple[dict[int, int], list[str]]:
+        """Those that are there with a key of the run, whatever number they claim."""
+        client_of = {key: client for client, key in enumerate(self.keys)}
+        nodes, reasons = {}, []
+        for node in sorted(self.grid.get_nodes(), key=lambda node: node.node_id):
+            client = client_of.get(key_of(node.public_key))
+            if client is None:
+                reasons.append(f"node {node.node_id} has a key that is none of this run's sites")
+            else:
+                nodes[client] = int(node.node_id)
+        return nodes, reasons
+
     def _ask(self, patience: float) -> tuple[dict[int, int], list[str]]:
         """Ask those that are not known: new ones, and ones that could not answer before."""
+        if self.keys:
+            return self._by_key()
         present = set(self.grid.get_node_ids())
         nodes = {client: node for client, node in self._nodes.items() if node in present}
         messages = [
@@ -72,6 +98,11 @@ class Roster:
             else:
                 nodes[answer] = node
         return nodes, reasons
+
+
+def key_of(public: bytes) -> str:
+    """What stands for a node's public key (as Flower keeps it) in a run's configuration."""
+    return hashlib.sha256(public).hexdigest()
 
 
 def _answer(reply: Message) -> int | str:

@@ -1,6 +1,6 @@
 """Which replies of a round are fit to be aggregated, and why the others are not."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -14,18 +14,16 @@ HEADER = 4096  # bytes that NumPy puts before an array's values, at most
 
 def screen(
     messages: Iterable[Message], replies: Iterable[Message], check: Callable[[int, Message], str | None]
-) -> list[Message]:
-    """Replies that are fit to be aggregated; in the place of the others, why ``check`` says that a node's cannot be."""
+) -> Iterator[Message]:
+    """Replies as they come; in the place of one that cannot be aggregated, why: what ``check`` says of its node."""
     asked = {message.metadata.message_id: message for message in messages}
-    screened = []
     for reply in replies:
         # Flower's own error replies come from another node than the message went to.
         message = asked.get(reply.metadata.reply_to_message_id)
         if message and (reason := check(message.metadata.dst_node_id, reply)) is not None:
-            screened.append(Message(Error(code=REFUSED, reason=reason), reply_to=message))
+            yield Message(Error(code=REFUSED, reason=reason), reply_to=message)
         else:
-            screened.append(reply)
-    return screened
+            yield reply
 
 
 def refusal(

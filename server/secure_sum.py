@@ -1,6 +1,6 @@
 """Secure aggregation as an ideal functionality: what several clients sent goes on as one mean."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -12,19 +12,28 @@ from server.screening import last_line, plausible
 
 def sum_groups(
     messages: Sequence[Message], replies: Iterable[Message], clients: int, number: Callable[[int], int]
-) -> list[Message]:
+) -> Iterator[Message]:
     """Keep what a single client sent from everything else of a server.
 
     Messages of a round that follow each other are of one group of so many clients. Of a group only the mean of the
     updates goes on, weighted by the numbers of pictures, as the answer to its first message. It is the ideal that a
     protocol of secure aggregation aims at, not such a protocol. If one member fails, its group is refused: the reason
-    names its number.
+    names its number. A group is summed as soon as all of it has answered.
     """
     if clients == 1:
-        return list(replies)
-    answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        yield from replies
+        return
     groups = [messages[first : first + clients] for first in range(0, len(messages), clients)]
-    return [_mean(group, answers, number) for group in groups]
+    group_of = {message.metadata.message_id: index for index, group in enumerate(groups) for message in group}
+    waiting: dict[int, dict[str, Message]] = {index: {} for index in range(len(groups))}
+    for reply in replies:
+        asked = reply.metadata.reply_to_message_id
+        if (index := group_of.get(asked, -1)) in waiting:
+            waiting[index][asked] = reply
+            if len(waiting[index]) == len(groups[index]):
+                yield _mean(groups[index], waiting.pop(index), number)
+    for index, answers in waiting.items():
+        yield _mean(groups[index], answers, number)
 
 
 def _mean(group: Sequence[Message], answers: Mapping[str, Message], number: Callable[[int], int]) -> Message:

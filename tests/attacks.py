@@ -14,6 +14,7 @@ QUICK: dict[str, dict[str, object]] = {
     "gauss_newton": {"starts": 1, "steps": 1},
     **{name: {"rounds": 1, "starts": 16, "steps": 0} for name in ATTACKS if name.startswith("first_mlp")},
     "gradient_matching": {"iterations": 2},
+    "gradvit": {"iterations": 2},
     "mjp_matching": {"iterations": 2},
     "patch_embedding_degraded": {"rounds": 16},
     **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},

@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
 from benchmarks.federation.training import check_recordable, deal, plan_for
-from clients.app import query, train
+from clients.app import evaluate, query, train
 from fedmjp.data.partitions import Partition
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, run_config_of, scenarios_of
@@ -31,6 +31,7 @@ MICRO = {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": 4}
 Answer = Callable[[int, int, Message], Message | None]  # (round, client, reply) to what arrives
 
 
+PLACES = {"reads": "/", "leaves": "/"}  # of the node: it allows everything
 HOME = tempfile.TemporaryDirectory()  # removed with the process
 
 
@@ -109,12 +110,14 @@ class InProcess:
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = f"message-{number}"
             client = self.nodes.index(message.metadata.dst_node_id)
-            node: dict[str, Any] = {"partition-id": client, "num-partitions": len(self.nodes)}
+            node: dict[str, Any] = {"partition-id": client, "num-partitions": len(self.nodes), **PLACES}
             if client in self.own:
-                node["data"] = self.own[client]
+                node = {**node, "data": self.own[client], "reads": "/nowhere", "leaves": "/nowhere"}
             context: Any = SimpleNamespace(run_config=self.run.flat(), node_config=node, node_id=self.nodes[client])
             if message.metadata.message_type == MessageType.QUERY:
                 reply: Message | None = self.query(message, context)
+            elif message.metadata.message_type == MessageType.EVALUATE:
+                reply = evaluate(message, context)
             else:
                 server_round = int(message.content["config"]["server-round"])  # type: ignore[index]
                 reply = self.answer(server_round, client, train(message, context))

@@ -84,7 +84,7 @@ def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "
     message.metadata.__dict__["_message_id"] = "message"
     context: Any = SimpleNamespace(
         run_config=run_config_of([scenario], evaluator_folder=evaluator).flat(),
-        node_config={"partition-id": client, "num-partitions": scenario.clients},
+        node_config={"partition-id": client, "num-partitions": scenario.clients, "reads": "/", "leaves": "/"},
         node_id=client,
     )
     arrays: Any = train(message, context).content[ARRAYS]

@@ -1,5 +1,7 @@
 """Robust strategies behind our Aggregator, and what an update is held against, on hand-made replies."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -10,12 +12,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from scipy.stats import trim_mean
 
 from fedmjp.cli.options import StrategyIfAny
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, FederationError
 from fedmjp.learning import ROBUST, Strategy
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
 from server import aggregation
 from server.aggregation import Aggregator
-from server.cohort import bound_examples, too_long
+from server.cohort import Client, bound_examples, parts_of
+from server.cohort import too_long as too_long_of
+from server.shelf import Shelf, Update
 from tests.federations import scenario_of
 
 CLIENTS = 10
@@ -40,10 +44,21 @@ def reply(update: Any, count: int = 8, examples: int = 2, **tensors: torch.Tenso
 SENT = {ARRAYS: ArrayRecord({"w": WEIGHTS["w"]}), BUFFERS: ArrayRecord({"count": WEIGHTS["count"]})}
 
 
+SHELF = Shelf()
+
+
+def kept(*replies: Message) -> list[Update]:
+    return [SHELF.keep(message) for message in replies]
+
+
+def too_long(replies: Mapping[Client, Message], max_norm: float) -> dict[Client, str]:
+    return too_long_of({client: parts_of(message, SENT) for client, message in replies.items()}, max_norm)
+
+
 def step(strategy: str, updates: np.ndarray, hostile: float = 0.3) -> np.ndarray:
     """How a strategy moves weights of zero."""
     made = Aggregator(scenario_of(strategy=strategy, clients=len(updates), hostile=hostile), ["w"])
-    stepped = made.aggregate(1, {**WEIGHTS, "w": torch.zeros(40)}, [reply(update) for update in updates])
+    stepped = made.aggregate(1, {**WEIGHTS, "w": torch.zeros(40)}, kept(*map(reply, updates)))
     assert stepped is not None
     assert stepped["count"] == 8
     return np.asarray(stepped["w"])
@@ -80,15 +95,51 @@ def test_a_robust_strategy_is_its_papers_formula(strategy: str, clients: int, ho
 @pytest.mark.parametrize("strategy", ROBUST)
 def test_weights_much_longer_than_updates_do_not_blur_them(strategy: str) -> None:
     made = Aggregator(scenario_of(strategy=strategy, clients=CLIENTS), ["w"])
-    stepped = made.aggregate(1, WEIGHTS, [reply(update) for update in HONEST])
+    stepped = made.aggregate(1, WEIGHTS, kept(*map(reply, HONEST)))
     assert stepped is not None
     assert torch.allclose(stepped["w"] - 1e3, torch.as_tensor(step(strategy, HONEST)), atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["median", "trimmed_mean"])
+@pytest.mark.parametrize("values", [1, 7, 48])
+def test_values_that_are_read_a_few_at_a_time_give_the_same_bits(
+    strategy: str, values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stepped() -> dict[str, torch.Tensor] | None:
+        made = Aggregator(scenario_of(strategy=strategy, clients=CLIENTS, hostile=0.3), ["w", "b", "scale"])
+        others = [{"b": torch.tensor(update[:6]).view(2, 3), "scale": torch.tensor(update[9])} for update in HONEST]
+        updates = [reply(update, **more) for update, more in zip(HONEST, others, strict=True)]
+        return made.aggregate(1, {**WEIGHTS, "b": torch.ones(2, 3), "scale": torch.tensor(1.0)}, kept(*updates))
+
+    whole = stepped()
+    monkeypatch.setattr(aggregation, "MOST_VALUES", values * CLIENTS)
+    parts = stepped()
+    assert whole is not None
+    assert parts is not None
+    assert {name: value.tolist() for name, value in parts.items()} == {n: value.tolist() for n, value in whole.items()}
+
+
+def test_an_update_waits_on_the_disk_until_its_round_is_over(tmp_path: Path) -> None:
+    (tmp_path / "shelf").mkdir()
+    (tmp_path / "shelf" / "left by a killed run").touch()
+    shelf = Shelf(tmp_path / "shelf")
+    assert not (tmp_path / "shelf").exists()
+    update = shelf.keep(reply(HONEST[0], examples=5))
+    assert set(update.reply.content) == {METRICS}
+    assert update.metrics[EXAMPLES] == 5
+    assert np.array_equal(update.tensors()["w"], HONEST[0])
+    assert update.tensors(BUFFERS) == {"count": 8}
+    shelf.clear()
+    assert not (tmp_path / "shelf").exists()
+    (tmp_path / "shelf").write_text("a file")
+    with pytest.raises(FederationError, match=r"an update cannot wait in .*shelf: "):
+        shelf.keep(reply(HONEST[0]))
 
 
 @pytest.mark.parametrize("strategy", ROBUST)
 def test_hostile_running_statistics_are_outvoted(strategy: str) -> None:
     made = Aggregator(scenario_of(strategy=strategy, clients=3), ["w"])
-    stepped = made.aggregate(1, WEIGHTS, [reply(HONEST[0]), reply(HONEST[1]), reply(HONEST[2], count=10**12)])
+    stepped = made.aggregate(1, WEIGHTS, kept(reply(HONEST[0]), reply(HONEST[1]), reply(HONEST[2], count=10**12)))
     assert stepped is not None
     assert stepped["count"] == 8
 
@@ -108,28 +159,28 @@ def test_robust_strategies_need_three_updates_and_bounds_leave_the_median() -> N
 
 def test_who_is_too_long_is_named_with_the_reason() -> None:
     replies = {client: reply(HONEST[client]) for client in range(CLIENTS)}
-    assert too_long(replies, SENT, 10.0) == {}
+    assert too_long(replies, 10.0) == {}
     for client in (1, 4, 7):
         replies[client] = reply(HONEST[client] * 1e4)
-    found = too_long(replies, SENT, 10.0)
+    found = too_long(replies, 10.0)
     assert sorted(found) == [1, 4, 7]
     assert found[4].startswith("its update is ")
     assert found[4].endswith("times as long as is usual in its round; max_norm=10 allows 10 times")
-    assert too_long(replies, SENT, 0.0) == {}, "0 is no bound"
-    assert too_long({client: replies[client] for client in (0, 1)}, SENT, 10.0) == {}, "of two, nobody is odd"
+    assert too_long(replies, 0.0) == {}, "0 is no bound"
+    assert too_long({client: replies[client] for client in (0, 1)}, 10.0) == {}, "of two, nobody is odd"
 
 
 def test_one_tensor_and_one_buffer_can_be_too_long() -> None:
     small = {client: reply(HONEST[client], bias=torch.full((4,), 1e-5)) for client in range(4)}
     small[2] = reply(HONEST[2], bias=torch.full((4,), 0.02))
-    assert too_long(small, SENT, 10.0)[2].startswith("tensor 'bias' of its update is ")
-    assert list(too_long(small, SENT, 10.0)) == [2]
+    assert too_long(small, 10.0)[2].startswith("tensor 'bias' of its update is ")
+    assert list(too_long(small, 10.0)) == [2]
     counts = {client: reply(HONEST[client], count=10**9 if client == 1 else 8) for client in range(4)}
-    assert too_long(counts, SENT, 10.0) == {1: "the change of buffer 'count' is 1e+09 times as long as is usual in its "
+    assert too_long(counts, 10.0) == {1: "the change of buffer 'count' is 1e+09 times as long as is usual in its "
                                             "round; max_norm=10 allows 10 times"}  # fmt: skip
     still = int(WEIGHTS["count"])
     moved = {client: reply(HONEST[client], count=10**9 if client == 3 else still) for client in range(4)}
-    assert list(too_long(moved, SENT, 10.0)) == [3], "of the others no buffer moves at all"
+    assert list(too_long(moved, 10.0)) == [3], "of the others no buffer moves at all"
 
 
 def test_pruned_updates_that_are_zero_elsewhere_are_honest() -> None:
@@ -137,11 +188,11 @@ def test_pruned_updates_that_are_zero_elsewhere_are_honest() -> None:
     for client in range(4):
         tensors = {f"t{other}": torch.zeros(40) for other in range(4)}
         pruned[client] = reply(np.zeros(40, np.float32), **{**tensors, f"t{client}": torch.ones(40)})
-    assert too_long(pruned, SENT, 10.0) == {}
+    assert too_long(pruned, 10.0) == {}
 
 
 def test_numbers_of_pictures_that_nobody_knows_are_bounded() -> None:
-    replies = {client: reply(HONEST[client], examples=count) for client, count in enumerate([10, 12, 30, 2**31])}
+    replies = {client: MetricRecord({EXAMPLES: count}) for client, count in enumerate([10, 12, 30, 2**31])}
     assert bound_examples(replies) == {3: 2**31}
-    assert [int(message.content[METRICS][EXAMPLES]) for message in replies.values()] == [10, 12, 30, 36]  # type: ignore[index, arg-type, call-overload]
+    assert [told[EXAMPLES] for told in replies.values()] == [10, 12, 30, 36]
     assert bound_examples({}) == {}

@@ -12,10 +12,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS, REPORTED
 from server.aggregation import Aggregator
+from server.shelf import Shelf, Update
 from tests.federations import scenario_of
 
 WEIGHTS = {"w": torch.tensor([1.0, -2.0]), "norm.mean": torch.tensor([0.5]), "norm.count": torch.tensor(10)}
 MOVES = [0.3, -0.1, 0.7]  # of client i, which has i + 1 pictures
+SHELF = Shelf()
 MEAN = (1 * 0.3 - 2 * 0.1 + 3 * 0.7) / 6
 
 
@@ -36,18 +38,20 @@ def step(made: Aggregator, server_round: int, weights: dict[str, torch.Tensor]) 
     return stepped
 
 
-def replies(made: Aggregator, messages: Sequence[Message], weights: dict[str, torch.Tensor]) -> list[Message]:
+def replies(
+    made: Aggregator, messages: Sequence[Message], weights: dict[str, torch.Tensor], move: float | None = None
+) -> list[Update]:
     found = []
     for client, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = str(client)
         moved = {
-            "w": torch.full_like(weights["w"], MOVES[client]),
+            "w": torch.full_like(weights["w"], MOVES[client] if move is None else move),
             "norm.mean": weights["norm.mean"] + client,
             "norm.count": weights["norm.count"] + 4,
         }
         metrics: dict[str, Any] = {**dict.fromkeys(REPORTED, 1), "num-examples": client + 1}
         content = RecordDict({**made.records(moved), METRICS: MetricRecord(metrics)})
-        found.append(Message(content=content, reply_to=message))
+        found.append(SHELF.keep(Message(content=content, reply_to=message)))
     return found
 
 
@@ -107,7 +111,7 @@ def test_tensors_belong_to_their_names_in_whatever_order_they_come(strategy: str
             message.metadata.__dict__["_message_id"] = str(client)
             arrays = ArrayRecord({name: sent[client][name] for name in order})
             content = RecordDict({ARRAYS: arrays, METRICS: MetricRecord(dict.fromkeys(REPORTED, 1))})
-            found.append(Message(content=content, reply_to=message))
+            found.append(SHELF.keep(Message(content=content, reply_to=message)))
         return made.aggregate(1, weights, found)
 
     expected, shuffled = after(["a", "b"]), after(["b", "a"])
@@ -146,9 +150,6 @@ def test_finite_replies_that_overflow_together_are_forgotten(strategy: str) -> N
     after = step(made, 1, WEIGHTS)
     step(untouched, 1, WEIGHTS)
     messages = made.messages(2, made.records(after), [10, 11, 12])
-    found = replies(made, messages, after)
-    for reply in found:
-        reply.content[ARRAYS] = ArrayRecord({"w": torch.full((2,), -3e38)})
-    assert made.aggregate(2, after, found) is None
+    assert made.aggregate(2, after, replies(made, messages, after, move=-3e38)) is None
     untouched.messages(2, untouched.records(after), [10, 11, 12])
     assert torch.equal(step(made, 3, after)["w"], step(untouched, 3, after)["w"])

@@ -298,6 +298,10 @@ evaluate --data bundled --weights {text} --model name
 evaluate --data bundled --weights {text} --model nam=deit_tiny
 evaluate --data bundled --weights {text} --model name=deit_tiny --mask-ratio 2
 evaluate --data bundled --weights {text} --model name=deit_tiny --mask-ratio nan
+evaluate --data bundled --weights {text} --model name=deit_tiny --corruption nothing
+evaluate --weights {text} --model name=deit_tiny --corruptions
+evaluate --weights {text} --model name=deit_tiny --imagenet-o {folder}
+evaluate --weights {text} --model name=deit_tiny --imagenet-a ""
 evaluate --data bundled --weights {text} --model name=deit_tiny --limit 0
 evaluate --data bundled --weights {text} --model name=deit_tiny --workers -1
 evaluate --data bundled --weights {text} --model name=deit_tiny --seed -1

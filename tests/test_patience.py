@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Message
 
 from fedmjp.errors import FederationError, QuorumError
-from server.patience import LEAST, UNKNOWN, Patience, PatientGrid
+from server.patience import AT_ONCE, LEAST, UNKNOWN, Patience, PatientGrid
 from server.roster import Roster
 
 
@@ -33,7 +33,7 @@ class Timed:
 
     def play(self, timeout: float = UNKNOWN) -> tuple[int, float]:
         """How many answered, and when the server stopped waiting."""
-        grid = PatientGrid(self, lambda: self.now, self.sleep)  # type: ignore[arg-type]
+        grid = PatientGrid(self, hurried=True, clock=lambda: self.now, sleep=self.sleep)  # type: ignore[arg-type]
         messages: Any = range(len(self.answers))
         return len(list(grid.send_and_receive(messages, timeout=timeout))), self.now
 
@@ -47,6 +47,22 @@ def test_all_are_waited_for_where_all_answer() -> None:
 )
 def test_one_that_hangs_is_bounded_in_the_first_round(answers: tuple[float | None, ...], until: float) -> None:
     assert Timed(*answers).play() == (len(answers) - 1, until)
+
+
+def test_answers_are_handed_on_as_they_come_and_a_few_at_a_time() -> None:
+    timed, fetched = Timed(*range(20)), []
+
+    class Counting(Timed):
+        def pull_messages(self, waiting: Iterable[str]) -> Iterable[Any]:
+            fetched.append(len(list(waiting)))
+            return timed.pull_messages(waiting)
+
+    grid = PatientGrid(Counting(), hurried=False, clock=lambda: timed.now, sleep=timed.sleep)  # type: ignore[arg-type]
+    messages: Any = range(20)
+    Counting.push_messages = timed.push_messages  # type: ignore[method-assign]
+    handed = [timed.now for _ in grid.send_and_receive(messages)]
+    assert handed == list(range(20))
+    assert max(fetched) == AT_ONCE
 
 
 def test_one_that_is_slow_is_waited_for() -> None:

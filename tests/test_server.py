@@ -31,6 +31,7 @@ from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from fedmjp.wire import REFUSED
 from server.aggregation import Aggregator
+from server.shelf import Shelf
 from server.tap import UploadTap
 from server.uploads import UploadFolder
 from tests.attacks import QUICK, THREATS, applies
@@ -175,8 +176,9 @@ def stepped(update: str, rate: float | None) -> dict[str, torch.Tensor]:
     """Weights after a round of two clients with one and three pictures, whose updates are 1 and 4 times the weights."""
     scenario = Scenario.parse({"clients": 2, "update": update, "server_learning_rate": rate})
     aggregator = Aggregator(scenario, WEIGHTS)
+    shelf = Shelf()
     replies = [answer(training(1), 1.0, examples=1), answer(training(2), 4.0, examples=3)]
-    found = aggregator.aggregate(1, WEIGHTS, replies)
+    found = aggregator.aggregate(1, WEIGHTS, [shelf.keep(reply) for reply in replies])
     assert found is not None
     return found
 
@@ -205,7 +207,7 @@ def client_message(partitions: int = 2, scenario: Scenario = SCENARIO) -> tuple[
     message.metadata.__dict__["_message_id"] = "message"
     context = SimpleNamespace(
         run_config=run_config_of([scenario]).flat(),
-        node_config={"partition-id": 0, "num-partitions": partitions},
+        node_config={"partition-id": 0, "num-partitions": partitions, "reads": "/"},
         node_id=1,
     )
     return message, context

@@ -194,6 +194,15 @@ def test_the_gradient_is_that_of_the_written_out_loss() -> None:
         assert torch.allclose(found[name], expected, rtol=1e-4, atol=1e-7), (name, parameter.shape)
 
 
+@pytest.mark.parametrize(("defences", "at_once"), [((), 1), (("mjp:mask_ratio=0.3",), 3), (("mjp:mask_ratio=0.3",), 8)])
+def test_parts_of_a_batch_add_up_to_its_gradient(defences: tuple[str, ...], at_once: int) -> None:
+    model = DAL if defences else {}
+    whole, loss = trainer_of(*defences, model=model).gradient(batch_of(8), 0, 0)
+    parts, told = trainer_of(*defences, model=model, recipe={"at_once": at_once}).gradient(batch_of(8), 0, 0)
+    assert told == pytest.approx(loss, rel=1e-6)
+    assert all((parts[name] - expected).norm() <= 1e-5 * expected.norm() for name, expected in whole.items())
+
+
 def test_an_epoch_of_plain_steps_is_adamw_by_hand() -> None:
     recipe = {"clip_gradient": 0, "warmup_epochs": 0, "learning_rate": 0.1, "weight_decay": 0.0}
     trainer, other = trainer_of(recipe=recipe), trainer_of(recipe=recipe)
@@ -292,6 +301,10 @@ def test_a_single_picture_cannot_train_batch_normalisation() -> None:
     trainer = Trainer(network, Learning.parse({"recipe": LIGHT}), Pipeline(), schedule=Schedule(4, 2), seed=0)
     with pytest.raises(TrainingError, match="batch of one picture"):
         trainer.epoch(0, [batch_of(1)])
+    parts = Learning.parse({"recipe": LIGHT | {"at_once": 2}})
+    trainer = Trainer(network, parts, Pipeline(), schedule=Schedule(4, 2), seed=0)
+    with pytest.raises(TrainingError, match=r"a batch in parts \(at_once=2\)"):
+        trainer.epoch(0, [batch_of(4)])
 
 
 def test_a_history_cut_off_by_a_kill_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:

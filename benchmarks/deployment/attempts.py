@@ -85,7 +85,7 @@ def without_a_run(deployment: Deployment) -> Iterator[Attempt]:
             return f"node {flower.activate(client, stranger)}"
 
     def enrol() -> str:
-        public = flower.public_bytes(stranger)
+        public = flower.public_bytes(stranger.public_key())
         with flower.fleet_client(outside, deployment.authority, stranger) as client:
             return f"node {client.RegisterNode(RegisterNodeFleetRequest(public_key=public)).node_id}"
 

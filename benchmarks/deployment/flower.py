@@ -54,13 +54,15 @@ def runtime_client(address: str, authority: Path) -> RuntimeHttpClient:
 
 def activate(client: FleetHttpClient, key: Key) -> int:
     """Say that the SuperNode with a key is there; its identifier."""
-    asked = ActivateNodeRequest(public_key=public_bytes(key), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+    asked = ActivateNodeRequest(
+        public_key=public_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+    )
     return int(client.ActivateNode(asked).node_id)
 
 
-def public_bytes(key: Key) -> bytes:
-    """The public half of a SuperNode's key, as messages hold it."""
-    return bytes(public_key_to_bytes(key.public_key()))
+def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A SuperNode's public key, as messages and the SuperLink hold it."""
+    return bytes(public_key_to_bytes(key))
 
 
 def deactivate(client: FleetHttpClient, identifier: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.deployment import flower, supervision
 from benchmarks.deployment.layout import Deployment
-from benchmarks.deployment.starting import connect, control
+from benchmarks.deployment.starting import connect, control, read_public_key
 from benchmarks.federation.bundle import as_toml, write_app
 from benchmarks.federation.connection import Connection
 from benchmarks.federation.simulation import failed_of, follow
@@ -20,6 +20,7 @@ from clients.gate.policy import Policy
 from fedmjp.errors import ConfigError, FederationError
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.run_folder import TrainingFolder
+from server.roster import key_of
 
 ROUND_SECONDS = 3600.0  # for a reply of a site, unless the scenario says its own
 PATIENCE_SECONDS = 120.0  # for a SuperLink that is started again
@@ -53,7 +54,10 @@ def train_at_sites(
     require_idle(deployment)
     connection = connect(deployment)
     run_config = run_config_of(
-        [scenario], output_folder=str(folder.root.resolve()), class_names=json.dumps(list(class_names))
+        [scenario],
+        output_folder=str(folder.root.resolve()),
+        class_names=json.dumps(list(class_names)),
+        node_keys=node_keys(deployment),
     )
     work = Path(tempfile.mkdtemp(prefix="fedmjp-"))
     try:
@@ -66,6 +70,12 @@ def train_at_sites(
     finally:
         shutil.rmtree(work)
     draw_history(scenario, folder)
+
+
+def node_keys(deployment: Deployment) -> tuple[str, ...]:
+    """The keys by which the server knows the sites, whatever number a node claims."""
+    paths = (deployment.public_key(site) for site in deployment.config().sites)
+    return tuple(key_of(flower.public_bytes(read_public_key(path))) for path in paths)
 
 
 def _play(
@@ -84,9 +94,27 @@ def _play(
         raise failed_of("the run failed", [failure])
 
 
-def at_sites(scenario: Scenario, sites: int) -> Scenario:
-    """The scenario as a deployment plays it; ConfigError if it has something that only a simulation has."""
+def class_list(text: str) -> list[str]:
+    """Names of classes that stand behind each other, such as benign,malignant; ConfigError if these are no two."""
+    names = [name.strip() for name in text.split(",")]
+    if len(names) < len({*names}) or len({*names} - {""}) < max(2, len(names)):
+        raise ConfigError(f"--classes {text}: expected two or more names, each once, such as benign,malignant")
+    return names
+
+
+def at_sites(scenario: Scenario, sites: int, classes: Sequence[str] | None = None) -> Scenario:
+    """The scenario as a deployment plays it; ConfigError if it has something that only a simulation has.
+
+    Args:
+        scenario: As it was asked for.
+        sites: Of the deployment.
+        classes: Names that were given where sites evaluate; None where the server has public pictures.
+    """
     training = training_of(scenario)
+    if (training.validation == "sites") != (classes is not None):
+        raise ConfigError("validation=sites: say which classes there are, such as --classes benign,malignant")
+    if classes is not None and len(classes) != scenario.model.classes:
+        raise ConfigError(f"model.classes={scenario.model.classes}, but --classes names {len(classes)}: leave it out")
     if scenario.clients != sites:
         raise ConfigError(f"clients = {scenario.clients}, but the deployment has {sites} sites: leave it out")
     planned = scenario.planned(1)

@@ -146,6 +146,14 @@ def plan_for(scenario: Scenario, dealt: Partition) -> Scenario:
     return scenario.planned(steps_per_epoch(max(map(len, dealt.shares)), training_of(scenario).recipe))
 
 
+def require_public(scenario: Scenario) -> None:
+    """ConfigError if Top-1 is to be measured by sites, which a simulation has not."""
+    if training_of(scenario).validation == "sites":
+        raise ConfigError(
+            "validation=sites: clients of a simulation have no pictures of their own, sites of `fedmjp deploy run` have"
+        )
+
+
 def check_recordable(scenario: Scenario, dealt: Partition) -> None:
     """ConfigError, with all that is to be changed, if uploads cannot be recorded: before anything is trained."""
     training = training_of(scenario)

@@ -249,8 +249,13 @@ class _NoEngine:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """The replies that are not lost."""
         del timeout  # nobody is waited for
-        for number, message in enumerate(messages):
+        sent = list(messages)
+        for number, message in enumerate(sent):
             message.metadata.__dict__["_message_id"] = f"message-{number}"
+        return self._replies(sent)
+
+    def _replies(self, messages: Iterable[Message]) -> Iterator[Message]:
+        for message in messages:
             client = message.metadata.dst_node_id - 1
             place = {"partition-id": client, "num-partitions": len(self.pictures), "data": str(self.pictures[client])}
             context: Any = SimpleNamespace(run_config=self.run.flat(), node_config=place, node_id=client + 1)

@@ -55,6 +55,7 @@ from fedmjp.seeds import numpy_generator, scoped_randomness, torch_generator
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
 from fedmjp.yaml_files import read_yaml
 from server.aggregation import Aggregator
+from server.shelf import Shelf
 
 CONFIG = Path(__file__).parents[1] / "training" / "coarse_federated.yaml"
 STRATEGIES = (
@@ -232,12 +233,12 @@ def _played(
 ) -> Iterator[dict[str, Any]]:
     """Every round of a federation: examined by each client, then trained and aggregated."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine gives messages their identity
-    aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()])
+    aggregator, shelf = Aggregator(scenario, [name for name, _ in model.named_parameters()]), Shelf()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     for server_round in range(1, rounds + 1):
         nodes = list(range(1, len(sites) + 1))
         messages = aggregator.messages(server_round, aggregator.records(weights), nodes)
-        replies = []
+        updates = []
         for client, (site, message) in enumerate(zip(sites, messages, strict=True)):
             arrived = message.content.array_records[ARRAYS].to_torch_state_dict()
             place = {**arm._asdict(), "round": server_round, "client": client}
@@ -248,8 +249,9 @@ def _played(
             yield {**place, "case": "honest", **_row(findings)}
             update, examples = train(server_round, client, arrived)
             site.history, site.previous, site.update = remember(site.history, findings), arrived, update
-            replies.append(_reply(message, update, examples))
-        stepped = aggregator.aggregate(server_round, weights, replies)
+            updates.append(shelf.keep(_reply(message, update, examples)))
+        stepped = aggregator.aggregate(server_round, weights, updates)
+        shelf.clear()
         if stepped is not None:
             weights = stepped
 

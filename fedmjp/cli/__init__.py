@@ -20,6 +20,7 @@ from fedmjp.cli.leaderboard import leaderboard
 from fedmjp.cli.options import examples
 from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.record import record
+from fedmjp.cli.segment import segment
 from fedmjp.cli.simulate import simulate
 from fedmjp.cli.study import study
 from fedmjp.cli.train import train
@@ -82,11 +83,14 @@ app.command(
     rich_help_panel=TRAIN,
     epilog=examples(
         "fedmjp evaluate results/train --data FOLDER",
+        "fedmjp evaluate results/train --data FOLDER --corruptions --workers 2",
         "fedmjp evaluate --data FOLDER --weights FILE --model name=deit_small",
+        "fedmjp evaluate --weights FILE --model name=deit_small --imagenet-a DIR --imagenet-o DIR --imagenet DIR",
     ),
 )(evaluate)
 app.command(rich_help_panel=TRAIN, epilog=examples("fedmjp compare results/train-none results/train-mjp"))(compare)
 app.add_typer(study, name="study", rich_help_panel=TRAIN)
+app.add_typer(segment, name="segment", rich_help_panel=TRAIN)
 app.command(
     rich_help_panel=DEPLOY,
     epilog=examples(

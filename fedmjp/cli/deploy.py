@@ -1,7 +1,7 @@
 """`fedmjp deploy`: init, up, node, run, check, down."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -93,8 +93,37 @@ def node(
     run_node(SiteFolder(folder), data)
 
 
+@deploy.command(epilog=examples("fedmjp deploy deal hospital --data FOLDER --output pictures --partition dirichlet"))
+def deal(
+    folder: Folder,
+    data: Annotated[
+        str, typer.Option(help="Pictures with a validation split: a folder or hub:OWNER/NAME.", metavar="DIR")
+    ],
+    output: Annotated[Path, typer.Option(help="A new folder, in which each site gets one.", metavar="DIR")],
+    scheme: Annotated[
+        Literal["iid", "dirichlet", "pathological"], typer.Option("--partition", help="How pictures are dealt.")
+    ] = "iid",
+    alpha: Annotated[float, typer.Option(help="Of dirichlet; the smaller, the more unequal.")] = 0.3,
+    seed: Annotated[int, typer.Option(help="Of the draw.", min=0)] = 0,
+) -> None:
+    """Deal a data set to the sites, for trials: `deploy node --data` and `deploy run --classes` take the folders."""
+    from benchmarks.deployment.dealing import deal_to_sites
+    from benchmarks.deployment.layout import Deployment
+    from fedmjp.learning import PartitionConfig
+
+    sites = Deployment(folder).config().sites
+    config = PartitionConfig.parse({"scheme": scheme, "alpha": alpha})
+    for dealt in deal_to_sites(data, output, sites, config, seed):
+        counted = f"{dealt.training} pictures of {dealt.classes} classes, {dealt.validation} for validation"
+        tell(wide_console(), f"{output / dealt.site}: {counted}")
+
+
 @deploy.command(
-    epilog=examples("fedmjp deploy run hospital --data validation --defence mjp --rounds 10", keys=DEPLOYED)
+    epilog=examples(
+        "fedmjp deploy run hospital --data validation --defence mjp --rounds 10",
+        "fedmjp deploy run hospital --classes benign,malignant",
+        keys=DEPLOYED,
+    )
 )
 def run(
     folder: Folder,
@@ -104,6 +133,15 @@ def run(
         typer.Option(
             help="Public pictures that the server measures Top-1 on; 'bundled' by default.",
             metavar="DIR",
+            rich_help_panel=PICTURES,
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of --data: the classes in the order of their labels. Sites then measure Top-1 on validation "
+            "pictures of their own.",
+            metavar="NAMES",
             rich_help_panel=PICTURES,
         ),
     ] = None,
@@ -125,7 +163,7 @@ def run(
 ) -> None:
     """Train over the sites, on their own pictures; goes on where it was stopped."""
     from benchmarks.deployment.layout import Deployment
-    from benchmarks.deployment.training import at_sites, require_idle, train_at_sites
+    from benchmarks.deployment.training import at_sites, class_list, require_idle, train_at_sites
     from benchmarks.federation.training import rounds_done
     from benchmarks.folder.output import claim_folder
     from fedmjp.cli.progress import FederatedProgress
@@ -139,10 +177,12 @@ def run(
     clients = len(deployment.config().sites)
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs}
     named: dict[str, Any] = given({"data": data, "seed": seed, "device": device, "defences": defences} | rounds_of)
-    named |= {"model": given({"seed": seed}), "clients": clients}
+    names = None if classes is None else class_list(classes)
+    named |= {"model": given({"seed": seed, "classes": names and len(names)}), "clients": clients}
+    named |= given({"validation": names and "sites"})
     named |= given({"recipe": given({"precision": arithmetic})})
     values = values_of(DEFAULTS, read_values(config_file), row, named, settings)
-    scenario = at_sites(read_scenario(with_files(with_defaults(values))), clients)
+    scenario = at_sites(read_scenario(with_files(with_defaults(values))), clients, names)
     require_apart(output, scenario.data)
     build(scenario.network)  # whatever is wrong with it is told now, not by the server
     require_idle(deployment)
@@ -151,10 +191,13 @@ def run(
     results.check_own()
     console = wide_console()
     done = 0 if fresh else rounds_done(scenario, results)
-    validation = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
+    digest = None
+    if names is None:
+        validation = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
+        names, digest = list(validation.class_names), validation.digest()
     if done:
-        results.check_classes(validation.class_names)
-        results.check_pictures(validation.digest())
+        results.check_classes(names)
+        results.check_pictures(digest)
     if done == scenario.rounds:
         console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
         return
@@ -162,10 +205,10 @@ def run(
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     if fresh:
         results.clear()
-    write_manifest(results.manifest, "federated", config=published(scenario), pictures=validation.digest())
-    results.keep_classes(validation.class_names)
+    write_manifest(results.manifest, "federated", config=published(scenario), pictures=digest)
+    results.keep_classes(names)
     with FederatedProgress(console, done, scenario.rounds) as progress:
-        train_at_sites(scenario, results, deployment, validation.class_names, progress.round, progress.skip)
+        train_at_sites(scenario, results, deployment, names, progress.round, progress.skip)
     tell_results(scenario, results, console)
 
 

@@ -1,35 +1,54 @@
 """`fedmjp evaluate`."""
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedmjp.cli.console import tell, wide_console
-from fedmjp.cli.options import PICTURES, RUN, Device, Seed, TrainedRuns, WeightsAlone, WeightsOf, share
+from fedmjp.cli.options import PICTURES, ROBUSTNESS, RUN, Device, Seed, TrainedRuns, WeightsAlone, WeightsOf, share
 from fedmjp.cli.options import output as output_option
+from fedmjp.cli.robustness import (
+    ERRORS,
+    SUMMARY,
+    TABLE,
+    Asked,
+    asked,
+    measure_corruptions,
+    measure_natural,
+    open_folders,
+    report_robustness,
+)
 from fedmjp.cli.runs import choose, open_trained, require_apart, write_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedmjp.evaluation.consistency import Sample
+    from fedmjp.cli.robustness import Named
+    from fedmjp.evaluation.consistency import Puzzles, Sample
     from fedmjp.evaluation.figures import Figures
+    from fedmjp.evaluation.robustness import Rights
+    from fedmjp.evaluation.robustness_report import Robustness
     from fedmjp.evaluation.runs import Trained
+
+SWEEP = "sweep.png"
+# What a former evaluation may have left that this one need not write.
+FORMER = ("evaluation.csv", "table.md", SWEEP, ERRORS, SUMMARY, TABLE)
 
 
 def evaluate(
+    folders: TrainedRuns = None,
     data: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="bundled, a folder of pictures or parquet files, or hub:OWNER/NAME.",
             metavar="DIR",
             rich_help_panel=PICTURES,
         ),
-    ],
-    folders: TrainedRuns = None,
+    ] = None,
     weights: WeightsAlone = None,
     model: WeightsOf = [],
     limit: Annotated[
@@ -54,54 +73,155 @@ def evaluate(
             rich_help_panel=PICTURES,
         ),
     ] = False,
+    corruptions: Annotated[
+        bool,
+        typer.Option(
+            "--corruptions",
+            help="Corrupt them as ImageNet-C does, at the model's size: 15 corruptions, 5 severities. Frost is drawn, "
+            "not photographed.",
+            rich_help_panel=ROBUSTNESS,
+        ),
+    ] = False,
+    corruption: Annotated[
+        list[str],
+        typer.Option(help="Only this one, such as fog; may be repeated.", metavar="NAME", rich_help_panel=ROBUSTNESS),
+    ] = [],
+    imagenet_a: Annotated[
+        str | None,
+        typer.Option(
+            help="ImageNet-A, or pictures of some of the model's classes: accuracy among them, and AURRA.",
+            metavar="DIR",
+            rich_help_panel=ROBUSTNESS,
+        ),
+    ] = None,
+    imagenet_o: Annotated[
+        str | None,
+        typer.Option(
+            help="ImageNet-O, to be told from --imagenet by a low confidence: AUPR, AUROC, FPR95.",
+            metavar="DIR",
+            rich_help_panel=ROBUSTNESS,
+        ),
+    ] = None,
+    imagenet: Annotated[
+        str | None,
+        typer.Option(
+            help="ImageNet's validation pictures, of which those of ImageNet-O's classes are taken.",
+            metavar="DIR",
+            rich_help_panel=ROBUSTNESS,
+        ),
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
-    workers: Annotated[int, typer.Option(help="Processes that read pictures.", min=0, rich_help_panel=RUN)] = 0,
+    workers: Annotated[
+        int, typer.Option(help="Processes that read and corrupt pictures.", min=0, rich_help_panel=RUN)
+    ] = 0,
     output: Annotated[Path, output_option("Folder for tables and figure.")] = Path("results/evaluation"),
 ) -> None:
-    """Measure what trained models know, and how far shuffled patches move them (MJP's Tables 1, 3 and 4, Fig. 3)."""
+    """Measure what trained models know, and how far shuffles and corruptions move them (MJP's Tables 1 to 4 and 10)."""
     from benchmarks.folder.output import claim_folder
-    from fedmjp.cli.progress import LiveBars
     from fedmjp.errors import OutputError
-    from fedmjp.evaluation.consistency import Puzzles, measure, sample
-    from fedmjp.evaluation.figures import figures
+    from fedmjp.evaluation.consistency import Puzzles, sample
+    from fedmjp.evaluation.robustness_report import Robustness
     from fedmjp.evaluation.runs import refuse_twins
     from fedmjp.training.run_folder import TrainingFolder
 
-    require_apart(output, data)
+    extra = {"imagenet_a": imagenet_a, "imagenet_o": imagenet_o, "imagenet": imagenet}
+    what = asked(data, everything=corruptions, names=corruption, **extra)
+    for source in [*([data] if data is not None else []), *what.folders]:
+        require_apart(output, source)
     puzzles = Puzzles(tuple(mask_ratios), seed, tell_mask=not without_mask)
     chosen = choose(device)
     runs = open_trained(folders or [], weights, model)
     refuse_twins(runs)
-    samples = [sample(data, classes=run.model.classes, limit=limit, seed=seed) for run in runs]
-    for folder, pictures in zip(folders or [], samples, strict=bool(folders)):
+    samples = [sample(data, classes=run.model.classes, limit=limit, seed=seed) for run in runs if data is not None]
+    for folder, pictures in zip(folders or [], samples, strict=False):
         TrainingFolder(folder).check_classes(pictures.dataset.class_names)
+    named = open_folders(runs, folders or [], what, limit=limit, seed=seed)
     if TrainingFolder(output).holds_run():
         raise OutputError(f"{output} is the folder of a training run; name another --output")
     claim_folder(output)
+    for name in FORMER:
+        (output / name).unlink(missing_ok=True)
     console = wide_console()
-    with LiveBars(console, transient=True) as bars:
-        task = bars.add_task("Pictures", total=sum(len(pictures.indices) for pictures in samples))
-        how: dict[str, Any] = {"device": chosen, "workers": workers}
-        how |= {"on_pictures": partial(bars.advance, task), "on_skipped": bars.skip}
-        pairs = zip(runs, samples, strict=True)
-        measured = [list(figures(measure(run, pictures, puzzles, **how))) for run, pictures in pairs]
-    _tell_doubts(runs, measured, console)
-    _report(runs, measured, samples[0], output, console)
+    how: dict[str, Any] = {"device": chosen, "workers": workers}
+    known = [Robustness(run.name) for run in runs]
+    written: list[str] = []
+    if samples:
+        known, written = _measure_consistency(runs, samples, puzzles, output, console, **how)
+    if what:
+        written += _measure_robustness(runs, samples, known, named, what, output, console, seed=seed, **how)
     write_manifest(
         output / "manifest.json",
         "evaluation",
-        data={"name": _named(samples[0]), "pictures": len(samples[0].indices), "of": len(samples[0].dataset)},
+        data=_about_data(samples),
         mask_ratios=puzzles.ratios,
         mask_told=puzzles.tell_mask,
+        **({"robustness": what.published} if what else {}),
         seed=seed,
         device=chosen,
         runs=[_about(run) for run in runs],
     )
+    tell(console, f"\nWritten to {output}: {', '.join([*written, 'manifest.json'])}.")
+
+
+def _measure_consistency(
+    runs: "Sequence[Trained]",
+    samples: "Sequence[Sample]",
+    puzzles: "Puzzles",
+    output: Path,
+    console: "Console",
+    **how: Any,
+) -> "tuple[list[Robustness], list[str]]":
+    """Tables and figure of shuffled pictures; returns what is right without a shuffle, and the names of the files."""
+    from fedmjp.cli.progress import LiveBars
+    from fedmjp.evaluation.consistency import measure
+    from fedmjp.evaluation.figures import figures
+    from fedmjp.evaluation.robustness_report import Robustness
+
+    with LiveBars(console, transient=True) as bars:
+        task = bars.add_task("Pictures", total=sum(len(pictures.indices) for pictures in samples))
+        how |= {"on_pictures": partial(bars.advance, task), "on_skipped": bars.skip}
+        found = [measure(run, pictures, puzzles, **how) for run, pictures in zip(runs, samples, strict=True)]
+    measured = [list(figures(consistency)) for consistency in found]
+    _tell_doubts(runs, measured, console)
+    written = _report(runs, measured, samples[0], output, console)
+    return [Robustness(run.name, each.correct) for run, each in zip(runs, found, strict=True)], written
+
+
+def _measure_robustness(
+    runs: "Sequence[Trained]",
+    samples: "Sequence[Sample]",
+    known: "Sequence[Robustness]",
+    named: "Sequence[Named]",
+    what: Asked,
+    output: Path,
+    console: "Console",
+    *,
+    seed: int,
+    device: str,
+    workers: int,
+) -> list[str]:
+    """Corrupted pictures, ImageNet-A and -O; returns the names of the files."""
+    from fedmjp.models.build import build
+
+    pairs = [(run, build(run.model).to(device)) for run in runs]
+    on_skipped = cache(lambda reason: tell(console, f"Skipped: {reason}"))
+    natural = [
+        measure_natural(run, network, folders, workers=workers, on_skipped=on_skipped)
+        for (run, network), folders in zip(pairs, named, strict=True)
+    ]
+    known = [
+        replace(robustness, adversarial=adversarial, detection=detection)
+        for robustness, (adversarial, detection) in zip(known, natural, strict=True)
+    ]
+    rights: Rights = {}
+    if what.corruptions:
+        options: dict[str, Any] = {"seed": seed, "workers": workers, "console": console}
+        rights = measure_corruptions(pairs, samples[0], known, what, output, **options)
+    return report_robustness(known, rights, _named(samples[0]) if samples else "", output, console)
 
 
 def _tell_doubts(runs: "Sequence[Trained]", measured: "Sequence[Sequence[Figures]]", console: "Console") -> None:
-
     for run, every in zip(runs, measured, strict=True):
         doubts = [f"its training has not ended: {run.unfinished}"] if run.unfinished else []
         if undecided := every[0].undecided:
@@ -118,7 +238,7 @@ def _report(
     pictures: "Sample",
     output: Path,
     console: "Console",
-) -> None:
+) -> list[str]:
     from benchmarks.folder.output import write_text
     from fedmjp.drawings import save_plot
     from fedmjp.evaluation.figures import summarise
@@ -131,15 +251,13 @@ def _report(
     tables, remarks = sheets(lines, data), notes(lines)
     write_text(output / "evaluation.csv", printable(frame(runs, measured).map(guard).to_csv(index=False)))
     write_text(output / "table.md", markdown(tables, remarks))
-    figure = output / "sweep.png"
-    figure.unlink(missing_ok=True)
-    written = ["evaluation.csv", "table.md", "manifest.json"]
+    written = ["evaluation.csv", "table.md"]
     if len(measured[0]) > 1:
-        save_plot(sweep(lines, data), figure, dots_per_inch=150)
-        written.append(figure.name)
+        save_plot(sweep(lines, data), output / SWEEP, dots_per_inch=150)
+        written.append(SWEEP)
     print_sheets(tables, console)
     console.print("\n".join(remarks), highlight=False, markup=False)
-    tell(console, f"\nWritten to {output}: {', '.join(written)}.")
+    return written
 
 
 def _about(run: "Trained") -> dict[str, Any]:
@@ -152,6 +270,12 @@ def _about(run: "Trained") -> dict[str, Any]:
         "config": published(run.config or run.model),
         "unfinished": run.unfinished or None,
     }
+
+
+def _about_data(samples: "Sequence[Sample]") -> dict[str, Any] | None:
+    if not samples:
+        return None
+    return {"name": _named(samples[0]), "pictures": len(samples[0].indices), "of": len(samples[0].dataset)}
 
 
 def _named(pictures: "Sample") -> str:

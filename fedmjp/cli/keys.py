@@ -5,7 +5,7 @@ _MODEL = (
     "unknown_embedding"
 )
 _RECIPE = (
-    "batch_size, learning_rate, warmup_learning_rate, final_learning_rate, warmup_epochs, weight_decay, "
+    "batch_size, at_once, learning_rate, warmup_learning_rate, final_learning_rate, warmup_epochs, weight_decay, "
     "label_smoothing, drop_path, clip_gradient, repeats, crop_scale, flip, color_jitter, rand_augment, random_erasing, "
     "mixup, cutmix, crop_share, precision, compile, workers"
 )
@@ -24,4 +24,9 @@ DEPLOYED = {
     "": f"{_ALONE}, strategy, rounds, local_epochs, participation, server_learning_rate, server_momentum, proximal_mu, "
     "hostile, max_norm, quorum, round_seconds, labels_known",
     **_GROUPS,
+}
+SEGMENTED = {
+    "model": "dim, depths, heads, window, channels, auxiliary_channels, drop_path, weights",
+    "recipe": "iterations, batch_size, crop, learning_rate, weight_decay, warmup_iterations, auxiliary_weight, "
+    "checkpoint_every, workers",
 }

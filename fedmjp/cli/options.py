@@ -10,8 +10,8 @@ from rich.markup import escape
 from fedmjp.errors import BadInputError
 
 # Groups of options in --help.
-PICTURES, MODEL, UPLOADS, ATTACK, TRAINING, RUN, THEIR_MODEL = (
-    "Pictures", "Model and defences", "Uploads", "Attack", "Training", "Run", "Your own model",
+PICTURES, MODEL, UPLOADS, ATTACK, TRAINING, RUN, THEIR_MODEL, ROBUSTNESS = (
+    "Pictures", "Model and defences", "Uploads", "Attack", "Training", "Run", "Your own model", "Robustness",
 )  # fmt: skip
 DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; repeat it for several, in their order."
 

@@ -82,6 +82,7 @@ def simulate(
         check_recordable,
         deal,
         plan_for,
+        require_public,
         resources_for,
         rounds_done,
         train_federated,
@@ -104,6 +105,7 @@ def simulate(
     values = values_of(defaults, read_values(config_file), row, named, settings)
     asked = read_scenario(with_files(with_defaults(values)))
     require_apart(output, asked.data)
+    require_public(asked)
     model = build(asked.network)  # whatever is wrong with it is told now, not by the server
     if asked.server is not None:
         asked.require_server(model)

@@ -78,4 +78,4 @@ def train(
     tell(console, f"Written to {output}: weights.safetensors, history.csv, history.png, manifest.json.")
     if row is not None:
         ratios = list(ROW_RATIOS)
-        evaluate(config.data, [output], mask_ratios=ratios, device=config.device, output=folder.evaluation)
+        evaluate([output], config.data, mask_ratios=ratios, device=config.device, output=folder.evaluation)

@@ -150,7 +150,7 @@ def _open(data: str, split: Split) -> LabelledDataset:
         return LabelledDataset(
             name=BUNDLED,
             labels=np.array([crop.label for crop in CROPS.values()], dtype=np.int64),
-            class_names=_names_of_imagenet(),
+            class_names=names_of_imagenet(),
             keys=list(CROPS),
             read=_cut,
         )
@@ -176,7 +176,8 @@ def _open(data: str, split: Split) -> LabelledDataset:
 
 
 @cache
-def _names_of_imagenet() -> tuple[str, ...]:
+def names_of_imagenet() -> tuple[str, ...]:
+    """The classes of ImageNet-1K by their WordNet numbers, in the order of the labels."""
     return tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
 
 

@@ -80,7 +80,8 @@ def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
         range(step * recipe.batch_size, min((step + 1) * recipe.batch_size, len(order)))
         for step in range(skip, steps_per_epoch(len(order), recipe))
     ]
-    reader = _Reader(dataset, order, TrainingTransform(recipe, size), places, seed=derive(seed, "augmentation", epoch))
+    transform = partial(_without_key, TrainingTransform(recipe, size))
+    reader = _Reader(dataset, order, transform, places, seed=derive(seed, "augmentation", epoch))
     return _batches(reader, recipe.workers, on_skipped)
 
 
@@ -99,9 +100,30 @@ def evaluation_batches(
     Raises:
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
     """
+    prepare = partial(_without_key, partial(to_image, size=size, crop_share=crop_share))
+    return prepared_batches(dataset, indices, prepare, batch_size=batch_size, workers=workers, on_skipped=on_skipped)
+
+
+def prepared_batches(
+    dataset: LabelledDataset,
+    indices: np.ndarray,
+    prepare: Callable[[Image.Image, str], Tensor],
+    *,
+    batch_size: int,
+    workers: int = 0,
+    on_skipped: Callable[[str], None] = refuse,
+) -> Iterator[Batch]:
+    """Pictures in the given order, each as ``prepare`` makes it of a photograph and its key in its source.
+
+    Raises:
+        DataError: If a picture cannot be read and ``on_skipped`` was not given.
+    """
     places = [range(start, min(start + batch_size, len(indices))) for start in range(0, len(indices), batch_size)]
-    transform = partial(to_image, size=size, crop_share=crop_share)
-    return _batches(_Reader(dataset, indices, transform, places, seed=0), workers, on_skipped)
+    return _batches(_Reader(dataset, indices, prepare, places, seed=0), workers, on_skipped)
+
+
+def _without_key(transform: Callable[[Image.Image], Tensor], photograph: Image.Image, _key: str) -> Tensor:
+    return transform(photograph)
 
 
 # A batch (None if nothing of it could be read) and what is wrong with the pictures that it lacks.
@@ -115,7 +137,7 @@ class _Reader(Dataset[Read]):
         self,
         dataset: LabelledDataset,
         order: np.ndarray,
-        transform: Callable[[Image.Image], Tensor],
+        transform: Callable[[Image.Image, str], Tensor],
         places: list[range],
         *,
         seed: int,
@@ -132,9 +154,10 @@ class _Reader(Dataset[Read]):
         with scoped_randomness(self._seed):
             for place in self._places[step]:
                 try:
-                    photograph = self._dataset.photograph(int(self._order[place]))
+                    index = int(self._order[place])
+                    photograph = self._dataset.photograph(index)
                     _reseed(derive(self._seed, place))
-                    images[place] = self._transform(photograph)
+                    images[place] = self._transform(photograph, self._dataset.key(index))
                 except DataError as error:
                     skipped.append(str(error))
         if not images:

@@ -82,9 +82,9 @@ def print_sheets(shown: Sequence[Sheet], console: Console) -> None:
         console.print(table)
 
 
-def markdown(shown: Sequence[Sheet], remarks: Sequence[str]) -> str:
+def markdown(shown: Sequence[Sheet], remarks: Sequence[str], title: str = "Accuracy and consistency") -> str:
     """All tables and what has to be said of them."""
-    parts = ["# Accuracy and consistency"]
+    parts = [f"# {title}"]
     for sheet in shown:
         rows = [[_on_one_line(cell).replace("|", "\\|") for cell in row] for row in sheet.rows]
         align = ["left", *["right"] * (len(sheet.head) - 1)]
@@ -168,7 +168,7 @@ def _by_kind(lines: Sequence[Line], data: str) -> Sheet:
     common, names = told_apart(present)
     for ratio in sorted({line.ratio for line in lines}):
         for line in (line for line in lines if line.ratio == ratio):
-            figures = [_text(line.spreads[name], name) for name in MEASURES]
+            figures = [text_of(line.spreads[name], name) for name in MEASURES]
             name = names[present.index(line.kind)]
             rows.append([name, f"{line.seeds}", f"{ratio:g}\n{line.realised:.3f}", *figures])
             if line.reported:
@@ -189,7 +189,7 @@ def _by_training_ratio(family: Family) -> Sheet:
             if name == "top1" and rows:
                 continue  # it is that of x, whatever x~ is
             words = heading if name == "top1" else f"{heading} at {ratio:g}"
-            rows.append([words, *(_text(line.spreads[name], name) for line in lines)])
+            rows.append([words, *(text_of(line.spreads[name], name) for line in lines)])
             printed = [_printed(line.printed(name), name) for line in lines]
             if any(text != NOTHING for text in printed):
                 faint.add(len(rows))
@@ -203,7 +203,8 @@ def _printed(value: float | None, name: str) -> str:
     return NOTHING if value is None else f"{value:.{PRINTED_DECIMALS.get(name, 1)}f}"
 
 
-def _text(estimate: Estimate | None, name: str) -> str:
+def text_of(estimate: Estimate | None, name: str) -> str:
+    """A mean with its spread after a line break, with the decimals of the measure of that name."""
     if estimate is None:
         return NOTHING
     decimals = OUR_DECIMALS.get(name, 1)

@@ -18,7 +18,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import Classifier, PositionedClassifier
 from fedmjp.models.layouts import INDEX_EMBEDDING, LOCALISATION, Layout, in_our_layout
 
-TORCH_FILES = (".pth", ".pt", ".bin")
+TORCH_FILES = (".pth", ".pt", ".bin", ".tar")  # the last as of MoCo's and torch's examples: .pth.tar
 NESTED_UNDER = ("model", "state_dict")
 INTEGERS = (".num_batches_tracked", ".relative_position_index")  # what may be no floating point number
 RELATIVE_POSITIONS = "relative_position_bias_table"
@@ -74,7 +74,16 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
 
 def holds_unknown_embedding(checkpoint: Checkpoint) -> bool:
     """Whether the weights are of a model that was trained with MJP; CheckpointError if the file cannot be read."""
-    return names.UNKNOWN_EMBEDDING in in_our_layout(_state_dict(checkpoint), checkpoint.path)[1]
+    return names.UNKNOWN_EMBEDDING in read_weights(checkpoint)
+
+
+def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """All weights of a file in one of these layouts, under our names without ``backbone.``, whatever they are of.
+
+    Raises:
+        CheckpointError: If the file cannot be read or is not the one that was meant.
+    """
+    return in_our_layout(_state_dict(checkpoint), checkpoint.path)[1]
 
 
 def _state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:

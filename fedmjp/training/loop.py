@@ -181,8 +181,11 @@ class Trainer:
 
     def _losses(self, shown: Shown, randomness: AbstractContextManager[None]) -> tuple[Tensor, Tensor]:
         targets, mask = shown.targets, None
-        if len(targets) == 1 and self._normalises_batches:
-            raise TrainingError("a batch of one picture cannot train a model that normalises over its batch: take more")
+        if self._normalises_batches and (len(targets) == 1 or self.recipe.at_once):
+            what = (
+                f"a batch in parts (at_once={self.recipe.at_once})" if self.recipe.at_once else "a batch of one picture"
+            )
+            raise TrainingError(f"{what} cannot train a model that normalises over its batch: take more at once")
         images = shown.arranged.images
         if shown.puzzled and self.model.defended:
             mask = shown.arranged.mask.to(images.device)
@@ -234,9 +237,22 @@ class Trainer:
         with computing(self.recipe.precision, self._device, repeats=self._repeats):
             if self._pipeline.by_example:
                 return self._differentiate_singly(batch, epoch, step, anchor)
-            loss, localisation = self.losses(batch, epoch, step)
-            self._total(loss, localisation, epoch, anchor).backward()  # type: ignore[no-untyped-call]
-            return loss, localisation
+            return self._accumulate(self.shown(batch, epoch, step), epoch, step, anchor)
+
+    def _accumulate(self, shown: Shown, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
+        """The gradient of a batch, of as many pictures at once as the recipe says; what is drawn differs by part."""
+        pictures = len(shown.targets)
+        at_once = self.recipe.at_once or pictures
+        losses = []
+        for first in range(0, pictures, at_once):
+            part = _pictures(shown, first, at_once)
+            share = len(part.targets) / pictures
+            drawn = self._randomness(epoch, step, *([first] if first else []))
+            loss, localisation = self._losses(part, drawn)
+            (share * self._total(loss, localisation, epoch, anchor)).backward()  # type: ignore[no-untyped-call]
+            losses.append(share * torch.stack([loss, localisation]).detach())
+        loss, localisation = torch.stack(losses).sum(dim=0)
+        return loss, localisation
 
     def _differentiate_singly(
         self, batch: Batch, epoch: int, step: int, anchor: Anchor | None
@@ -246,7 +262,7 @@ class Trainer:
         learnt = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         losses, single = [], []
         for place in range(len(batch.labels)):
-            pair = self._losses(_picture(shown, place), self._randomness(epoch, step, place))
+            pair = self._losses(_pictures(shown, place, 1), self._randomness(epoch, step, place))
             total = self._total(*pair, epoch, anchor)
             gradients = torch.autograd.grad(total, list(learnt.values()), materialize_grads=True)
             single.append(dict(zip(learnt, gradients, strict=True)))
@@ -289,9 +305,9 @@ def arrange(
     return pipeline.arrange(images, grid, randomness=sources)
 
 
-def _picture(shown: Shown, place: int) -> Shown:
-    """One picture of a batch, as a batch."""
-    part = slice(place, place + 1)
+def _pictures(shown: Shown, first: int, count: int) -> Shown:
+    """Some pictures of a batch, as a batch."""
+    part = slice(first, first + count)
     whole = shown.arranged
     return Shown(Arranged(whole.images[part], whole.mask[part], whole.source[part]), shown.targets[part], shown.puzzled)
 

@@ -78,7 +78,7 @@ class TrainingFolder:
                     f"training of {self.root}: evaluate on pictures of the same classes"
                 )
 
-    def check_pictures(self, digest: str) -> None:
+    def check_pictures(self, digest: str | None) -> None:
         """CheckpointError if the manifest says that the run was begun on other pictures, wherever they lay."""
         begun = self._about().get("pictures") if self.manifest.exists() else None
         if begun not in (None, digest):

@@ -1,0 +1,87 @@
+"""Where the updates of a round wait on the disk until all are there: memory holds one of them, however many clients."""
+
+import copy
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Message, MetricRecord, RecordDict
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedmjp.errors import FederationError
+from fedmjp.wire import ARRAYS, BUFFERS, METRICS
+
+
+@dataclass(frozen=True)
+class Update:
+    """A reply whose tensors lie in a file.
+
+    Attributes:
+        reply: Without its tensors; what it reports is left.
+        path: Of the file, with tensors as RECORD/NAME.
+    """
+
+    reply: Message
+    path: Path
+
+    @property
+    def metrics(self) -> MetricRecord:
+        """What the client reports."""
+        return self.reply.content.metric_records[METRICS]
+
+    def tensors(self, record: str = ARRAYS, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Tensors of a record by name, or those of these names; none where there is no such record."""
+        prefix = f"{record}/"
+        with safe_open(self.path, framework="pt") as file:
+            held = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (the file is no mapping)
+            wanted = held if names is None else [prefix + name for name in names]
+            return {key.removeprefix(prefix): file.get_tensor(key) for key in wanted}
+
+
+class Shelf:
+    """A folder for the updates of one round at a time; what an earlier run left there is removed.
+
+    Args:
+        folder: Of its own; None takes a temporary one.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory()  # goes with this object
+            folder = Path(self._temporary.name)
+        self._folder, self._kept = folder, 0
+        self.clear()
+
+    def keep(self, reply: Message) -> Update:
+        """Put a screened reply aside.
+
+        Raises:
+            FederationError: If the disk does not take it.
+        """
+        tensors = {
+            f"{record}/{name}": tensor.contiguous()
+            for record in (ARRAYS, BUFFERS)
+            if record in reply.content.array_records
+            for name, tensor in reply.content.array_records[record].to_torch_state_dict().items()
+        }
+        path = self._folder / f"{self._kept}.safetensors"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, path)
+        except (OSError, SafetensorError) as error:
+            raise FederationError(
+                f"an update cannot wait in {self._folder}: {error}; a round needs as many bytes as all its clients send"
+            ) from None
+        self._kept += 1
+        light = copy.copy(reply)
+        light.content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
+        return Update(light, path)
+
+    def clear(self) -> None:
+        """Remove what is kept: the round is over."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._kept = 0
