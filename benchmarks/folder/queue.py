@@ -134,7 +134,7 @@ class Queue:
                 )
             if former and former.plan != plan and leased:
                 raise OutputError(
-                    f"{len(leased)} workers are at work on {name!r} as it was started before, with other files, "
+                    f"workers ({len(leased)}) are at work on {name!r} as it was started before, with other files, "
                     "pictures or packages; end them, and try again in a minute"
                 )
             _replace(connection, jobs, leased)
