@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedmjp.errors import FederationError
+from fedmjp.memory import return_free_memory
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS
 
 
@@ -77,6 +78,7 @@ class Shelf:
                 f"an update cannot wait in {self._folder}: {error}; a round needs as many bytes as all its clients send"
             ) from None
         self._kept += 1
+        return_free_memory()  # of the updates before, which lay between pieces that stay
         light = copy.copy(reply)
         light.content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
         return Update(light, path)

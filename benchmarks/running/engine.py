@@ -17,7 +17,6 @@ from benchmarks.folder.store import COLOUR, Store, Trial
 from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from benchmarks.running import evaluator
 from benchmarks.running.gallery import Gallery
-from benchmarks.running.memory import return_free_memory
 from benchmarks.running.progress import RunProgress
 from benchmarks.uploads.direct import one_upload
 from benchmarks.uploads.source import Batch, UploadSource, described
@@ -25,6 +24,7 @@ from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange
+from fedmjp.memory import return_free_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Disclosure, Features, Reconstruction
 from fedmjp.settings import Picture, Setting
