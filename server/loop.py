@@ -1,5 +1,6 @@
 """The server's loop over the rounds of a scenario: single batches that are recorded, or training."""
 
+import gc
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,11 +93,13 @@ class Federation:
         """Play the rounds that are left; what was refused in them."""
         training = self._scenario.training
         self._roster.wait(START, None if training is None else math.ceil(training.quorum * self._scenario.clients))
+        gc.freeze()  # what is there by now stays: to look through it after every few updates would take long
         try:
             for server_round in range(self._done + 1, self._scenario.rounds + 1):
                 self._round(server_round)
                 log(INFO, "[ROUND %s/%s] done", server_round, self._scenario.rounds)
         finally:
+            gc.unfreeze()
             self._shelf.clear()
         return self._refused
 
