@@ -461,7 +461,7 @@ MATCH = {"gradient_matching", "mjp_matching"}
     [
         ("deit_tiny", "none", set()),
         ("deit_tiny", "mjp", READ_FACTS | {"mjp_matching"}),
-        ("deit_tiny", "mjp:shuffle=false", READ_FACTS | MATCH),
+        ("deit_tiny", "mjp:shuffle=false", READ_FACTS | MATCH | {"gradvit"}),
         ("deit_tiny", ["mjp", "clip"], READ_FACTS),
         *(
             ("deit_tiny", ["mjp", each], READ_FACTS)
