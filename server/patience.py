@@ -1,6 +1,5 @@
 """How long the server waits for the replies of a round: as long as rounds take, and then not for ever."""
 
-import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
@@ -94,8 +93,4 @@ class PatientGrid:
     def _arrived(self, waiting: Iterable[str]) -> Iterator[Message]:
         names = sorted(waiting)
         for first in range(0, len(names), AT_ONCE):
-            arrived = list(self._grid.pull_messages(names[first : first + AT_ONCE]))
-            yield from arrived
-            if arrived:
-                del arrived
-                gc.collect()  # Flower's engine leaves updates in cycles, which Python alone would look for too late
+            yield from self._grid.pull_messages(names[first : first + AT_ONCE])

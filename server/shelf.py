@@ -1,6 +1,7 @@
 """Where the updates of a round wait on the disk until all are there: memory holds one of them, however many clients."""
 
 import copy
+import gc
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from torch import Tensor
 from fedmjp.errors import FederationError
 from fedmjp.memory import return_free_memory
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS
+
+COLLECTED = 2**28  # bytes of updates after which what they took is given back
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Shelf:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory()  # goes with this object
             folder = Path(self._temporary.name)
-        self._folder, self._kept = folder, 0
+        self._folder, self._kept, self._uncollected = folder, 0, 0
         self.clear()
 
     def keep(self, reply: Message) -> Update:
@@ -78,7 +81,11 @@ class Shelf:
                 f"an update cannot wait in {self._folder}: {error}; a round needs as many bytes as all its clients send"
             ) from None
         self._kept += 1
-        return_free_memory()  # of the updates before, which lay between pieces that stay
+        self._uncollected += sum(tensor.nbytes for tensor in tensors.values())
+        if self._uncollected > COLLECTED:
+            gc.collect()  # Flower's engine leaves updates in cycles, which Python alone would look for too late
+            return_free_memory()
+            self._uncollected = 0
         light = copy.copy(reply)
         light.content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
         return Update(light, path)

@@ -49,8 +49,7 @@ def test_one_that_hangs_is_bounded_in_the_first_round(answers: tuple[float | Non
     assert Timed(*answers).play() == (len(answers) - 1, until)
 
 
-def test_answers_are_handed_on_as_they_come_and_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.patience.gc.collect", lambda: None)  # of all that the other tests have made
+def test_answers_are_handed_on_as_they_come_and_a_few_at_a_time() -> None:
     seconds, fetched = [0.0] * 11 + [3.0] * 9, []
 
     class Counting(Timed):
