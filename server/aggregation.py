@@ -94,6 +94,11 @@ class Aggregator:
         self._before: dict[str, Any] = {}  # what the strategy carried before its last step
         self._parameters, self._withheld = frozenset(parameters), withheld
 
+    @property
+    def moves(self) -> bool:
+        """Whether updates lead anywhere: weights of single batches stay, unless the server has a learning rate."""
+        return bool(self._step)
+
     def records(self, weights: Mapping[str, Tensor]) -> dict[str, ArrayRecord]:
         """A model's state as the records that cross the wire."""
         buffers = {name: value for name, value in weights.items() if name not in self._parameters}
@@ -127,7 +132,7 @@ class Aggregator:
         Finite updates may overflow together; the strategy then forgets them. Updates must have been
         screened, and be in an order that does not depend on who was faster: sums of floats do.
         """
-        if not updates or not self._step:
+        if not updates or not self.moves:
             return dict(weights)
         self._before = {name: getattr(self._strategy, name) for name in CARRIED if hasattr(self._strategy, name)}
         averaged = self._combine_buffers(updates)

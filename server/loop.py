@@ -20,7 +20,7 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
-from fedmjp.wire import EXAMPLES, REPORTED, uploads_of_round
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_of_round
 from server.aggregation import Aggregator
 from server.changing import Group, WeightChanges
 from server.cohort import Part, bound_examples, parts_of, too_long
@@ -88,6 +88,8 @@ class Federation:
                 self._patience.learn(seconds)
         self._refusals = None if folder is None else RefusalFile.of_run(folder)
         self._shelf = Shelf(None if folder is None else folder / UPDATES)
+        # Updates that lead nowhere, and tell a server nothing, need not wait on the disk.
+        self._read_again = (ARRAYS, BUFFERS) if self._aggregator.moves or scenario.server is not None else ()
 
     def play(self) -> list[Refusal]:
         """Play the rounds that are left; what was refused in them."""
@@ -157,7 +159,9 @@ class Federation:
                 reasons[group] = reply.error.reason or "no reason given"
                 continue
             del reasons[group]
-            kept[group], parts[group] = self._shelf.keep(reply), parts_of(reply, sent)
+            kept[group] = self._shelf.keep(reply, self._read_again)
+            if self._scenario.training is not None:
+                parts[group] = parts_of(reply, sent)
         in_order = {group: kept[group] for group in groups if group in kept}
         reasons |= self._compare(server_round, in_order, parts)
         for (client, *_), reason in reasons.items():

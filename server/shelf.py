@@ -60,17 +60,21 @@ class Shelf:
         self._folder, self._kept, self._uncollected = folder, 0, 0
         self.clear()
 
-    def keep(self, reply: Message) -> Update:
+    def keep(self, reply: Message, records: Sequence[str] = (ARRAYS, BUFFERS)) -> Update:
         """Put a screened reply aside.
+
+        Args:
+            reply: What a client sent.
+            records: Those whose tensors are read again; others are dropped.
 
         Raises:
             FederationError: If the disk does not take it.
         """
         tensors = {
             f"{record}/{name}": tensor.contiguous()
-            for record in (ARRAYS, BUFFERS)
-            if record in reply.content.array_records
-            for name, tensor in reply.content.array_records[record].to_torch_state_dict().items()
+            for record, arrays in reply.content.array_records.items()
+            if record in records
+            for name, tensor in arrays.to_torch_state_dict().items()
         }
         path = self._folder / f"{self._kept}.safetensors"
         try:
@@ -81,7 +85,8 @@ class Shelf:
                 f"an update cannot wait in {self._folder}: {error}; a round needs as many bytes as all its clients send"
             ) from None
         self._kept += 1
-        self._uncollected += sum(tensor.nbytes for tensor in tensors.values())
+        sent = reply.content.array_records.values()
+        self._uncollected += sum(len(array.data) for arrays in sent for array in arrays.values())
         if self._uncollected > COLLECTED:
             gc.collect()  # Flower's engine leaves updates in cycles, which Python alone would look for too late
             return_free_memory()
