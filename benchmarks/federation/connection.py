@@ -39,7 +39,7 @@ class Connection:
         arguments += [] if federation_config is None else ["--federation-config", federation_config]
         answer = self.ask(*arguments)
         if not answer.get("success"):
-            raise FederationError(f"Flower refused the run: {answer.get('error-message', answer)}")
+            raise FederationError(f"Flower refused the run: {_one_line(answer.get('error-message', answer))}")
         return str(answer["run-id"])
 
     def log(self, run: str) -> Iterator[str]:
@@ -63,7 +63,8 @@ class Connection:
         """The run's status, such as "finished:completed" or "finished:failed"."""
         answer = self.ask("ls", self.name, "--run-id", run, "--format", "json")
         if not answer.get("runs"):
-            raise FederationError(f"Flower does not know the run any more: {answer.get('error-message', answer)}")
+            said = _one_line(answer.get("error-message", answer))
+            raise FederationError(f"Flower does not know the run any more: {said}")
         return str(answer["runs"][0]["status"])
 
     def ask(self, *arguments: str) -> dict[str, Any]:
@@ -79,8 +80,13 @@ class Connection:
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError:
-            raise FederationError(f"flwr {arguments[0]} failed: {(done.stderr or done.stdout).strip()}") from None
+            said = _one_line(done.stderr or done.stdout) or "it printed nothing"
+            raise FederationError(f"flwr {arguments[0]} failed: {said}") from None
         return answer
+
+
+def _one_line(said: object) -> str:
+    return " ".join(str(said).split())
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from server.uploads import UploadFolder
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ROUND = re.compile(r"\[ROUND \d+/\d+\] done")
 ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
-DEAD = re.compile(r"The actor (is dead|died)\b.*")  # Ray tells at length what may have been
+DEAD = re.compile(r"The actor (is dead|died|never ran)\b.*")  # Ray tells at length what may have been
 QUORUM = f"{QuorumError.__module__}.{QuorumError.__name__}: "
 COMPLETED = "finished:completed"
 POLL_SECONDS = 1.0
@@ -217,7 +217,7 @@ def follow(connection: Connection, run: str, on_line: Callable[[str], None], *, 
             status, heard = connection.status(run), time.monotonic()
         except FederationError:
             if time.monotonic() - heard > patience:
-                raise
+                raise FederationError("the run's SuperLink does not answer any more") from None
             status = "unknown"
         if status.startswith("finished"):
             return None if status == COMPLETED else _error(tail)

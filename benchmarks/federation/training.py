@@ -14,8 +14,9 @@ from benchmarks.federation.simulation import Resources, run_app
 from fedmjp import provenance
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
-from fedmjp.errors import ConfigError, QuorumError
+from fedmjp.errors import ConfigError, FederationError, QuorumError
 from fedmjp.learning import Training
+from fedmjp.running import KEPT
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.central import Pictures, open_pictures
 from fedmjp.training.curves import draw
@@ -66,7 +67,10 @@ def train_federated(
         evaluator_folder=records,
     )
     on_line = watch(folder, on_round, on_skipped)
-    play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder))
+    try:
+        play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder))
+    except FederationError as error:
+        raise type(error)(f"{error}; {KEPT}") from None
     describe_records(scenario, folder.records, shares)
     draw_history(scenario, folder)
 

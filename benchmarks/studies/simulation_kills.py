@@ -46,7 +46,7 @@ RECIPE = {"batch_size": 2, "learning_rate": 0.05, "warmup_epochs": 0, "mixup": 0
 CLIENTS = 3
 PICTURES = 12
 POLL_SECONDS = 0.1
-LONGEST = 45.0  # seconds from the start of a command, or from a kill, to the next kill
+LONGEST = 60.0  # seconds from the start of a command, or from a kill, to the next kill
 SILENCE = 300.0  # seconds without a round, a kill or an end, after which a command hangs
 GOODBYE = 20.0  # seconds that processes may outlive their command
 # By what stands on the command line of a process; the guard's holds the SuperLink's.
@@ -71,7 +71,7 @@ def main(
         "results/simulation_kills"
     ),
     kills: Annotated[int, typer.Option(help="Processes to kill.", min=0)] = 100,
-    rounds: Annotated[int, typer.Option(help="Of each training run.", min=1)] = 30,
+    rounds: Annotated[int, typer.Option(help="Of each training run.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Of moments and victims.", min=0)] = 0,
 ) -> None:
     """Train, kill, and compare."""
