@@ -229,5 +229,8 @@ def _error(lines: Sequence[str]) -> str:
     if any(out_of_memory(line) for line in lines):
         return f"a client was {OUT_OF_MEMORY}"
     errors = [line.strip() for line in lines if ERROR.match(line)]
-    error = (errors or [line for line in lines if line.strip()] or ["no log"])[-1]
+    if not errors:
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "none")
+        return f"the server's app ended without an error; the last line of its log: {last}"
+    error = errors[-1]
     return DEAD.sub(f"its process {KILLED}", error.removeprefix("fedmjp.errors.FederationError: "))
