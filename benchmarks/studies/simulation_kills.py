@@ -1,10 +1,11 @@
 """Whether a simulated run loses a round, or counts one twice, when its processes are killed at random.
 
 ``python -m benchmarks.studies.simulation_kills --output FOLDER``. `fedmjp simulate` trains on pictures of noise, once
-undisturbed, then again and again until enough processes were killed (SIGKILL), one after another, at random moments
-from the first second on: the command itself, what guards and follows its SuperLink, the SuperLink, its SuperExec, the
-server's app, and Ray's processes, clients among them. The script plays the user, who gives the same command again where
-it ended with another code than 0. A row per kill. At the end of each run
+undisturbed, then again and again until enough processes were killed (SIGKILL), one after another, at random moments:
+half of them from the first second on, half of them once a round was done. These are the command itself, what guards
+and follows its SuperLink, the SuperLink, its SuperExec, the server's app, and Ray's processes, clients among them. The
+script plays the user, who gives the same command again where it ended with another code than 0. A row per kill. At the
+end of each run
 
 - weights and history are, to the last bit, those of the undisturbed run with the same seed, but for times,
 - no reply is listed as refused (``quorum=1``: a round that lacks a client does not count),
@@ -13,6 +14,7 @@ it ended with another code than 0. A row per kill. At the end of each run
 and a command that failed said why in one line. The exit code is 1 if something of this does not hold.
 """
 
+import math
 import os
 import shutil
 import signal
@@ -46,8 +48,8 @@ RECIPE = {"batch_size": 2, "learning_rate": 0.05, "warmup_epochs": 0, "mixup": 0
 CLIENTS = 3
 PICTURES = 12
 POLL_SECONDS = 0.1
-LONGEST = 60.0  # seconds from the start of a command, or from a kill, to the next kill
-SILENCE = 300.0  # seconds without a round, a kill or an end, after which a command hangs
+FIRST, LATER = 45.0, 10.0  # seconds at most to a kill: from a start or another kill, and from the next round
+SILENCE = 600.0  # seconds without a round, a kill or an end, after which a command hangs
 GOODBYE = 20.0  # seconds that processes may outlive their command
 # By what stands on the command line of a process; the guard's holds the SuperLink's.
 VICTIMS = {
@@ -170,21 +172,24 @@ class _Run:
     def _watch(self, command: "subprocess.Popen[bytes]", drawn: np.random.Generator, kills: int) -> int:
         """Kill at random until the command ends; its exit code."""
         began, done, heard = time.monotonic(), self._done(), time.monotonic()
-        due = began + drawn.uniform(0, LONGEST)
+        due = began + _wait(drawn)
         while command.poll() is None:
             now = time.monotonic()
             if self._done() > done:
                 done, heard = self._done(), now
+                due = now + drawn.uniform(0, LATER) if due == math.inf else due
                 self._come_on()
             if len(self.rows) < kills and now >= due and (victims := list(_victims(command))):
                 kinds = sorted({kind for kind, _ in victims})
                 kind = kinds[drawn.integers(len(kinds))]
                 processes = [process for name, process in victims if name == kind]
-                processes[drawn.integers(len(processes))].kill()
+                with suppress(psutil.NoSuchProcess):  # it ended in this very moment
+                    processes[drawn.integers(len(processes))].kill()
                 row = {"victim": kind, "seconds": round(now - began, 1), "done": done, "running": _running(victims)}
                 self.rows.append({**row, "code": None, "said": "", "next_round": None})
                 self.open.append((now, self.rows[-1]))
-                due, heard = now + drawn.uniform(0, LONGEST), now
+                typer.echo(f"{kind} killed after {now - began:.0f} s, {done} rounds done")
+                due, heard = now + _wait(drawn), now
             if now - heard > SILENCE:
                 command.send_signal(signal.SIGABRT)
             time.sleep(POLL_SECONDS)
@@ -199,6 +204,11 @@ class _Run:
     def _done(self) -> int:
         path = self.results.history
         return max(path.read_text().count("\n") - 1, 0) if path.exists() else 0
+
+
+def _wait(drawn: np.random.Generator) -> float:
+    """Seconds to the next kill; without bound, until a round is done, half of the time: most of it goes into starts."""
+    return float(drawn.uniform(0, FIRST)) if drawn.random() < 1 / 2 else math.inf
 
 
 def _victims(command: "subprocess.Popen[bytes]") -> Iterator[tuple[str, psutil.Process]]:
