@@ -63,7 +63,8 @@ class TrainingTransform:
         if not self._erasing:
             return image
         noise = self._erase(torch.full_like(image, torch.nan))
-        return torch.where(noise.isnan(), image, self._mean + self._std * noise)
+        kept = noise.isnan()
+        return image if kept.all() else torch.where(kept, image, self._mean + self._std * noise)
 
 
 def _with_posterize(vary: Compose) -> Compose:
