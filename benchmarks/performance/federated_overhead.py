@@ -19,8 +19,9 @@ import pandas as pd
 import torch
 import typer
 
+from benchmarks.federation.resources import resources_for
 from benchmarks.federation.simulation import Resources
-from benchmarks.federation.training import deal, resources_for, train_federated, training_of
+from benchmarks.federation.training import deal, train_federated, training_of
 from benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
