@@ -216,3 +216,22 @@ def test_a_superlink_ends_with_its_guard_and_what_it_started_with_the_next_super
         for process in (guard, app):
             process.kill()
             process.wait()
+
+
+def test_a_superlink_without_its_superexec_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "flower-superexec").symlink_to(Path("/bin/sleep").resolve())
+    superlink = [sys.executable, "-c", "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(100)"]
+    superlink += [str(tmp_path / "flower-superexec"), "100"]
+    home = tmp_path / "home"
+    home.mkdir()
+    guard = subprocess.Popen([sys.executable, "-P", "-m", MODULE, home, *superlink], stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 30
+        while len(below := psutil.Process(guard.pid).children(recursive=True)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        below[1].kill()
+        assert guard.wait(30) == 0
+        assert not below[0].is_running()
+    finally:
+        guard.kill()
+        guard.wait()

@@ -2,8 +2,9 @@
 
 Started as ``python -m benchmarks.federation.guard HOME COMMAND...``. The owner holds the other end
 of standard input; when that closes (on purpose, by Ctrl-C or by kill -9), everything that inherited
-the environment of the SuperLink is stopped and its home folder removed. If the guard itself is killed,
-the SuperLink ends with it, and the owner stops the rest; if both are killed, the next owner does.
+the environment of the SuperLink is stopped and its home folder removed; and so when the SuperLink's own
+SuperExec dies. If the guard itself is killed, the SuperLink ends with it, and the owner stops the rest; if both are
+killed, the next owner does.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ import psutil
 
 MODULE = "benchmarks.federation.guard"
 PREFIX = "fedmjp-link-"  # of homes
+SUPEREXEC = ("flower-superexec", "flower-superexe")  # Linux keeps 15 letters of what is dead
 STOP_SECONDS = 3
 POLL_SECONDS = 0.2
 # linux/prctl.h
@@ -42,8 +44,11 @@ def main(home: Path, command: list[str]) -> None:
             stderr=subprocess.STDOUT,
             preexec_fn=_end_with_parent,
         )
+    superexec = None
     while superlink.poll() is None and not _owner_is_gone():
-        pass
+        superexec = superexec or _superexec(superlink.pid)
+        if superexec is not None and not _is_alive(superexec):
+            break  # the SuperLink does not notice, and its runs would wait for ever
     if superlink.poll() is not None:
         print(*log.read_text(errors="replace").strip().splitlines()[-1:])  # noqa: T201 (read by the owner)
     superlink.terminate()
@@ -94,6 +99,14 @@ def _end_with_parent() -> None:
     """Die with the parent (Linux): a SuperLink without a guard would train on beside the next one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _superexec(superlink: int) -> psutil.Process | None:
+    """The process that starts the SuperLink's apps, once it is there."""
+    try:
+        return next((child for child in psutil.Process(superlink).children() if child.name() in SUPEREXEC), None)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _owner_is_gone() -> bool:
