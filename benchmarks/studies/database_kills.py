@@ -11,7 +11,7 @@ of each
 - its scores are, to the last bit, those of the same campaign in one process that nobody disturbs,
 - the pictures in the database are, byte for byte, the files that this process keeps,
 
-and each worker that ended said why in one line. The exit code is 1 if something of this does not hold.
+and each worker that ended said why in one line, with 1: what may be tried again. The exit code is 1 if something of this does not hold.
 """
 
 import os
@@ -43,7 +43,7 @@ from benchmarks.scripts import keep_table
 from benchmarks.studies.campaign_kills import CAMPAIGN, HELD, differences
 from benchmarks.studies.postgresql import Server, started
 from fedmjp.errors import FedmjpError
-from fedmjp.running import run_function
+from fedmjp.running import FAILED, run_function
 from fedmjp.seeds import numpy_generator
 
 POLL_SECONDS = 0.5
@@ -131,6 +131,7 @@ class _Disturbed:
             now = time.monotonic()
             if len(self.rows) < kills and now >= due:
                 self._kill(drawn, round(now - began, 1))
+                typer.echo(f"{self.rows[-1]['victim']} killed after {now - began:.0f} s")
                 due = time.monotonic() + drawn.uniform(0, LONGEST)
             time.sleep(POLL_SECONDS)
 
@@ -152,7 +153,8 @@ class _Disturbed:
 
     def _note_end(self, place: int, worker: "subprocess.Popen[bytes]") -> None:
         said = self._errors(place).read_text().splitlines()
-        if len(said) != 1 or not self.rows or self.rows[-1]["ended"] == MOST_ENDS:
+        fit = worker.returncode == FAILED and len(said) == 1
+        if not fit or not self.rows or self.rows[-1]["ended"] == MOST_ENDS:
             self.wrong.append(f"after {len(self.rows)} kills a worker ended with {worker.returncode} and said {said}")
             return
         row = self.rows[-1]
