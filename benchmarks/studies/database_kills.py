@@ -11,7 +11,8 @@ of each
 - its scores are, to the last bit, those of the same campaign in one process that nobody disturbs,
 - the pictures in the database are, byte for byte, the files that this process keeps,
 
-and each worker that ended said why in one line, with 1: what may be tried again. The exit code is 1 if something of this does not hold.
+and each worker that ended did so with 1, after which it may be tried again, and said why in one line. The exit code is
+1 if something of this does not hold.
 """
 
 import os
