@@ -40,3 +40,10 @@ def test_intervals_are_those_of_students_tests(rows: pd.DataFrame) -> None:
 def test_other_seeds_than_those_without_a_defence_are_refused(rows: pd.DataFrame) -> None:
     with pytest.raises(BadInputError, match=r"central, mjp has the seeds \[0, 1, 2\], without a defence \[0, 1\]"):
         table(rows[(rows["defence"] == "mjp") | (rows["seed"] < 2)])
+
+
+def test_what_was_trained_once_tells_no_interval(rows: pd.DataFrame) -> None:
+    once = rows[rows["seed"] == 0]
+    assert len(table(pd.concat([rows, once.assign(training="short")]))) == 2
+    with pytest.raises(BadInputError, match="no training has two seeds"):
+        table(once)

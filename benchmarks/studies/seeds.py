@@ -1,6 +1,6 @@
 """What defences change in training, over seeds: from the table that ``fedmjp evaluate`` leaves of several runs.
 
-``python -m benchmarks.studies.seeds --evaluation FOLDER --ratio 0.27``
+``python -m benchmarks.studies.seeds --evaluation FOLDER``
 
 Runs of one seed meet the same pictures in the same order, so that they are compared seed by seed. Intervals are
 Student's over the seeds: of as many trainings as there are, on the same validation pictures.
@@ -26,33 +26,35 @@ NONE, CONFIDENCE = "none", 0.95
 
 def main(
     evaluation: Annotated[Path, typer.Option(help="Folder of evaluation.csv; seeds.md goes there.", metavar="FOLDER")],
-    ratio: Annotated[float, typer.Option(help="Mask ratio of the shuffled pictures.")] = 0.27,
 ) -> None:
     """Print each defence's means over seeds and differences to no defence, with intervals."""
     rows = pd.read_csv(evaluation / "evaluation.csv")
-    found = table(rows[rows["mask_ratio"] == ratio]).to_markdown(index=False)
+    tables = [table(same).assign(ratio=ratio) for ratio, same in rows.groupby("mask_ratio")]
+    found = pd.concat(tables).to_markdown(index=False)
     write_text(evaluation / "seeds.md", f"{found}\n")
     Console().print(found, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line per training and defence.
+    """A line per training and defence; what was trained once is left out.
 
     Args:
         rows: A run each, at one mask ratio.
 
     Raises:
-        BadInputError: If a defence has other seeds than no defence, or there are fewer than two.
+        BadInputError: If a defence has other seeds than no defence, or nothing was trained twice.
     """
     lines = []
     for (training, defence), runs in rows.groupby(["training", "defence"], sort=False):
+        if len(runs) == 1:
+            continue
         line = {"training": training, "defence": defence, "seeds": len(runs)}
         without = rows[(rows["training"] == training) & (rows["defence"] == NONE)].set_index("seed")
         runs = runs.set_index("seed")
-        if sorted(runs.index) != sorted(without.index) or len(runs) < 2:
+        if sorted(runs.index) != sorted(without.index):
             raise BadInputError(
                 f"{training}, {defence} has the seeds {sorted(runs.index)}, without a defence {sorted(without.index)}: "
-                "evaluate runs of the same two seeds or more"
+                "evaluate runs of the same seeds"
             )
         for measure, name in MEASURES.items():
             digits = DIGITS[measure]
@@ -61,6 +63,8 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
                 apart = (runs[measure] - without[measure]).to_numpy()
                 line[f"{name}, against none"] = _interval(apart, digits, sign="+")
         lines.append(line)
+    if not lines:
+        raise BadInputError("no training has two seeds, of which an interval could be told: evaluate more runs")
     return pd.DataFrame(lines).fillna("")
 
 
