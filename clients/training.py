@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +14,11 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from clients.consent import Allowed
+from clients.several_gpus import helped, processes_for
 from fedmjp.config import RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.layout import Split
-from fedmjp.data.loading import Batch, steps_per_epoch, training_batches
+from fedmjp.data.loading import Batch, steps_per_epoch, training_epochs
 from fedmjp.data.partitions import Partition
 from fedmjp.defences.base import Arranged
 from fedmjp.errors import CheckpointError, DataError, DefenceError, TrainingError
@@ -30,7 +31,8 @@ from fedmjp.randomness import Randomness, SeededRandomness, SystemRandomness
 from fedmjp.records import record_name
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import derive
-from fedmjp.training.loop import Anchor, Schedule, Trainer
+from fedmjp.training.loop import Anchor, EpochReport, Schedule, Trainer
+from fedmjp.training.together import ALONE, Together
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_of_round
 
 
@@ -63,7 +65,8 @@ def train_round(
         left = evaluator_of_round(allowed.private, server_round) / scenario.folder
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
     noise, seed = (SystemRandomness(), secrets.randbits(63)) if allowed.own else (None, scenario.seed)
-    return LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise).answer(content)
+    local = LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise)
+    return local.answer(content, processes=processes_for(scenario))
 
 
 def open_split(scenario: Scenario, run: RunConfig, own: str | None, split: Split) -> LabelledDataset:
@@ -123,8 +126,8 @@ class LocalTraining:
     skipped: list[str] = field(default_factory=list)  # why pictures could not be read
     seen: list[Arranged] = field(default_factory=list)  # what the network saw, where a defence computes with it
 
-    def answer(self, asked: RecordDict) -> RecordDict:
-        """What the client sends back; see ``train_round``."""
+    def answer(self, asked: RecordDict, processes: int = 1) -> RecordDict:
+        """What the client sends back, trained by so many processes; see ``train_round``."""
         started = time.perf_counter()
         self._require_guarantees()
         model = load_weights(self.scenario, self.training, asked)
@@ -140,7 +143,7 @@ class LocalTraining:
         if self.training.update == "gradient":
             update, metrics = self._gradient(model)
         else:
-            update, metrics = self._change(model, before, asked)
+            update, metrics = self._change(model, before, asked, processes)
             buffers = _buffers(model)
             model.load_state_dict(before, strict=False)
         trained = time.perf_counter()
@@ -176,18 +179,18 @@ class LocalTraining:
                     "set it to the largest number of any client"
                 )
 
+    def help(self, asked: RecordDict, together: Together) -> None:
+        """Train this process's part of every batch, for the process that answers."""
+        self._train(load_weights(self.scenario, self.training, asked), asked, together)
+
     def _change(
-        self, model: Classifier, before: dict[str, Tensor], asked: RecordDict
+        self, model: Classifier, before: dict[str, Tensor], asked: RecordDict, processes: int
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """How the local epochs changed what is not frozen."""
-        instructions: Any = asked["config"]
-        mu, epochs = float(instructions.get("proximal-mu", 0.0)), self.training.local_epochs
-        trainer = self._trainer(model, self.training.rounds * epochs)
-        first = (self.server_round - 1) * epochs
-        anchor = Anchor(before, mu) if mu else None
-        reports = [
-            trainer.epoch(epoch, self._watched(trainer, epoch), anchor=anchor) for epoch in range(first, first + epochs)
-        ]
+        # Whole batches are needed for what is left of them, and for what batch normalisation or a defence computes.
+        shared = self.left is None and not _buffers(model) and not self._defences_need_model
+        with helped(self, asked, processes if shared else 1) as together:
+            reports = self._train(model, asked, together)
         metrics = {
             EXAMPLES: len(self.indices),
             "pictures": sum(report.pictures for report in reports),
@@ -197,23 +200,40 @@ class LocalTraining:
         learnt = {name: value for name, value in model.named_parameters() if value.requires_grad}
         return {name: value.detach() - before[name] for name, value in learnt.items()}, metrics
 
-    def _watched(self, trainer: Trainer, epoch: int) -> Iterator[Batch]:
+    def _train(self, model: Classifier, asked: RecordDict, together: Together) -> list[EpochReport]:
+        """The local epochs, each with its report."""
+        instructions: Any = asked["config"]
+        mu, epochs = float(instructions.get("proximal-mu", 0.0)), self.training.local_epochs
+        anchor = Anchor({name: value.detach().clone() for name, value in model.named_parameters()}, mu) if mu else None
+        trainer = self._trainer(model, self.training.rounds * epochs, together)
+        first = (self.server_round - 1) * epochs
+        return [
+            trainer.epoch(epoch, self._watched(trainer, epoch, batches), anchor=anchor)
+            for epoch, batches in self._epochs(range(first, first + epochs), together=together)
+        ]
+
+    @property
+    def _defences_need_model(self) -> bool:
+        return any(defence.needs_model for defence in self.scenario.pipeline.made)
+
+    def _watched(self, trainer: Trainer, epoch: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of an epoch; what the network sees of them is noted, and left where it alone is behind it."""
         recipe = self.training.recipe
         alone = self.training.local_epochs == 1 and self._steps == 1
         # Mixed pictures are of two labels, erased ones outside [0, 1]: no record can describe them.
         described = alone and not (recipe.mixup or recipe.cutmix or recipe.random_erasing)
-        for step, batch in enumerate(self._batches(epoch)):
+        for step, batch in enumerate(batches):
             if described:
                 self._leave(batch, trainer, epoch, step)
-            if any(defence.needs_model for defence in self.scenario.pipeline.made):
+            if self._defences_need_model:
                 self.seen.append(trainer.shown(batch, epoch, step).arranged)
             yield batch
 
     def _gradient(self, model: Classifier) -> tuple[dict[str, Tensor], dict[str, float]]:
         """FedSGD: of the client's next batch."""
         epoch, step = divmod(self.server_round - 1, self._steps)
-        batch = next(iter(self._batches(epoch, skip=step)), None)
+        _, batches = next(self._epochs((epoch,), skip=step))
+        batch = next(batches, None)
         if batch is None:
             raise TrainingError(f"client {self.client} has no picture that can be read in round {self.server_round}")
         trainer = self._trainer(model, -(-self.training.rounds // self._steps))
@@ -248,7 +268,7 @@ class LocalTraining:
     def _steps(self) -> int:
         return steps_per_epoch(len(self.indices), self.training.recipe)
 
-    def _trainer(self, model: Classifier, epochs: int) -> Trainer:
+    def _trainer(self, model: Classifier, epochs: int, together: Together = ALONE) -> Trainer:
         return Trainer(
             model,
             self.training,
@@ -257,17 +277,22 @@ class LocalTraining:
             seed=self.seed,
             purpose=("client", self.client),
             noise=self.noise,
+            together=together,
         )
 
-    def _batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        return training_batches(
+    def _epochs(
+        self, epochs: Sequence[int], *, skip: int = 0, together: Together = ALONE
+    ) -> Iterator[tuple[int, Iterator[Batch]]]:
+        return training_epochs(
             self.pictures,
             self.indices,
             self.training.recipe,
             size=self.scenario.model.image_size,
             seed=derive(self.scenario.seed, "client", self.client),
-            epoch=epoch,
+            epochs=epochs,
             skip=skip,
+            part=together.part,
+            pinned=self.scenario.device == "cuda",
             on_skipped=self.skipped.append,
         )
 

@@ -1,14 +1,8 @@
 """Databases that tests write to, PostgreSQL from Debian's package among them, and processes that write to them."""
 
-import os
-import shutil
-import socket
 import sqlite3
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -18,6 +12,8 @@ import psycopg
 import pytest
 
 from benchmarks.folder.store import Store, Trial
+from benchmarks.studies.postgresql import Server, started
+from fedmjp.errors import BadInputError
 
 PASSWORD = "s3cr3t-of-tests"
 PER_PUT = 3
@@ -45,61 +41,13 @@ def trial(key: str, status: str = "ok", **values: object) -> Trial:
     return Trial(key=key, status=status, **{**fields, **values})
 
 
-def _programs() -> Path:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.skip("no PostgreSQL server on this machine (Debian's package postgresql)")
-    return found[-1].parent
-
-
-@dataclass(frozen=True)
-class Server:
-    """A PostgreSQL server of its own folder and port."""
-
-    folder: Path
-    programs: Path
-    port: int
-
-    def run(self, program: str, *arguments: str) -> None:
-        # PostgreSQL refuses to run as root.
-        as_other = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
-        command = [self.programs / program, "--pgdata", self.folder / "data", *arguments]
-        subprocess.run(command, cwd=self.folder, check=True, stdout=subprocess.DEVNULL, **as_other)
-
-    def start(self) -> None:
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
-        self.run("pg_ctl", "start", "--wait", "--silent", "--log", str(self.folder / "log"), "--options", options)
-
-    def stop(self) -> None:
-        self.run("pg_ctl", "stop", "--silent", "--mode", "immediate")
-
-    def url(self, database: str, user: str = "postgres", password: str = PASSWORD) -> str:
-        return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
-
-    def execute(self, statement: str) -> None:
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(statement)
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    programs = _programs()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "password").write_text(PASSWORD)
-        if os.geteuid() == 0:
-            for path in (folder, folder / "password"):
-                shutil.chown(path, "postgres")
-        started = Server(folder, programs, port)
-        started.run(
-            "initdb", "--username=postgres", "--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--no-sync"
-        )
-        started.start()
-        yield started
-        started.stop()
+    try:
+        with started(PASSWORD) as own:
+            yield own
+    except BadInputError as missing:
+        pytest.skip(str(missing))
 
 
 _numbers = count()

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
@@ -14,12 +16,12 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import fedmjp
-from benchmarks.federation.simulation import _error
+from benchmarks.federation.simulation import _error, follow
 from benchmarks.running.engine import Engine
 from fedmjp.cli import app, main
 from fedmjp.cli.keys import SIMULATED, TRAINED
 from fedmjp.config import ModelConfig
-from fedmjp.errors import ConfigError, out_of_memory
+from fedmjp.errors import ConfigError, FederationError, out_of_memory
 from fedmjp.learning import Training
 from fedmjp.scenario import OF_BATCHES, Scenario
 from fedmjp.training.config import TrainingConfig
@@ -211,7 +213,24 @@ def test_a_process_that_was_killed_is_told_plainly() -> None:
     )
     assert _error(["INFO :  start", dead]).startswith("deit_tiny-mjp: client 1 in round 1: its process was killed, as")
     assert "Ray" not in _error([dead])
+    # As it was when Ray's raylet was killed before and after its clients began, and when the server's app was.
+    unborn = "fedmjp.errors.FederationError: no client can answer: The actor never ran - it was cancelled before it"
+    assert _error([unborn]).startswith("no client can answer: its process was killed, as")
+    line = "the server's app ended without an error; the last line of its log: "
+    assert (
+        _error(["INFO :  start", "(raylet) store.cc:365: Disconnecting", " "])
+        == f"{line}(raylet) store.cc:365: Disconnecting"
+    )
     assert _error(["ValueError: first", "RuntimeError: DefaultCPUAllocator: can't allocate memory"]).startswith(
         "a client was out of memory: "
     )
     assert not out_of_memory(ValueError("a memory of better days"))
+
+
+def test_a_superlink_that_was_killed_is_told_in_one_line() -> None:
+    def status(_run: str) -> str:
+        raise FederationError("Flower's words\n\nin several lines")
+
+    connection: Any = SimpleNamespace(log=lambda _run: iter(()), status=status)
+    with pytest.raises(FederationError, match=r"^the run's SuperLink does not answer any more$"):
+        follow(connection, "1", lambda _line: None)

@@ -16,7 +16,9 @@ import torch
 
 from fedmjp.cli import main
 from fedmjp.data.partitions import Partition
+from fedmjp.errors import FederationError
 from fedmjp.models.build import build
+from fedmjp.running import KEPT
 from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from server.validation import Validation
@@ -124,6 +126,18 @@ def test_a_finished_run_says_so_and_another_configuration_is_refused(
     assert rounds(tmp_path) == [1]
     assert simulate(monkeypatch, tmp_path, *arguments, "--data", "/nowhere", "--fresh") == BAD_INPUT
     assert (tmp_path / "weights.safetensors").exists(), "nothing is removed for what cannot be started"
+
+
+def test_a_run_that_failed_says_that_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise FederationError("the run's SuperLink does not answer any more")
+
+    monkeypatch.setattr("benchmarks.federation.training.run_app", fail)
+    assert simulate(monkeypatch, tmp_path, "--clients", "2", "--rounds", "1") == 1
+    told = capsys.readouterr().err.strip()
+    assert told == f"Error: the run's SuperLink does not answer any more; {KEPT}"
 
 
 def test_a_folder_of_other_results_is_left_alone(

@@ -4,6 +4,8 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from multiprocessing import connection, forkserver, get_context
@@ -15,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from benchmarks.federation.guard import MODULE, PREFIX, end_abandoned
 from benchmarks.folder.pictures import save_png
 from benchmarks.plan.experiment import Plan
 from benchmarks.running.runner import run_local
@@ -185,3 +188,50 @@ def test_what_a_killed_run_left_half_written_is_cleaned_up(tmp_path: Path, unint
     run_local(plan, setup, workers=1, progress=Told(), stop=lambda: True)
     assert not files(setup)
     assert outside.exists()
+
+
+def test_a_superlink_ends_with_its_guard_and_what_it_started_with_the_next_superlink(tmp_path: Path) -> None:
+    home = tmp_path / f"{PREFIX}of-a-test"
+    home.mkdir()
+    inherited = {**os.environ, "FLWR_HOME": str(home)}
+    sleep = ["sleep", "100"]
+    guard = subprocess.Popen([sys.executable, "-P", "-m", MODULE, home, *sleep], env=inherited, stdin=subprocess.PIPE)
+    app = subprocess.Popen(sleep, env=inherited)
+    try:
+        deadline = time.monotonic() + 30
+        while not (superlinks := psutil.Process(guard.pid).children()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        end_abandoned(tmp_path)
+        assert app.poll() is None, "what is guarded is left alone"
+        guard.kill()
+        guard.communicate()
+        while superlinks[0].is_running() and superlinks[0].status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert app.poll() is None
+        end_abandoned(tmp_path)
+        assert app.poll() is not None
+        assert not home.exists()
+    finally:
+        for process in (guard, app):
+            process.kill()
+            process.wait()
+
+
+def test_a_superlink_without_its_superexec_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "flower-superexec").symlink_to(Path("/bin/sleep").resolve())
+    superlink = [sys.executable, "-c", "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(100)"]
+    superlink += [str(tmp_path / "flower-superexec"), "100"]
+    home = tmp_path / "home"
+    home.mkdir()
+    guard = subprocess.Popen([sys.executable, "-P", "-m", MODULE, home, *superlink], stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 30
+        while len(below := psutil.Process(guard.pid).children(recursive=True)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        below[1].kill()
+        assert guard.wait(30) == 0
+        assert not below[0].is_running()
+    finally:
+        guard.kill()
+        guard.wait()

@@ -1,7 +1,8 @@
-"""Imports without torch's compiler: they leave it out, and come as they are where that does not work."""
+"""Imports without torch where nothing is computed, and without its compiler where that works."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +30,12 @@ print("torch._dynamo" in sys.modules)
 def test_the_compiler_is_imported_only_where_it_must_be(code: str, compiler: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == compiler
+
+
+@pytest.mark.parametrize("command", ["weights", "compare run"])
+def test_commands_that_compute_nothing_start_without_torch(tmp_path: Path, command: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "history.csv").write_text("epoch,top1\n1,0.5\n")
+    code = "import sys; sys.modules['torch'] = None; from fedmjp.cli import main; main()"  # to import it is an error
+    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

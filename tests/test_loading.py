@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from fedmjp.data.augmentation import TrainingTransform
 from fedmjp.data.datasets import LabelledDataset, open_dataset
-from fedmjp.data.loading import Batch, epoch_order, evaluation_batches, steps_per_epoch, training_batches
+from fedmjp.data.loading import Batch, Part, epoch_order, evaluation_batches, steps_per_epoch, training_epochs
 from fedmjp.data.pictures import to_image
 from fedmjp.errors import ConfigError, DataError
 from fedmjp.learning import Recipe
@@ -54,8 +55,9 @@ def damaged(folder: Path, tmp_path: Path) -> LabelledDataset:
 
 
 def train(dataset: LabelledDataset, recipe: Recipe, **changes: object) -> list[Batch]:
-    arguments = {"size": 16, "seed": 0, "epoch": 0} | changes
-    return list(training_batches(dataset, np.arange(len(dataset)), recipe, **arguments))
+    arguments = {"size": 16, "seed": 0, "indices": np.arange(len(dataset))} | changes
+    _, batches = next(training_epochs(dataset, recipe=recipe, epochs=(arguments.pop("epoch", 0),), **arguments))
+    return list(batches)
 
 
 def same(first: list[Batch], second: list[Batch]) -> bool:
@@ -81,7 +83,7 @@ def test_without_augmentation_batches_are_the_pictures_in_a_drawn_order(dataset:
 
 
 def test_only_the_given_pictures_are_read(dataset: LabelledDataset) -> None:
-    batches = list(training_batches(dataset, np.array([9, 2, 5]), PLAIN, size=16, seed=0, epoch=0))
+    batches = train(dataset, PLAIN, indices=np.array([9, 2, 5]))
     assert [sorted(batch.indices) for batch in batches] == [[2, 5, 9]], "a smaller batch counts if it is the only one"
     assert steps_per_epoch(3, PLAIN) == 1
 
@@ -110,6 +112,58 @@ def test_order_and_versions_depend_on_seed_and_epoch(dataset: LabelledDataset) -
 def test_skipping_gives_the_rest_of_the_same_epoch(dataset: LabelledDataset) -> None:
     assert same(train(dataset, WHOLE, skip=1), train(dataset, WHOLE)[1:])
     assert train(dataset, WHOLE, skip=2) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_follow_each_other_also_where_one_was_left_early(dataset: LabelledDataset, workers: int) -> None:
+    recipe = WHOLE.model_copy(update={"workers": workers})
+    given = training_epochs(dataset, np.arange(COUNT), recipe, size=16, seed=0, epochs=range(1, 4))
+    for epoch, batches in given:
+        expected = train(dataset, WHOLE, epoch=epoch)
+        assert same([next(batches)] if epoch == 2 else list(batches), expected[:1] if epoch == 2 else expected)
+
+
+def test_a_repeated_picture_is_decoded_once(dataset: LabelledDataset) -> None:
+    decoded: list[int] = []
+
+    def read(index: int) -> Image.Image | None:
+        decoded.append(index)
+        return dataset.read(index)
+
+    # Too many pixels in all for the decoded pictures to be kept.
+    counted = replace(dataset, read=read, kept=Forgetful())
+    batches = train(counted, WHOLE.model_copy(update={"batch_size": 10, "repeats": 5}))
+    assert [len(batch.indices) for batch in batches] == [10]
+    assert len(decoded) == 2
+    assert same(batches, train(dataset, WHOLE.model_copy(update={"batch_size": 10, "repeats": 5})))
+
+
+class Forgetful(dict[int, Image.Image]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: int, value: Image.Image) -> None:
+        """Forget it."""
+
+
+@pytest.mark.parametrize("pictures", [1, 2, 7, 8, 150])
+@pytest.mark.parametrize("of", [1, 2, 3, 4])
+def test_parts_make_up_a_batch_and_hold_what_is_mixed(pictures: int, of: int) -> None:
+    parts = [Part(number, of).places(pictures) for number in range(of)]
+    assert sorted(place for part in parts for place in part) == list(range(pictures))
+    assert all(part == sorted(part) for part in parts)
+    # As timm's Mixup does: each with its place in the flipped batch.
+    assert all({pictures - 1 - place for place in part} == set(part) for part in parts)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 3
+
+
+def test_parts_hold_the_pictures_of_the_whole_batch(dataset: LabelledDataset) -> None:
+    (whole,) = train(dataset, WHOLE.model_copy(update={"batch_size": 10}))
+    for number in range(3):
+        (part,) = train(dataset, WHOLE.model_copy(update={"batch_size": 10}), part=Part(number, 3))
+        assert part.places is not None
+        assert torch.equal(part.images, whole.images[list(part.places)])
+        assert torch.equal(part.labels, whole.labels[list(part.places)])
+        assert part.indices == tuple(whole.indices[place] for place in part.places)
 
 
 def test_worker_processes_change_nothing(dataset: LabelledDataset) -> None:
@@ -142,9 +196,7 @@ def test_damaged_pictures_are_left_out_and_reported_once(damaged: LabelledDatase
 def test_batches_of_which_nothing_is_left_are_not_given(damaged: LabelledDataset) -> None:
     reasons: list[str] = []
     recipe = PLAIN.model_copy(update={"batch_size": 2, "repeats": 2})
-    batches = training_batches(
-        damaged, np.array([1, 2, 0, 3]), recipe, size=16, seed=0, epoch=0, on_skipped=reasons.append
-    )
+    batches = train(damaged, recipe, indices=np.array([1, 2, 0, 3]), on_skipped=reasons.append)
     given = [batch.indices for batch in batches]
     lost = {1, 2} & set(epoch_order(np.array([1, 2, 0, 3]), repeats=2, seed=0, epoch=0).tolist())
     assert len(given) == 2 - len(lost)

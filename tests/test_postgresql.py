@@ -1,5 +1,6 @@
 """What only a server can do to the store: go away, refuse, run without its driver."""
 
+import logging
 import sys
 
 import pytest
@@ -34,13 +35,36 @@ def test_a_server_that_stops_is_told_in_one_line_and_the_store_goes_on_when_it_i
                 use()
             assert "\n" not in str(caught.value)
             assert PASSWORD not in str(caught.value)
-        assert "Connection refused" in refusal(postgresql)
+        with pytest.raises(StoreError, match="Connection refused") as caught:  # of which a worker is started again
+            Store.open(postgresql)
+        assert caught.value.exit_code == 1
     finally:
         server.start()
     store.put([trial("b")])
     assert store.finished(["a", "b"]) == {"a", "b"}
     store.close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_connection_that_is_lost_within_a_transaction_is_told_once_and_nothing_of_it_stays(
+    server: Server, postgresql: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest would take what the driver logs
+    store = Store.open(postgresql)
+    rows = [{"sha256": name, "content": "{}"} for name in ("a", "b")]
+    insert = "insert into environments values (%(sha256)s, %(content)s)"
+
+    def write() -> None:
+        with store.transaction() as connection:
+            connection.exec_driver_sql(insert, rows[:1])
+            backend = connection.exec_driver_sql("select pg_backend_pid()").scalar_one()
+            server.execute(f"select pg_terminate_backend({backend}, 5000)")
+            connection.exec_driver_sql(insert, rows)
+
+    with pytest.raises(StoreError, match="see that the server runs"):
+        write()
+    assert capsys.readouterr().err == ""
+    assert store.environments() == {}
 
 
 def test_both_short_forms_mean_the_same(postgresql: str) -> None:

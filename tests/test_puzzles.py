@@ -17,7 +17,9 @@ def images(count: int = 6) -> torch.Tensor:
 def shuffled(*defences: str, seed: int = 0, epoch: int = 0, **puzzle: object) -> Arranged | None:
     source = SeededRandomness(seed)
     pipeline = read_pipeline(defences)
-    return arrange(images(), pipeline, Puzzle.parse(puzzle), grid=8, epoch=epoch, randomness=source)
+    return arrange(
+        images(), pipeline, Puzzle.parse(puzzle), range(len(images())), grid=8, epoch=epoch, randomness=source
+    )
 
 
 def patch(picture: torch.Tensor, index: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from fedmjp.cli import main
 from fedmjp.config import ModelConfig
 from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
 from fedmjp.models.build import build
-from fedmjp.models.known import OFFICIAL, checked, known, known_checkpoints
+from fedmjp.models.known import OF_TIMM, OFFICIAL, checked, known, known_checkpoints, places_in_timm, searched
 from fedmjp.zoo import weights_folder
 
 BAD_INPUT, FAILED = 2, 1
@@ -33,7 +33,7 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
     monkeypatch.setenv("FEDMJP_WEIGHTS", str(found["own"]))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(found["hub"]))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(found["torch"]))
+    monkeypatch.setenv("TORCH_HOME", str(found["torch"]))
     return found
 
 
@@ -78,7 +78,7 @@ def test_a_file_that_is_here_is_told_with_its_digest(
 
 def test_the_own_folder_comes_before_the_hubs_cache_and_that_before_torchs(places: dict[str, Path]) -> None:
     deit = known("deit_small")
-    release = put(places["torch"] / "checkpoints" / deit.release)
+    release = put(Path(torch.hub.get_dir()) / "checkpoints" / deit.release)
     assert deit.find() == release
     other = cached(places["hub"], deit.repository, "pytorch_model.bin")
     assert deit.find() == other
@@ -88,6 +88,19 @@ def test_the_own_folder_comes_before_the_hubs_cache_and_that_before_torchs(place
     assert deit.find() == own
     named = put(places["own"] / "deit_small.safetensors")
     assert deit.find() == named == deit.fetch()
+
+
+def test_what_is_listed_of_timms_models_is_what_timm_says() -> None:
+    assert {name: places_in_timm(name) for name in OF_TIMM} == OF_TIMM
+
+
+@pytest.mark.parametrize("cache", ["", "/caches"])
+def test_torchs_cache_is_where_torch_looks(monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
+    monkeypatch.delenv("TORCH_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if cache:
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert searched()[-1] == f"torch's cache, {torch.hub.get_dir()}/checkpoints"
 
 
 def test_timms_models_have_the_hubs_weights_of_their_name() -> None:

@@ -122,6 +122,7 @@ class MjpMatching(ClosedFacts[VitClassifier]):
                 raise StopIteration
 
         at_start = evaluate(start)[0]
+        self.on_progress(0, self.options.iterations, at_start)
         scipy.optimize.minimize(
             evaluate,
             start,

@@ -6,11 +6,16 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedmjp.errors import FederationError
+from fedmjp.wire import FAILED, PLAYED
+
+# Seconds that a run's processes may take to end after the server's last word; one that hangs never does.
+GRACE = 60.0
 
 
 class Connection:
@@ -39,11 +44,11 @@ class Connection:
         arguments += [] if federation_config is None else ["--federation-config", federation_config]
         answer = self.ask(*arguments)
         if not answer.get("success"):
-            raise FederationError(f"Flower refused the run: {answer.get('error-message', answer)}")
+            raise FederationError(f"Flower refused the run: {_one_line(answer.get('error-message', answer))}")
         return str(answer["run-id"])
 
     def log(self, run: str) -> Iterator[str]:
-        """The run's log, line by line, until the run ends."""
+        """The run's log, line by line, until the run ends, or should have ended after the server's last word."""
         with subprocess.Popen(
             [program("flwr"), "log", run, self.name, "--stream"],
             env=self.environment,
@@ -54,16 +59,22 @@ class Connection:
             errors="replace",
         ) as process:
             assert process.stdout is not None  # noqa: S101 (a pipe was asked for)
+            last = threading.Timer(GRACE, process.kill)
             try:
-                yield from (line.rstrip("\n") for line in process.stdout)
+                for line in process.stdout:
+                    yield line.rstrip("\n")
+                    if (FAILED in line or PLAYED in line) and not last.is_alive():
+                        last.start()
             finally:
+                last.cancel()
                 process.kill()
 
     def status(self, run: str) -> str:
         """The run's status, such as "finished:completed" or "finished:failed"."""
         answer = self.ask("ls", self.name, "--run-id", run, "--format", "json")
         if not answer.get("runs"):
-            raise FederationError(f"Flower does not know the run any more: {answer.get('error-message', answer)}")
+            said = _one_line(answer.get("error-message", answer))
+            raise FederationError(f"Flower does not know the run any more: {said}")
         return str(answer["runs"][0]["status"])
 
     def ask(self, *arguments: str) -> dict[str, Any]:
@@ -79,8 +90,13 @@ class Connection:
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError:
-            raise FederationError(f"flwr {arguments[0]} failed: {(done.stderr or done.stdout).strip()}") from None
+            said = _one_line(done.stderr or done.stdout) or "it printed nothing"
+            raise FederationError(f"flwr {arguments[0]} failed: {said}") from None
         return answer
+
+
+def _one_line(said: object) -> str:
+    return " ".join(str(said).split())
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -10,19 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.federation.bundle import as_toml, write_app
-from benchmarks.federation.connection import Connection
+from benchmarks.federation.connection import GRACE, Connection
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
 from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, QuorumError, RecordError, out_of_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.wire import FAILED, PLAYED
 from server.uploads import UploadFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ROUND = re.compile(r"\[ROUND \d+/\d+\] done")
 ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")
-DEAD = re.compile(r"The actor (is dead|died)\b.*")  # Ray tells at length what may have been
+DEAD = re.compile(r"The actor (is dead|died|never ran)\b.*")  # Ray tells at length what may have been
 QUORUM = f"{QuorumError.__module__}.{QuorumError.__name__}: "
 COMPLETED = "finished:completed"
 POLL_SECONDS = 1.0
@@ -202,25 +203,33 @@ def failed_of(what: str, failures: Sequence[str]) -> FederationError:
 def follow(connection: Connection, run: str, on_line: Callable[[str], None], *, patience: float = 0) -> str | None:
     """Tell every line of a run's log until it ends; what it failed of, if it did.
 
+    A run that has not ended a minute after its server's last word is over: a client of it hangs.
+
     Raises:
         FederationError: If the SuperLink does not answer for longer than ``patience`` seconds.
     """
     tail: deque[str] = deque(maxlen=200)
     told, heard = 0, time.monotonic()
+    over: float | None = None  # since when
     while True:
         for number, line in enumerate(connection.log(run)):  # from the first one, whenever it is asked for
             if number >= told:
                 told, heard = number + 1, time.monotonic()
                 tail.append(ANSI.sub("", line))
                 on_line(tail[-1])
+                if FAILED in line:
+                    tail.append(line.partition(FAILED)[2])
+                over = heard if FAILED in line or PLAYED in line else over
         try:
             status, heard = connection.status(run), time.monotonic()
         except FederationError:
             if time.monotonic() - heard > patience:
-                raise
+                raise FederationError("the run's SuperLink does not answer any more") from None
             status = "unknown"
         if status.startswith("finished"):
             return None if status == COMPLETED else _error(tail)
+        if over is not None and time.monotonic() - over > GRACE:
+            return None if any(PLAYED in line for line in tail) else _error(tail)
         time.sleep(POLL_SECONDS)
 
 
@@ -229,5 +238,8 @@ def _error(lines: Sequence[str]) -> str:
     if any(out_of_memory(line) for line in lines):
         return f"a client was {OUT_OF_MEMORY}"
     errors = [line.strip() for line in lines if ERROR.match(line)]
-    error = (errors or [line for line in lines if line.strip()] or ["no log"])[-1]
+    if not errors:
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "none")
+        return f"the server's app ended without an error; the last line of its log: {last}"
+    error = errors[-1]
     return DEAD.sub(f"its process {KILLED}", error.removeprefix("fedmjp.errors.FederationError: "))

@@ -14,10 +14,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from benchmarks.federation.connection import Connection, free_port, program
+from benchmarks.federation.guard import MODULE, PREFIX, end, end_abandoned, marked
 from fedmjp.errors import FederationError
 
 CONNECTION = "private"
@@ -29,6 +31,7 @@ class PrivateSuperLink(Connection):
 
     A guard process stands between (``benchmarks.federation.guard``): it stops the SuperLink when we
     leave the context, and also when we are killed; ``home`` is a folder for temporary files that goes with it.
+    Where both were killed, the next SuperLink on this machine stops what they left.
 
     Args:
         simulation: Whether clients are processes of Flower's simulation; else SuperNodes come by ``start_node``.
@@ -36,7 +39,7 @@ class PrivateSuperLink(Connection):
 
     def __init__(self, *, simulation: bool = True) -> None:
         self._simulation = simulation
-        super().__init__(Path(tempfile.mkdtemp(prefix="fedmjp-", dir=_short_folder())), CONNECTION)
+        super().__init__(Path(tempfile.mkdtemp(prefix=PREFIX, dir=_short_folder())), CONNECTION)
         self._port = free_port()
         self._guard: subprocess.Popen[str] | None = None
 
@@ -77,9 +80,11 @@ class PrivateSuperLink(Connection):
         """Have the guard stop the SuperLink and whatever it started, and remove the temporary files."""
         if self._guard is not None:
             self._guard.communicate()  # closes its standard input, which is the sign to stop
+            end(partial(marked, self.home))  # nobody is left, unless the guard was killed
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _start(self) -> None:
+        end_abandoned(self.home.parent)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self._port}"\ninsecure = true\n'
@@ -88,7 +93,7 @@ class PrivateSuperLink(Connection):
         superlink += ["--simulation"] if self._simulation else []
         superlink += ["--port", str(self._port), "--disable-runtime-dependency-installation"]
         self._guard = subprocess.Popen(
-            [sys.executable, "-P", "-m", "benchmarks.federation.guard", str(self.home), *superlink],
+            [sys.executable, "-P", "-m", MODULE, str(self.home), *superlink],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,21 +1,18 @@
 """One federated training run on this machine: deals the pictures, starts Flower, and goes on where it was stopped."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.federation.round_records import describe_records
 from benchmarks.federation.simulation import Resources, run_app
-from fedmjp import provenance
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
-from fedmjp.errors import ConfigError, QuorumError
+from fedmjp.errors import ConfigError, FederationError, QuorumError
 from fedmjp.learning import Training
+from fedmjp.running import KEPT
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.training.central import Pictures, open_pictures
 from fedmjp.training.curves import draw
@@ -29,7 +26,6 @@ ROUND_DONE = re.compile(r"^INFO\s*:\s+\[ROUND (\d+)/\d+\] done")
 # A record holds pictures in [0, 1], each once and as it went into the network, and batches that every client can fill.
 AS_SHOWN = {"mixup": 0, "cutmix": 0, "random_erasing": 0, "repeats": 1}
 TRIES = 3  # of a round in which too few clients answer
-SHARE_DIGITS = 10_000  # Ray counts a GPU's shares with four decimals
 
 
 def train_federated(
@@ -66,7 +62,10 @@ def train_federated(
         evaluator_folder=records,
     )
     on_line = watch(folder, on_round, on_skipped)
-    play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder))
+    try:
+        play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder))
+    except FederationError as error:
+        raise type(error)(f"{error}; {KEPT}") from None
     describe_records(scenario, folder.records, shares)
     draw_history(scenario, folder)
 
@@ -165,26 +164,3 @@ def check_recordable(scenario: Scenario, dealt: Partition) -> None:
         said = ", ".join(f"{name} {getattr(recipe, name):g}" for name in changes)
         settings = " ".join(f"recipe.{name}={value}" for name, value in changes.items())
         raise ConfigError(f"uploads cannot be recorded with {said}: set {settings}")
-
-
-def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resources:
-    """As many clients at a time as there are cores, each with an equal share of cores, and of GPUs if none is given.
-
-    Raises:
-        ConfigError: If a share was asked for that no GPU here can give.
-    """
-    cores = provenance.hardware()["cores"]
-    processes = min(cores, len(scenario.participants(1)))
-    if scenario.device == "cpu":
-        if gpus_per_client:
-            raise ConfigError(f"--gpus-per-client {gpus_per_client:g} was asked for, but the run is on the CPU")
-        return Resources(scenario.clients, processes, cores // processes, 0)
-    gpus = torch.cuda.device_count()
-    if gpus_per_client is None:
-        share = math.floor(SHARE_DIGITS / math.ceil(processes / gpus)) / SHARE_DIGITS
-    elif 0 < gpus_per_client <= gpus:
-        share = gpus_per_client
-        processes = min(processes, int(gpus / share + 1e-6) if share >= 1 else gpus * int(1 / share + 1e-6))
-    else:
-        raise ConfigError(f"--gpus-per-client {gpus_per_client:g} is not above 0 and at most {gpus}")
-    return Resources(scenario.clients, processes, cores // processes, share)

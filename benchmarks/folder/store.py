@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,11 +50,15 @@ REMEDY = {
     "sqlite": "see that the disk has room, the file can be written and no program locks it",
     "postgresql": "see that the server runs, has room and lets this user in",
 }
+# What is said of a server that is away, or comes up: it may be tried again, as a wrong name or password may not.
+AWAY = ("Connection refused", "the database system is", "server closed the connection", "timeout expired")
 START_OVER = "to start over, run the command that made it again with --fresh"
 DAMAGED = f"the file is damaged: put a copy in its place; {START_OVER}"
 # A second process waits for the first instead of making the tables too.
 LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
 COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
+# What the driver ignores when a connection is lost it would print beside our error.
+logging.getLogger(DRIVER).addHandler(logging.NullHandler())
 INSERT: dict[str, type[sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.Insert, "postgresql": postgresql.Insert}
 
 
@@ -152,7 +157,8 @@ class Store:
     """A database of trials: a SQLite file, or PostgreSQL for workers on several machines.
 
     Opening one that cannot be used raises ``OutputError``, without its driver ``MissingExtraError``. Every method but
-    ``close`` raises ``StoreError`` when the database fails it; what was put before stays.
+    ``close`` raises ``StoreError`` when the database fails it, and so does opening one whose server is away; what was
+    put before stays.
     """
 
     def __init__(self, url: URL) -> None:
@@ -260,10 +266,13 @@ class Store:
 
         Raises:
             OutputError: If they cannot be made, or are of another version of fedmjp.
+            StoreError: If the server is away.
         """
         try:
             _make_tables(self._engine, self.name, tables)
         except (SQLAlchemyError, UnicodeError) as error:
+            if any(sign in _reason(error) for sign in AWAY):
+                raise self._failure(error) from None
             remedy = DAMAGED if self._shows_damage(error) else REMEDY[self.dialect]
             raise OutputError(f"{self.name} cannot be used as a trials database: {_reason(error)}; {remedy}") from None
 
@@ -279,10 +288,13 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, LookupError, TypeError, ValueError) as error:  # values that no column has
-            remedy = f"finished trials are kept; {REMEDY[self.dialect]}, and run again"
-            if self._shows_damage(error):
-                remedy = DAMAGED
-            raise StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}") from None
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> StoreError:
+        remedy = f"finished trials are kept; {REMEDY[self.dialect]}, and run again"
+        if self._shows_damage(error):
+            remedy = DAMAGED
+        return StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}")
 
     def _shows_damage(self, error: Exception) -> bool:
         """Whether the file itself is at fault, which trying again does not mend."""

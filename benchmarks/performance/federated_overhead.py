@@ -19,11 +19,12 @@ import pandas as pd
 import torch
 import typer
 
+from benchmarks.federation.resources import resources_for
 from benchmarks.federation.simulation import Resources
-from benchmarks.federation.training import deal, resources_for, train_federated, training_of
+from benchmarks.federation.training import deal, train_federated, training_of
 from benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import LabelledDataset, open_dataset
-from fedmjp.data.loading import steps_per_epoch, training_batches
+from fedmjp.data.loading import steps_per_epoch, training_epochs
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.running import run_function
@@ -107,15 +108,15 @@ def _train(scenario: Scenario, client: int, indices: np.ndarray, server_round: i
         seed=scenario.seed,
         purpose=("client", client),
     )
-    for epoch in range((server_round - 1) * training.local_epochs, server_round * training.local_epochs):
-        batches = training_batches(
-            pictures,
-            indices,
-            training.recipe,
-            size=scenario.model.image_size,
-            seed=derive(scenario.seed, "client", client),
-            epoch=epoch,
-        )
+    epochs = training_epochs(
+        pictures,
+        indices,
+        training.recipe,
+        size=scenario.model.image_size,
+        seed=derive(scenario.seed, "client", client),
+        epochs=range((server_round - 1) * training.local_epochs, server_round * training.local_epochs),
+    )
+    for epoch, batches in epochs:
         trainer.epoch(epoch, batches)
     return {name: value.cpu().numpy() for name, value in model.state_dict().items()}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.performance.gpu_work import Work
 from fedmjp.config import ModelConfig
 from fedmjp.data.datasets import open_dataset
-from fedmjp.data.loading import Batch, training_batches
+from fedmjp.data.loading import Batch, training_epochs
 from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.learning import Learning, Puzzle, Recipe
 from fedmjp.models.build import build
@@ -84,7 +84,7 @@ def _loader(work: Work) -> dict[str, Any]:
     recipe = _recipe(work, workers=15 if work.on_gpu else 0)
     pictures = open_dataset(work.pictures, "train", classes=1000)
     indices = torch.arange(len(pictures)).repeat(REPEATED if work.on_gpu else 1).numpy()
-    batches = iter(training_batches(pictures, indices, recipe, size=224, seed=0, epoch=0))
+    _, batches = next(training_epochs(pictures, indices, recipe, size=224, seed=0, epochs=(0,)))
     next(batches)  # starts the processes
     began, seen = time.perf_counter(), 0
     for batch in batches:

@@ -20,7 +20,8 @@ import psutil
 import typer
 from PIL import Image
 
-from benchmarks.federation.training import deal, resources_for, train_federated
+from benchmarks.federation.resources import resources_for
+from benchmarks.federation.training import deal, train_federated
 from benchmarks.scripts import Json, keep_figures
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario

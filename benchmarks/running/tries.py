@@ -28,10 +28,9 @@ TIME_FOR_OTHERS = 3.0  # seconds for all of these but the first
 PIECES = 4  # that are tried together where one is quick; a run works on more at a time, a little faster
 SOON = 0.001  # seconds: a timer of none would never ring
 QUICK, SLOW = 0.3, 2.0  # seconds
-PATIENCE = (
-    5.0  # after which one that tells its steps is stopped, and extrapolated; some end long before their last step
-)
-LONGEST = 10.0  # after which one that does not is stopped
+# After which one that tells its steps is stopped, and extrapolated; some end long before their last step.
+PATIENCE = 5.0
+LONGEST, LONGEST_START = 10.0, 20.0  # after which one that tells none is stopped, and one that may yet tell
 LONGEST_OF_BUDGET = 3.0  # the same of one that has a budget, which is what it takes
 
 
@@ -90,7 +89,8 @@ class _Pace:
     def __call__(self, done: int, total: int, _loss: float) -> None:
         elapsed = time.perf_counter() - self._began
         if self._first is None:
-            self._first, self.seconds = (elapsed, done), elapsed * total / max(done, 1)
+            self._first = elapsed, done
+            self.seconds = elapsed * total / done if done else None
             return
         start, before = self._first
         if done > before:
@@ -132,14 +132,15 @@ def try_attack(experiment: Experiment, selection: Selection, batches: Sequence[B
     first = recorded[0].upload
     adversary = Adversary(source.model(first.weights), experiment.threat, experiment.scenario.seed)
     together = min(PIECES, attack.stack, len(batches)) if attack.optimises else 1
-    found, made = _attempt(adversary, tried, [first] * together)
+    longest = LONGEST_START if attack.optimises else LONGEST
+    found, made = _attempt(adversary, tried, [first] * together, longest)
     if made and isinstance(made[0], Reconstruction) and not scoring.png:
         scoring.learn(experiment, recorded[0], made[0])
     if attack.optimises and attack.stack == 1:
         return _with_others(found, adversary, tried, source, drawn[1:])
     if not made or found.seconds is None or found.seconds > SLOW or attack.optimises:
         return found
-    return _attempt(adversary, tried, [first] * (PIECES if found.seconds < QUICK else 1))[0]
+    return _attempt(adversary, tried, [first] * (PIECES if found.seconds < QUICK else 1), LONGEST)[0]
 
 
 def _with_others(
@@ -154,7 +155,7 @@ def _with_others(
         if left <= 0:
             break
         for exchange in _recorded(source, [batch]):
-            other, _ = _attempt(adversary, tried, [exchange.upload], longest=left)
+            other, _ = _attempt(adversary, tried, [exchange.upload], left)
             seconds += [] if other.seconds is None else [other.seconds]
     return Tried(mean(seconds))
 
@@ -184,7 +185,7 @@ def _timed_uploads(source: DirectUploads, batches: Sequence[Batch]) -> tuple[flo
 
 
 def _attempt(
-    adversary: Adversary, tried: AttackConfig, uploads: Sequence[Upload], longest: float = LONGEST
+    adversary: Adversary, tried: AttackConfig, uploads: Sequence[Upload], longest: float
 ) -> tuple[Tried, Sequence[Disclosure]]:
     budget: float | None = getattr(tried.made().options, "seconds", None)
     began, pace = time.perf_counter(), _Pace()

@@ -95,7 +95,7 @@ def main(
         undisturbed = OutputFolder(Path(scratch) / "undisturbed")
         undisturbed.prepare(fresh=False)
         run_campaign(prepared, undisturbed, RunProgress(), database="", workers=1, ray="")
-        wrong = crew.wrong + _wrong(prepared, store, undisturbed)
+        wrong = crew.wrong + differences(prepared, store, undisturbed)
     about = {
         "kills": len(table),
         "workers": workers,
@@ -168,8 +168,8 @@ def _work(database: str) -> None:
     work_off(SharedCampaign.read(queue.content()), store=store, queue=queue, progress=RunProgress())
 
 
-def _wrong(prepared: Prepared, store: Store, undisturbed: OutputFolder) -> list[str]:
-    """What differs from a run in one process, in words."""
+def differences(prepared: Prepared, store: Store, undisturbed: OutputFolder) -> list[str]:
+    """What of a campaign in a database differs from its run in one process, in words."""
     keys = sorted(trial.key for trial in prepared.plan.trials)
     disturbed, expected = store.trials(keys), undisturbed.store().trials(keys)
     wrong = []

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from benchmarks.federation.training import deal, plan_for, resources_for, rounds_done, train_federated, training_of
+from benchmarks.federation.resources import resources_for
+from benchmarks.federation.training import deal, plan_for, rounds_done, train_federated, training_of
 from benchmarks.scripts import Pictures, keep_table
 from fedmjp.config import Checkpoint
 from fedmjp.defences.pipeline import DefenceConfig, pipeline_of

@@ -105,15 +105,22 @@ class TerminalProgress(LiveBars, RunProgress):
 
 
 class TrainingProgress(LiveBars):
-    """Shows the epochs of a central run."""
+    """Shows the epochs of a central run; of its other processes only what they skip."""
 
     _task: TaskID | None = None
     _epochs = _pictures = 0
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        super().__init__(console)
+        self.disable = self.disable or quiet
+        self._quiet = quiet
 
     def events(self) -> "TrainingEvents":
         """What a run is to call."""
         from fedmjp.training.central import TrainingEvents
 
+        if self._quiet:
+            return TrainingEvents(on_skipped=self.skip)
         return TrainingEvents(self._begin, self._step, self._epoch, self.skip)
 
     def _begin(self, done: int, epochs: int, pictures: int) -> None:

@@ -78,12 +78,12 @@ def simulate(
     fresh: Fresh = False,
 ) -> None:
     """Train over clients of a federation on this machine; goes on where it was stopped."""
+    from benchmarks.federation.resources import resources_for
     from benchmarks.federation.training import (
         check_recordable,
         deal,
         plan_for,
         require_public,
-        resources_for,
         rounds_done,
         train_federated,
     )

@@ -43,7 +43,10 @@ def train(
     output: Annotated[Path, output_option("Folder for weights, history and state.")] = Path("results/train"),
     fresh: Fresh = False,
 ) -> None:
-    """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped."""
+    """Train with all pictures in one place, by the paper's recipe; goes on where it was stopped.
+
+    Several GPUs train together where torchrun starts a process for each.
+    """
     from benchmarks.folder.output import claim_folder
     from fedmjp.cli.evaluate import evaluate
     from fedmjp.cli.progress import TrainingProgress
@@ -53,6 +56,7 @@ def train(
     from fedmjp.training.config import TrainingConfig
     from fedmjp.training.run_folder import TrainingFolder, published
     from fedmjp.training.state import load_state
+    from fedmjp.training.together import started_together
 
     require("training", "fedmjp train")
     named = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
@@ -64,17 +68,21 @@ def train(
     config = TrainingConfig.parse(with_files(with_warm_up(values, epochs)))
     require_apart(output, config.data)
     pictures = open_pictures(config.data, config.model.classes)  # before anything is deleted
-    claim_folder(output)
-    folder = TrainingFolder(output)
-    folder.check_own()
-    if fresh:
-        folder.clear()
-    load_state(folder.state, config=config.digest())  # another run's folder is told before its manifest is replaced
-    console = wide_console()
-    tell_held_out(pictures, "are trained on", console)
-    with TrainingProgress(console) as progress:
-        write_manifest(folder.manifest, "central", config=published(config))
-        run(config, pictures, folder, progress.events())
+    folder, console = TrainingFolder(output), wide_console()
+    with started_together(config.device) as together:
+        if together.first:
+            claim_folder(output)
+            folder.check_own()
+            if fresh:
+                folder.clear()
+            load_state(folder.state, config=config.digest())  # before another run's manifest is replaced
+            tell_held_out(pictures, "are trained on", console)
+            write_manifest(folder.manifest, "central", processes=together.of, config=published(config))
+        together.wait()
+        with TrainingProgress(console, quiet=not together.first) as progress:
+            run(config, pictures, folder, progress.events(), together)
+    if not together.first:
+        return
     tell(console, f"Written to {output}: weights.safetensors, history.csv, history.png, manifest.json.")
     if row is not None:
         ratios = list(ROW_RATIOS)

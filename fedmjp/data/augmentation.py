@@ -45,7 +45,7 @@ class TrainingTransform:
             raise ConfigError(
                 f"rand_augment {recipe.rand_augment!r} is none that timm knows; write it like 'rand-m9-mstd0.5-inc1'"
             ) from error
-        self._vary = _with_posterize(vary)
+        self._vary = with_posterize(vary)
         self._erasing = recipe.random_erasing > 0
         self._erase = RandomErasing(recipe.random_erasing, mode="pixel", device="cpu")  # type: ignore[no-untyped-call]
         self._mean, self._std = (
@@ -63,10 +63,11 @@ class TrainingTransform:
         if not self._erasing:
             return image
         noise = self._erase(torch.full_like(image, torch.nan))
-        return torch.where(noise.isnan(), image, self._mean + self._std * noise)
+        kept = noise.isnan()
+        return image if kept.all() else torch.where(kept, image, self._mean + self._std * noise)
 
 
-def _with_posterize(vary: Compose) -> Compose:
+def with_posterize(vary: Compose) -> Compose:
     """Mend timm's posterize, which asks Pillow for 0 bits at full strength; Pillow 13 refuses that."""
     for step in vary.transforms:
         if isinstance(step, RandAugment):

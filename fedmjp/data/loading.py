@@ -1,9 +1,10 @@
 """Batches of pictures for training and evaluation, the same whatever the number of reading processes."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from fedmjp.errors import DataError
 from fedmjp.learning import Recipe
 from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 
+# Pictures that a reading process hands over at a time: of 224 pixels, 16 processes that are ahead hold 1.2 GB.
+CHUNK = 64
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -26,6 +30,32 @@ class Batch:
     images: Tensor  # (pictures, 3, size, size) float32 in [0, 1]
     labels: Tensor  # (pictures,) int64
     indices: tuple[int, ...]  # in their data set
+    places: tuple[int, ...] | None = None  # in the step's whole batch; None where they are counted from 0
+
+    def place(self, number: int) -> int:
+        """Of one of its pictures in the step's whole batch, of which other processes may have other parts."""
+        return number if self.places is None else self.places[number]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of every batch one of several processes reads."""
+
+    number: int = 0  # from 0
+    of: int = 1
+
+    def places(self, pictures: int) -> list[int]:
+        """Places in a batch of so many pictures: as many from its beginning as, mirrored, from its end.
+
+        timm mixes the first picture with the last, the second with the last but one; both are in the same part.
+        """
+        pairs = pictures // 2
+        first, end = pairs * self.number // self.of, pairs * (self.number + 1) // self.of
+        unpaired = range(pairs, pictures - pairs) if self.number == self.of - 1 else ()
+        return [*range(first, end), *unpaired, *range(pictures - end, pictures - first)]
+
+
+WHOLE = Part()
 
 
 def refuse(reason: str) -> None:
@@ -48,18 +78,22 @@ def epoch_order(indices: np.ndarray, *, repeats: int, seed: int, epoch: int) -> 
     return np.repeat(shuffled, repeats)[: len(indices)]
 
 
-def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
+def training_epochs(  # noqa: PLR0913 (where in the run it is takes four)
     dataset: LabelledDataset,
     indices: np.ndarray,
     recipe: Recipe,
     *,
     size: int,
     seed: int,
-    epoch: int,
+    epochs: Sequence[int],
     skip: int = 0,
+    part: Part = WHOLE,
+    pinned: bool = False,
     on_skipped: Callable[[str], None] = refuse,
-) -> Iterator[Batch]:
-    """One epoch (from 0) of training; a picture's version depends on (seed, epoch, its place in the epoch) alone.
+) -> Iterator[tuple[int, Iterator[Batch]]]:
+    """Epochs of training with their numbers; the processes that read stay for all, and are ahead.
+
+    A picture's version depends on (seed, epoch, its place in the epoch) alone.
 
     Args:
         dataset: The photographs.
@@ -67,22 +101,32 @@ def training_batches(  # noqa: PLR0913 (where in the run it is takes three)
         recipe: Batch size, augmentation, reading processes.
         size: Pixels per side.
         seed: Of the run.
-        epoch: From 0.
-        skip: Batches to leave out at the start, because they were trained on before.
-        on_skipped: Told once of each picture that cannot be read; the batch goes on without it, and a batch
-            of which nothing is left is not given.
+        epochs: Which, from 0.
+        skip: Batches to leave out at the start of each, because they were trained on before.
+        part: What is read of each batch.
+        pinned: Whether batches lie in memory that CUDA copies from while it computes.
+        on_skipped: Told once of each picture that cannot be read; the batch goes on without it. A batch of which
+            nothing is left is not given, unless it is a part, which others may wait for.
 
     Raises:
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
     """
-    order = epoch_order(indices, repeats=recipe.repeats, seed=seed, epoch=epoch)
-    places = [
-        range(step * recipe.batch_size, min((step + 1) * recipe.batch_size, len(order)))
-        for step in range(skip, steps_per_epoch(len(order), recipe))
-    ]
-    transform = partial(_without_key, TrainingTransform(recipe, size))
-    reader = _Reader(dataset, order, transform, places, seed=derive(seed, "augmentation", epoch))
-    return _batches(reader, recipe.workers, on_skipped)
+    steps = range(skip, steps_per_epoch(len(indices), recipe))
+    chunks = _chunks(part.places(min(recipe.batch_size, len(indices))))
+    jobs = (_Job(epoch, step, chunk) for epoch in epochs for step in steps for chunk in chunks)
+    reader = _Reader(
+        dataset,
+        partial(_epoch_of_training, indices, recipe.repeats, seed),
+        partial(_without_key, TrainingTransform(recipe, size)),
+        recipe.batch_size,
+    )
+    reads, tell = _read(reader, jobs, recipe.workers), cache(on_skipped)
+    for epoch in epochs:
+        joined = (_join(islice(reads, len(chunks)), tell, pinned=pinned) for _ in steps)
+        batches = (batch for batch in joined if len(batch.labels) or part.of > 1)
+        yield epoch, batches
+        for _ in batches:  # the next epoch's follow what was not asked for
+            pass
 
 
 def evaluation_batches(
@@ -95,7 +139,7 @@ def evaluation_batches(
     workers: int = 0,
     on_skipped: Callable[[str], None] = refuse,
 ) -> Iterator[Batch]:
-    """Pictures in the given order, without augmentation; the arguments are those of ``training_batches``.
+    """Pictures in the given order, without augmentation; the arguments are those of ``training_epochs``.
 
     Raises:
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
@@ -118,53 +162,80 @@ def prepared_batches(
     Raises:
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
     """
-    places = [range(start, min(start + batch_size, len(indices))) for start in range(0, len(indices), batch_size)]
-    return _batches(_Reader(dataset, indices, prepare, places, seed=0), workers, on_skipped)
+    sizes = [min(batch_size, len(indices) - first) for first in range(0, len(indices), batch_size)]
+    chunks = [_chunks(range(size)) for size in sizes]
+    jobs = (_Job(0, step, chunk) for step, of_step in enumerate(chunks) for chunk in of_step)
+    reader = _Reader(dataset, partial(_as_given, indices), prepare, batch_size)
+    reads, tell = _read(reader, jobs, workers), cache(on_skipped)
+    joined = (_join(islice(reads, len(of_step)), tell) for of_step in chunks)
+    return (batch for batch in joined if len(batch.labels))
 
 
 def _without_key(transform: Callable[[Image.Image], Tensor], photograph: Image.Image, _key: str) -> Tensor:
     return transform(photograph)
 
 
-# A batch (None if nothing of it could be read) and what is wrong with the pictures that it lacks.
-Read = tuple[Batch | None, list[str]]
+def _epoch_of_training(indices: np.ndarray, repeats: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
+    order = epoch_order(indices, repeats=repeats, seed=seed, epoch=epoch)
+    return order, derive(seed, "augmentation", epoch)
+
+
+def _as_given(indices: np.ndarray, _epoch: int) -> tuple[np.ndarray, int]:
+    return indices, 0
+
+
+def _chunks(places: Sequence[int]) -> list[tuple[int, ...]]:
+    return [tuple(places[first : first + CHUNK]) for first in range(0, len(places), CHUNK)]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Some pictures of a batch, to be read by one process."""
+
+    epoch: int
+    step: int
+    places: tuple[int, ...]  # in the batch
+
+
+# Pictures, none if nothing could be read, and what is wrong with those that are not there.
+Read = tuple[Batch, list[str]]
 
 
 class _Reader(Dataset[Read]):
-    """Reads batches of places in an order of pictures; what is drawn at a place depends on it and the seed."""
+    """Reads pictures at places of an epoch; what is drawn at a place depends on it and the epoch's seed."""
 
     def __init__(
         self,
         dataset: LabelledDataset,
-        order: np.ndarray,
+        order: Callable[[int], tuple[np.ndarray, int]],  # of an epoch, and its seed
         transform: Callable[[Image.Image, str], Tensor],
-        places: list[range],
-        *,
-        seed: int,
+        batch_size: int,
     ) -> None:
-        self._dataset, self._order, self._transform = dataset, order, transform
-        self._places, self._seed = places, seed
+        self._dataset, self._transform, self._batch_size = dataset, transform, batch_size
+        self._order, self._orders = order, dict[int, tuple[np.ndarray, int]]()
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, step: int) -> Read:
+    def __getitem__(self, job: _Job) -> Read:
+        if job.epoch not in self._orders:
+            self._orders = {job.epoch: self._order(job.epoch)}
+        order, seed = self._orders[job.epoch]
         images: dict[int, Tensor] = {}
-        skipped = []
-        with scoped_randomness(self._seed):
-            for place in self._places[step]:
+        skipped, opened = [], None
+        with scoped_randomness(seed):
+            for place in job.places:
+                position = job.step * self._batch_size + place
+                index = int(order[position])
                 try:
-                    index = int(self._order[place])
-                    photograph = self._dataset.photograph(index)
-                    _reseed(derive(self._seed, place))
-                    images[place] = self._transform(photograph, self._dataset.key(index))
+                    if opened is None or opened[0] != index:  # its repetitions follow each other
+                        opened = index, self._dataset.photograph(index)
+                    _reseed(derive(seed, position))
+                    images[place] = self._transform(opened[1], self._dataset.key(index))
                 except DataError as error:
                     skipped.append(str(error))
-        if not images:
-            return None, skipped
-        indices = self._order[list(images)]
+        places = tuple(images)
+        indices = order[[job.step * self._batch_size + place for place in places]]
         labels = torch.from_numpy(self._dataset.labels[indices])
-        return Batch(torch.stack(list(images.values())), labels, tuple(indices.tolist())), skipped
+        stacked = torch.stack(list(images.values())) if images else torch.empty(0)
+        return Batch(stacked, labels, tuple(indices.tolist()), places), skipped
 
 
 def _reseed(seed: int) -> None:
@@ -174,11 +245,34 @@ def _reseed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _batches(reader: _Reader, workers: int, on_skipped: Callable[[str], None]) -> Iterator[Batch]:
-    tell = cache(on_skipped)  # once of each
+def _read(reader: _Reader, jobs: Iterable[_Job], workers: int) -> Iterator[Read]:
     # A generator of its own: the loader would draw from the global one.
-    for batch, skipped in DataLoader(reader, batch_size=None, num_workers=workers, generator=torch.Generator()):
+    return iter(DataLoader(reader, batch_size=None, sampler=jobs, num_workers=workers, generator=torch.Generator()))
+
+
+def _join(reads: Iterable[Read], tell: Callable[[str], None], *, pinned: bool = False) -> Batch:
+    """The batch of which these are parts."""
+    batches = []
+    for batch, skipped in reads:
         for reason in skipped:
             tell(reason)
-        if batch is not None:
-            yield batch
+        if len(batch.labels):
+            batches.append(batch)
+    if not batches:
+        return Batch(torch.empty(0), torch.empty(0, dtype=torch.int64), (), ())
+    return (
+        batches[0]
+        if len(batches) == 1 and not pinned
+        else Batch(
+            _concatenated([batch.images for batch in batches], pinned=pinned),
+            _concatenated([batch.labels for batch in batches], pinned=pinned),
+            tuple(index for batch in batches for index in batch.indices),
+            tuple(batch.place(number) for batch in batches for number in range(len(batch.labels))),
+        )
+    )
+
+
+def _concatenated(tensors: list[Tensor], *, pinned: bool) -> Tensor:
+    rows = sum(map(len, tensors))
+    into = torch.empty((rows, *tensors[0].shape[1:]), dtype=tensors[0].dtype, pin_memory=pinned)
+    return torch.cat(tensors, out=into)

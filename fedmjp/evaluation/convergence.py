@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedmjp.errors import BadInputError
-from fedmjp.evaluation.sweep import COLOURS, MARKERS, STYLE
+from fedmjp.evaluation.style import COLOURS, MARKERS, STYLE
 from fedmjp.training.run_folder import TrainingFolder
 
 TOP1 = "top1"

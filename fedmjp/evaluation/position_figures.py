@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedmjp.evaluation.positions import Floats, PositionTable, principal, similarities
-from fedmjp.evaluation.sweep import COLOURS, STYLE
+from fedmjp.evaluation.style import COLOURS, STYLE
 
 PANEL_INCHES = 3.2
 TILES_INCHES = 4.6

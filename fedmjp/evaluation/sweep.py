@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -11,23 +10,12 @@ from matplotlib.figure import Figure
 
 from fedmjp.evaluation.figures import Estimate, Line
 from fedmjp.evaluation.runs import told_apart
+from fedmjp.evaluation.style import COLOURS, MARKERS, STYLE
 
 PANELS = {
     "top1_shuffled": "Top-1 of x~ (%)",
     "difference": "Diff. Norm.",
     "consistency": "Consistency (%)",
-}
-# Okabe and Ito's colours that can be told from white, with markers for those who cannot tell the colours.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-STYLE: Any = {
-    "font.size": 12,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
 }
 SIZE_INCHES = (13.0, 4.6)
 LEGEND_INCHES = 0.28  # of height for each line

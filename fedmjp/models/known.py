@@ -1,5 +1,6 @@
 """Checkpoints that others have published: which there are, where they would lie on this machine, how to get them."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import timm
-import torch
 
 from fedmjp.config import Checkpoint
 from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
@@ -20,16 +19,17 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 # Files of releases end in the first digits of their SHA-256.
 _NAMED_HASH = re.compile(r"-([0-9a-f]{8})\.pth$")
 
-# Models whose weights timm knows; their sources are read from timm's own list.
-OF_TIMM = (
-    "deit_tiny",
-    "deit_small",
-    "vit_small",
-    "swin_tiny",
-    "resnet50",
-    f"{TIMM}deit_base_patch16_224",
-    f"{TIMM}vit_base_patch16_224",
-)
+# The listed ones of timm's: where on the Hugging Face hub they are, and the file's name in releases if it is known.
+# It is what timm's own list says of them, which takes seconds to import.
+OF_TIMM = {
+    "deit_tiny": ("timm/deit_tiny_patch16_224.fb_in1k", "deit_tiny_patch16_224-a1311bcf.pth"),
+    "deit_small": ("timm/deit_small_patch16_224.fb_in1k", "deit_small_patch16_224-cd65a155.pth"),
+    "vit_small": ("timm/vit_small_patch16_224.augreg_in21k_ft_in1k", ""),
+    "swin_tiny": ("timm/swin_tiny_patch4_window7_224.ms_in1k", "swin_tiny_patch4_window7_224.pth"),
+    "resnet50": ("timm/resnet50.a1_in1k", "resnet50_a1_0-14fe96d1.pth"),
+    f"{TIMM}deit_base_patch16_224": ("timm/deit_base_patch16_224.fb_in1k", "deit_base_patch16_224-b5f2ef4d.pth"),
+    f"{TIMM}vit_base_patch16_224": ("timm/vit_base_patch16_224.augreg2_in21k_ft_in1k", ""),
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class KnownCheckpoint:
             cached = huggingface_hub.try_to_load_from_cache(self.repository, name)
             if isinstance(cached, str):
                 yield Path(cached)
-        yield from (Path(torch.hub.get_dir()) / "checkpoints" / name for name in releases)
+        yield from (_torch_cache() / name for name in releases)
 
 
 OFFICIAL = KnownCheckpoint("mjp_deit_small", "deit_small", True, "yhlleo/MJP, the Google Drive folder in its README")
@@ -87,7 +87,7 @@ OFFICIAL = KnownCheckpoint("mjp_deit_small", "deit_small", True, "yhlleo/MJP, th
 
 def known_checkpoints() -> list[KnownCheckpoint]:
     """All that are listed; ``known`` also knows timm's of every ``timm:NAME``."""
-    return [*(_of_timm(name) for name in OF_TIMM), OFFICIAL]
+    return [*(_on_hub(name, *places) for name, places in OF_TIMM.items()), OFFICIAL]
 
 
 def known(name: str) -> KnownCheckpoint:
@@ -100,9 +100,11 @@ def known(name: str) -> KnownCheckpoint:
     """
     if name == OFFICIAL.name:
         return OFFICIAL
-    if name not in OF_TIMM and not name.startswith(TIMM):
+    if name in OF_TIMM:
+        return _on_hub(name, *OF_TIMM[name])
+    if not name.startswith(TIMM):
         raise UnknownNameError("checkpoint", name, [*OF_TIMM, OFFICIAL.name, f"{TIMM}NAME"])
-    return _of_timm(name)
+    return _on_hub(name, *places_in_timm(name))
 
 
 def searched() -> list[str]:
@@ -110,7 +112,7 @@ def searched() -> list[str]:
     return [
         f"{weights_folder()} (set {FOLDER_VARIABLE} for another)",
         f"the Hugging Face cache, {huggingface_hub.constants.HF_HUB_CACHE}",
-        f"torch's cache, {Path(torch.hub.get_dir()) / 'checkpoints'}",
+        f"torch's cache, {_torch_cache()}",
     ]
 
 
@@ -126,11 +128,28 @@ def checked(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _of_timm(name: str) -> KnownCheckpoint:
+def places_in_timm(name: str) -> tuple[str, str]:
+    """Where timm says that the weights of a model are: on the Hugging Face hub, and the file's name in releases.
+
+    Raises:
+        ConfigError: If it is a model of timm's that cannot be used here.
+        WeightsMissingError: If timm has no weights of that model.
+    """
+    import timm  # noqa: PLC0415 (takes seconds)
+
     config: Any = timm.get_pretrained_cfg(architecture(name).timm_name)
     repository = str(config.hf_hub_id or "") if config else ""
     if not repository:
         raise WeightsMissingError(f"timm has no weights of {name}: name one of `fedmjp weights`")
     release = Path(config.url or "").name
-    source = f"{repository} on the Hugging Face hub"
-    return KnownCheckpoint(name, name, False, source, repository, release if release.endswith(".pth") else "")
+    return repository, release if release.endswith(".pth") else ""
+
+
+def _on_hub(name: str, repository: str, release: str) -> KnownCheckpoint:
+    return KnownCheckpoint(name, name, False, f"{repository} on the Hugging Face hub", repository, release)
+
+
+def _torch_cache() -> Path:
+    """Where torch keeps files of releases, by the rules of ``torch.hub.get_dir``."""
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return Path(os.environ.get("TORCH_HOME", f"{caches}/torch")).expanduser() / "hub" / "checkpoints"

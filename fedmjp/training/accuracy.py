@@ -14,6 +14,7 @@ from fedmjp.errors import DataError
 from fedmjp.learning import Recipe
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.inference import UNDECIDED, evaluated, predictions
+from fedmjp.training.together import ALONE, Together
 
 
 @dataclass(frozen=True)
@@ -31,41 +32,46 @@ class Accuracy:
         return self.correct / self.total
 
 
-def top1(model: Classifier, batches: Iterable[Batch]) -> Accuracy:
-    """Count the pictures that a model knows, without a puzzle, on the model's device.
+def top1(model: Classifier, batches: Iterable[Batch], together: Together = ALONE) -> Accuracy:
+    """Count the pictures that a model knows, without a puzzle, on the model's device; of all processes together.
 
     Raises:
         DataError: If there is no picture.
     """
-    device, total = model.mean.device, 0
+    device = model.mean.device
     # Sums stay on the device until the end: reading one after each batch would stop a GPU each time.
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
     with evaluated(model):
         for batch in batches:
             logits, labels = model(batch.images.to(device)), batch.labels.to(device)
             predicted = predictions(logits)
             lost = predicted == UNDECIDED
             losses = F.cross_entropy(logits.double(), labels, reduction="none")
-            sums += torch.stack([(predicted == labels).sum(), lost.sum(), losses.where(~lost, 0.0).sum()])
-            total += len(batch.labels)
+            known = predicted == labels
+            counts = known.sum(), lost.sum(), losses.where(~lost, 0.0).sum(), torch.ones_like(known).sum()
+            sums += torch.stack(counts)
+    correct, undecided, loss, total = together.sum(sums).tolist()
     if not total:
         raise DataError("there is no picture to evaluate on")
-    correct, undecided, loss = sums.tolist()
     mean = loss / (total - undecided) if undecided < total else math.inf
-    return Accuracy(int(correct), total, mean, int(undecided))
+    return Accuracy(int(correct), int(total), mean, int(undecided))
 
 
 def validate(
-    model: Classifier, dataset: LabelledDataset, recipe: Recipe, on_skipped: Callable[[str], None]
+    model: Classifier,
+    dataset: LabelledDataset,
+    recipe: Recipe,
+    on_skipped: Callable[[str], None],
+    together: Together = ALONE,
 ) -> Accuracy:
     """Top-1 accuracy of the unshuffled pictures of a data set that can be read; of others the reason is told."""
     batches = evaluation_batches(
         dataset,
-        np.arange(len(dataset)),
+        np.arange(together.number, len(dataset), together.of),
         recipe.crop_share,
         size=model.image_size,
         batch_size=recipe.batch_size,
         workers=recipe.workers,
         on_skipped=on_skipped,
     )
-    return top1(model, batches)
+    return top1(model, batches, together)

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from fedmjp.data.datasets import LabelledDataset, open_dataset
-from fedmjp.data.loading import steps_per_epoch, training_batches
+from fedmjp.data.loading import steps_per_epoch, training_epochs
 from fedmjp.defences.base import Spent
+from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import CheckpointError
 from fedmjp.models.build import build
 from fedmjp.training.accuracy import Accuracy, validate
@@ -19,6 +20,7 @@ from fedmjp.training.history import History, Value
 from fedmjp.training.loop import EpochReport, Schedule, Trainer
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state, save_checkpoint
+from fedmjp.training.together import ALONE, Together
 
 
 @dataclass
@@ -58,11 +60,18 @@ def open_pictures(data: str, classes: int) -> Pictures:
     return Pictures(*(open_dataset(data, split, classes=classes) for split in ("train", "validation")))
 
 
-def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, events: TrainingEvents) -> None:
+def train(
+    config: TrainingConfig,
+    pictures: Pictures,
+    folder: TrainingFolder,
+    events: TrainingEvents,
+    together: Together = ALONE,
+) -> None:
     """Train, evaluate on the validation split after every epoch, and leave everything in the folder.
 
     A run that was stopped goes on from its last checkpoint and ends with the same weights, to the last bit on the same
-    hardware and number of threads.
+    hardware and number of threads and processes. Of several processes the first one writes; with another number of
+    them sums are rounded otherwise, and drop path draws otherwise.
 
     Raises:
         DataError: If no picture can be read.
@@ -74,38 +83,65 @@ def train(config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, ev
         raise CheckpointError(
             f"{folder.state} is of a run on other pictures: restore {pictures.train.name} as it was, or give --fresh"
         )
-    folder.keep_classes(pictures.train.class_names)
-    model = build(config.network, drop_path=config.recipe.drop_path).to(torch.device(config.device))
+    device = torch.device(config.device)
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    model = build(config.network, drop_path=config.recipe.drop_path).to(device).to(memory_format=layout)
     schedule = Schedule(config.recipe.epochs, steps_per_epoch(len(pictures.train), config.recipe))
     pipeline = config.planned(schedule.steps)
-    trainer = Trainer(model, config, pipeline, schedule=schedule, seed=config.seed)
-    history, done = History(folder.history, folder.tensorboard), 0
+    trainer = Trainer(model, config, pipeline, schedule=schedule, seed=config.seed, together=together)
+    done = 0
     if state is not None:
         model.load_state_dict(state["model"])
         trainer.optimizer.load_state_dict(state["optimizer"])
         done = int(state["epoch"])
-    history.keep_until(done)
+    epochs = training_epochs(
+        pictures.train,
+        np.arange(len(pictures.train)),
+        config.recipe,
+        size=config.model.image_size,
+        seed=config.seed,
+        epochs=range(done, config.recipe.epochs),
+        part=together.part,
+        pinned=device.type == "cuda",
+        on_skipped=events.on_skipped,
+    )
+    writer = _Writer(config, pictures, folder, pipeline, done) if together.first else None
     events.on_start(done, config.recipe.epochs, len(pictures.train))
-    for epoch in range(done, config.recipe.epochs):
-        batches = training_batches(
-            pictures.train,
-            np.arange(len(pictures.train)),
-            config.recipe,
-            size=config.model.image_size,
-            seed=config.seed,
-            epoch=epoch,
-            on_skipped=events.on_skipped,
-        )
+    for epoch, batches in epochs:
         report = trainer.epoch(epoch, batches, on_step=events.on_step)
-        accuracy = validate(model, pictures.validation, config.recipe, events.on_skipped)
-        history.append(_row(epoch + 1, report, accuracy, pipeline.spent(epoch + 1)))
-        if (epoch + 1) % config.checkpoint_every == 0 or epoch + 1 == config.recipe.epochs:
-            about = {"config": config.digest(), "pictures": pictures.train.digest(), "epoch": epoch + 1}
-            weights, optimizer = model.state_dict(), trainer.optimizer.state_dict()
-            save_checkpoint(folder, weights, {**about, "model": weights, "optimizer": optimizer})
+        accuracy = validate(model, pictures.validation, config.recipe, events.on_skipped, together)
+        if writer is not None:
+            writer.write(epoch + 1, report, accuracy, trainer)
         events.on_epoch(epoch + 1, report, accuracy)
-    if len(history.rows()):
-        draw(folder.history, folder.figure, title=f"{config.label}, {pictures.train.name}")
+    if writer is not None:
+        writer.draw()
+
+
+class _Writer:
+    """Leaves in a run's folder what its epochs came to."""
+
+    def __init__(
+        self, config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, pipeline: Pipeline, done: int
+    ) -> None:
+        self._config, self._pictures, self._folder, self._pipeline = config, pictures, folder, pipeline
+        folder.keep_classes(pictures.train.class_names)
+        self._history = History(folder.history, folder.tensorboard)
+        self._history.keep_until(done)
+
+    def write(self, epoch: int, report: EpochReport, accuracy: Accuracy, trainer: Trainer) -> None:
+        """Of an epoch, counted from 1."""
+        config = self._config
+        self._history.append(_row(epoch, report, accuracy, self._pipeline.spent(epoch)))
+        if epoch % config.checkpoint_every == 0 or epoch == config.recipe.epochs:
+            about = {"config": config.digest(), "pictures": self._pictures.train.digest(), "epoch": epoch}
+            weights, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
+            save_checkpoint(self._folder, weights, {**about, "model": weights, "optimizer": optimizer})
+
+    def draw(self) -> None:
+        """Draw the curves, of all epochs that there were."""
+        if len(self._history.rows()):
+            title = f"{self._config.label}, {self._pictures.train.name}"
+            draw(self._folder.history, self._folder.figure, title=title)
 
 
 def _row(epoch: int, report: EpochReport, accuracy: Accuracy, spent: Spent | None) -> dict[str, Value]:

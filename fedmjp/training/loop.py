@@ -23,6 +23,7 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.seeds import derive, scoped_randomness
+from fedmjp.training.together import ALONE, Together
 
 REFERENCE_BATCH = 512  # that the recipe's learning rates are stated for
 
@@ -85,9 +86,13 @@ class Trainer:
         seed: Of all randomness.
         purpose: Names that tell this run's randomness from others' of the same seed, such as a client's.
         noise: What protects single pictures draws from it; None draws from the seed, which others may know.
+        together: With which processes, that have the same model; batches are this process's part then.
+
+    Raises:
+        TrainingError: If several processes cannot train this together.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a run, and its place in it)
         self,
         model: Classifier,
         learning: Learning,
@@ -97,6 +102,7 @@ class Trainer:
         seed: int,
         purpose: tuple[str | int, ...] = (),
         noise: Randomness | None = None,
+        together: Together = ALONE,
     ) -> None:
         self.model, self.puzzle, self.recipe, self._pipeline = model, learning.puzzle, learning.recipe, pipeline
         from timm.optim import create_optimizer_v2  # noqa: PLC0415 (seconds, for what does not train)
@@ -105,9 +111,14 @@ class Trainer:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         self._schedule, self._seed, self._purpose, self._noise = schedule, seed, purpose, noise
+        self._together = together
         scale = recipe.batch_size / REFERENCE_BATCH
         self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
-            model, opt="adamw", lr=recipe.learning_rate * scale, weight_decay=recipe.weight_decay
+            model,
+            opt="adamw",
+            lr=recipe.learning_rate * scale,
+            weight_decay=recipe.weight_decay,
+            fused=self._device.type == "cuda",
         )
         self._scheduler = CosineLRScheduler(
             self.optimizer,
@@ -119,6 +130,7 @@ class Trainer:
         )
         self._mixup = _mixup(recipe, int(model.backbone.num_classes))
         self._normalises_batches = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+        self._require_together()
         # CUDA has no algorithm for the gradient of max pooling that repeats.
         self._repeats = not any(isinstance(module, nn.MaxPool2d) for module in model.modules())
         self._forward: Any = torch.compile(model) if recipe.compile else model
@@ -131,31 +143,29 @@ class Trainer:
         anchor: Anchor | None = None,
         on_step: Callable[[int], None] = lambda _step: None,
     ) -> EpochReport:
-        """Train for one epoch (from 0); ``on_step`` is called after each step with the number of pictures in it.
+        """Train for one epoch (from 0); ``on_step`` is called after each step with about the number of pictures in it.
 
         Raises:
             TrainingError: If no picture could be read, or loss or weights are no longer finite.
         """
         self.model.train()
-        started, pictures = time.perf_counter(), 0
-        losses: list[Tensor] = []  # left on the device until the epoch ends
-        localisations: list[Tensor] = []
+        started = time.perf_counter()
+        sums: list[Tensor] = []  # of a step's losses, and its pictures; left on the device until the epoch ends
         for step, batch in enumerate(batches):
             self._scheduler.step_update(epoch * self._schedule.steps + step)
             self.optimizer.zero_grad()
-            loss, localisation = self._differentiate(batch, epoch, step, anchor)
+            part = torch.stack(self._differentiate(batch, epoch, step, anchor)).detach()
+            sums.append(self._together.average(self.model.parameters(), part, len(batch.labels)))
             self._take_step()
-            losses.append(loss.detach() * len(batch.labels))
-            localisations.append(localisation.detach() * len(batch.labels))
-            pictures += len(batch.labels)
-            on_step(len(batch.labels))
+            on_step(len(batch.labels) * self._together.of)
         self.model.eval()
+        *losses, pictures = torch.stack(sums).sum(dim=0).tolist() if sums else (0.0, 0.0, 0.0)
         seconds = time.perf_counter() - started
         if not pictures:
             raise TrainingError(f"epoch {epoch + 1} had no picture that can be read; see what was skipped")
-        mean, localised = (torch.stack(values).sum().item() / pictures for values in (losses, localisations))
+        mean, localised = (loss / pictures for loss in losses)
         self._require_finite(mean + localised, epoch)
-        return EpochReport(mean, localised, pictures, seconds, self.optimizer.param_groups[0]["lr"])
+        return EpochReport(mean, localised, int(pictures), seconds, self.optimizer.param_groups[0]["lr"])
 
     def gradient(self, batch: Batch, epoch: int, step: int) -> tuple[dict[str, Tensor], float]:
         """FedSGD: the gradient of a batch's whole loss, by parameter name, and its classification loss; no step."""
@@ -178,6 +188,19 @@ class Trainer:
             TrainingError: If the model has batch normalisation and the batch is a single picture.
         """
         return self._losses(self.shown(batch, epoch, step), self._randomness(epoch, step))
+
+    def _require_together(self) -> None:
+        if self._together.of == 1:
+            return
+        if self._pipeline.by_example:
+            raise TrainingError(
+                f"{self._pipeline.label} draws one noise for all pictures of a step, which {self._together.of} "
+                "processes do not share: train in one process"
+            )
+        if self._normalises_batches:
+            raise TrainingError(
+                "a model that normalises over its batch learns something else from its parts: train in one process"
+            )
 
     def _losses(self, shown: Shown, randomness: AbstractContextManager[None]) -> tuple[Tensor, Tensor]:
         targets, mask = shown.targets, None
@@ -205,7 +228,10 @@ class Trainer:
             if self._mixup is not None and len(images) % 2 == 0:  # timm mixes pairs
                 images, targets = self._mixup(images.clone(), targets)
         drawn = self.randomness(epoch, step).of("puzzle")
-        moved = arrange(images, self._pipeline, self.puzzle, grid=self.model.grid, epoch=epoch, randomness=drawn)
+        places = [batch.place(number) for number in range(len(images))]
+        moved = arrange(
+            images, self._pipeline, self.puzzle, places, grid=self.model.grid, epoch=epoch, randomness=drawn
+        )
         return Shown(moved or Pipeline().arrange(images, self.model.grid, randomness=()), targets, moved is not None)
 
     def randomness(self, epoch: int, step: int) -> SeededRandomness:
@@ -234,20 +260,25 @@ class Trainer:
 
     def _differentiate(self, batch: Batch, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
         """Leave the gradient of a batch's whole loss with the parameters; both losses of it."""
+        if not len(batch.labels):  # of this part nothing could be read
+            nothing = torch.zeros((), device=self._device)
+            return nothing, nothing
         with computing(self.recipe.precision, self._device, repeats=self._repeats):
             if self._pipeline.by_example:
                 return self._differentiate_singly(batch, epoch, step, anchor)
-            return self._accumulate(self.shown(batch, epoch, step), epoch, step, anchor)
+            return self._accumulate(batch, epoch, step, anchor)
 
-    def _accumulate(self, shown: Shown, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batch: Batch, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
         """The gradient of a batch, of as many pictures at once as the recipe says; what is drawn differs by part."""
+        shown = self.shown(batch, epoch, step)
         pictures = len(shown.targets)
         at_once = self.recipe.at_once or pictures
         losses = []
         for first in range(0, pictures, at_once):
             part = _pictures(shown, first, at_once)
             share = len(part.targets) / pictures
-            drawn = self._randomness(epoch, step, *([first] if first else []))
+            place = batch.place(first)
+            drawn = self._randomness(epoch, step, *([place] if place else []))
             loss, localisation = self._losses(part, drawn)
             (share * self._total(loss, localisation, epoch, anchor)).backward()  # type: ignore[no-untyped-call]
             losses.append(share * torch.stack([loss, localisation]).detach())
@@ -290,18 +321,26 @@ class Trainer:
 
 
 def arrange(
-    images: Tensor, pipeline: Pipeline, puzzle: Puzzle, *, grid: int, epoch: int, randomness: Randomness
+    images: Tensor,
+    pipeline: Pipeline,
+    puzzle: Puzzle,
+    places: Iterable[int],
+    *,
+    grid: int,
+    epoch: int,
+    randomness: Randomness,
 ) -> Arranged | None:
     """A batch as the network sees it, on the images' device; None where it sees the pictures as they are.
 
-    The pipeline says how pictures are changed; the puzzle when, by epochs from 0, and whether each has its own mask.
+    The pipeline says how pictures are changed; the puzzle when, by epochs from 0, and whether each has its own mask,
+    which then depends on its place in the batch.
     """
     if not pipeline.of_stage("pictures").configs or epoch < puzzle.warmup_epochs:
         return None
     if randomness.of("applied").uniform("applied", ()).item() >= puzzle.probability:
         return None
     shared = randomness.of("batch")
-    sources = [shared if puzzle.masks == "batch" else randomness.of("picture", place) for place in range(len(images))]
+    sources = [shared if puzzle.masks == "batch" else randomness.of("picture", place) for place in places]
     return pipeline.arrange(images, grid, randomness=sources)
 
 

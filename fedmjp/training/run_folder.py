@@ -5,13 +5,15 @@ import shutil
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError, OutputError
 from fedmjp.files import read_file
-from fedmjp.scenario import Scenario
-from fedmjp.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from fedmjp.scenario import Scenario
+    from fedmjp.training.config import TrainingConfig
 
 LARGEST = 100_000_000  # bytes of a manifest
 
@@ -86,8 +88,12 @@ class TrainingFolder:
                 f"{self.root} is of a run on other pictures: restore them as they were, or give --fresh"
             )
 
-    def config(self) -> TrainingConfig | Scenario:
+    def config(self) -> "TrainingConfig | Scenario":
         """The configuration that the run was started with; BadInputError if the folder holds no training run."""
+        # They need torch, the places of files do not.
+        from fedmjp.scenario import Scenario  # noqa: PLC0415
+        from fedmjp.training.config import TrainingConfig  # noqa: PLC0415
+
         about = self._about()
         kinds: dict[str, type[TrainingConfig | Scenario]] = {"central": TrainingConfig, "federated": Scenario}
         try:

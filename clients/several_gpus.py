@@ -1,0 +1,78 @@
+"""A client that has several GPUs: a process for each trains its part of every batch."""
+
+import multiprocessing
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from flwr.app import RecordDict
+
+from fedmjp.errors import TrainingError
+from fedmjp.scenario import Scenario
+from fedmjp.training.together import ALONE, Together, joined
+
+if TYPE_CHECKING:
+    from clients.training import LocalTraining
+
+
+def processes_for(scenario: Scenario) -> int:
+    """One for each GPU that this process may use; one in all where they could not share the work."""
+    if scenario.device != "cuda" or scenario.pipeline.by_example:
+        return 1
+    return max(torch.cuda.device_count(), 1)
+
+
+@contextmanager
+def helped(local: "LocalTraining", asked: RecordDict, processes: int) -> Iterator[Together]:
+    """Start the other processes, which take the same steps as this one, for a while.
+
+    Args:
+        local: What they train; they are given a copy of it.
+        asked: The server's message.
+        processes: How many, with this one.
+
+    Raises:
+        TrainingError: If one of them failed.
+    """
+    if processes == 1:
+        yield ALONE
+        return
+    spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = (Path(folder) / "meeting").as_uri()
+        others = [
+            spawn.Process(target=_help, args=(local, asked, Together(number, processes), meeting), daemon=True)
+            for number in range(1, processes)
+        ]
+        for other in others:
+            other.start()
+        try:
+            with joined(Together(0, processes), local.scenario.device, meeting) as together:
+                yield together
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise TrainingError(f"{processes} processes of this client could not train together: {reason}") from error
+        finally:
+            for other in others:
+                other.terminate()
+                other.join()
+
+
+def _help(local: "LocalTraining", asked: RecordDict, together: Together, meeting: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if local.scenario.device == "cuda":
+        torch.cuda.set_device(together.number)
+    with joined(together, local.scenario.device, meeting):
+        local.help(asked, together)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)  # also in the middle of waiting for the others
