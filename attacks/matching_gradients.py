@@ -10,19 +10,23 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from attacks.gradient_at_tokens import PlainTransformer, is_plain
+from attacks.weight_products import compare, weight_products
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 
 Network = TypeVar("Network", bound=nn.Module)
+Layers = dict[str, tuple[Tensor, Tensor]]  # (A, B) of each
 TOKEN_PARAMETERS = (names.POSITION_EMBEDDING, names.CLASS_TOKEN, names.UNKNOWN_EMBEDDING)
+PATCH_EMBEDDING = names.PATCH_WEIGHT.removesuffix(".weight")
 
 
 @dataclass(frozen=True)
@@ -80,40 +84,43 @@ class PerCandidateGradients:
     The weight gradient of a candidate is B^T A over its own rows, so no pass per candidate is needed,
     and the weights' gradients need no graph: what the search differentiates is A and B.
 
+    Where all that is compared belongs to the embedding of patches and tokens, and the transformer is plain
+    (``attacks.gradient_at_tokens.is_plain``), derivatives that are written out serve; else torch finds them.
+
     ``matched`` names the parameters whose gradients are compared; the loss has ``label_smoothing``. The model is
     copied, not changed.
-
-    References:
-        Goodfellow, "Efficient per-example gradient computations", 2015 (B^T A).
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str], *, label_smoothing: float = 0.0) -> None:
         self._model, self._matched = twice_differentiable(model), list(matched)
         self._label_smoothing = label_smoothing
-        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+        self._seen: Layers = {}
         owners = dict.fromkeys(name.rpartition(".")[0] for name in matched if name not in TOKEN_PARAMETERS)
+        plain = set(owners) <= {PATCH_EMBEDDING} and is_plain(model.backbone)
+        self._plain = PlainTransformer(model.backbone) if plain else None
         self._layers = {owner: self._model.get_submodule(owner) for owner in owners}
         for owner, module in self._layers.items():
             module.register_forward_hook(partial(self._remember, owner))
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
         """Compare the gradients of the mean cross-entropy of each candidate with its targets."""
-        terms: dict[str, tuple[Tensor, Tensor]] = {}
-        scale, tokens, layers = self._passes(candidates)
+        terms: Layers = {}
+        passes = self._passes if self._plain is None else partial(self._plain_passes, self._plain)
+        scale, tokens, layers = passes(candidates)
         for name in self._matched:
             if name in tokens:
-                terms[name] = _compare(tokens[name].flatten(1), targets[name].flatten(1))
+                terms[name] = compare(tokens[name].flatten(1), targets[name].flatten(1))
         for owner, (inputs, outputs) in layers.items():
             weight, bias = f"{owner}.weight", f"{owner}.bias"
             if weight in targets:
                 terms[weight] = self._weight_terms(self._layers[owner], inputs, outputs, targets[weight])
             if bias in targets:
-                terms[bias] = _compare(outputs.sum(dim=1), targets[bias])
+                terms[bias] = compare(outputs.sum(dim=1), targets[bias])
         products, squares = zip(*(terms[name] for name in self._matched), strict=True)
         positions = tokens[names.POSITION_EMBEDDING]
         return Agreement(scale, torch.stack(products, dim=1), torch.stack(squares, dim=1), positions)
 
-    def _passes(self, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    def _passes(self, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor], Layers]:
         """Scale, gradients of the token parameters, and (A, B) of each layer, all per candidate."""
         images = candidates.images.flatten(0, 1)
         mask = None if candidates.mask is None else candidates.mask.flatten(0, 1)
@@ -143,6 +150,34 @@ class PerCandidateGradients:
             layers[owner] = _rows(inputs, layer, count), _rows(gradient, layer, count, is_output=True)
         return scale, tokens, layers
 
+    def _plain_passes(
+        self, plain: PlainTransformer, candidates: Candidates
+    ) -> tuple[Tensor, dict[str, Tensor], Layers]:
+        """The same, of the embedding alone."""
+        model, (count, batch) = self._model, candidates.labels.shape
+        embedding = self._model.backbone.patch_embed.proj
+        patches = to_patches((candidates.images.flatten(0, 1) - model.mean) / model.std, model.patch_size)
+        embedded = F.linear(patches, embedding.weight.flatten(1), embedding.bias)
+        class_token = model.get_parameter(names.CLASS_TOKEN).expand(len(patches), -1, -1)
+        positions: Tensor = model.get_parameter(names.POSITION_EMBEDDING)
+        masked = None
+        if candidates.mask is not None:
+            masked = F.pad(candidates.mask.flatten(0, 1), (model.prefix_tokens, 0))[:, :, None]
+            positions = torch.where(masked, model.get_parameter(names.UNKNOWN_EMBEDDING), positions)
+        entering = torch.cat([class_token, embedded], dim=1) + positions
+        classes = model.backbone.num_classes
+        targets = _soft_targets(candidates.labels, classes, self._label_smoothing, entering.dtype)
+        slopes, scale = plain.gradient(entering.view(count, batch, *entering.shape[1:]), targets)
+        at_positions = slopes if masked is None else slopes.masked_fill(masked.view(*slopes.shape[:3], 1), 0)
+        prefix = model.prefix_tokens
+        tokens = {
+            names.POSITION_EMBEDDING: at_positions.sum(dim=1),
+            names.CLASS_TOKEN: slopes[:, :, :prefix].sum(dim=1),
+            names.UNKNOWN_EMBEDDING: (slopes - at_positions).sum(dim=(1, 2)),
+        }
+        rows = patches.reshape(count, -1, patches.shape[-1]), slopes[:, :, prefix:].flatten(1, 2)
+        return scale, tokens, {PATCH_EMBEDDING: rows} if self._layers else {}
+
     def _remember(self, owner: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._seen[owner] = (inputs[0], output)
 
@@ -150,32 +185,8 @@ class PerCandidateGradients:
     def _weight_terms(layer: nn.Module, inputs: Tensor, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(layer, nn.LayerNorm):
             normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
-            return _compare((normal * outputs).sum(dim=1), target)
-        terms: tuple[Tensor, Tensor] = _WeightTerms.apply(inputs, outputs, target.flatten(2))
-        return terms
-
-
-class _WeightTerms(torch.autograd.Function):
-    """<B^T A, target> and |B^T A|^2 per candidate, without a graph over the weight gradient.
-
-    With c and d the derivatives of the loss by the two, and V = c target + 2 d B^T A, the derivatives by A and
-    B are B V and A V^T.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """A (candidates, rows, in), B (candidates, rows, out), target (candidates, out, in) to (candidates,) each."""
-        gradient = outputs.transpose(1, 2) @ inputs
-        ctx.save_for_backward(inputs, outputs, target, gradient)
-        return _compare(gradient.flatten(1), target.flatten(1))
-
-    @staticmethod
-    def backward(ctx: Any, *derivatives: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Derivatives by A and B."""
-        inputs, outputs, target, gradient = ctx.saved_tensors
-        by_product, by_square = (derivative[:, None, None] for derivative in derivatives)
-        direction = (2 * by_square * gradient).addcmul_(by_product, target)
-        return outputs @ direction, inputs @ direction.transpose(1, 2), None
+            return compare((normal * outputs).sum(dim=1), target)
+        return weight_products(inputs, outputs, target.flatten(2))
 
 
 class SimulatedSteps:
@@ -205,7 +216,7 @@ class SimulatedSteps:
         for index, images in enumerate(candidates.images):
             mask = None if candidates.mask is None else candidates.mask[index]
             made = self._mean_gradients(images, candidates.labels[index], mask)
-            pairs = [_compare(made[name].flatten(), targets[name][index].flatten()) for name in self._matched]
+            pairs = [compare(made[name].flatten(), targets[name][index].flatten()) for name in self._matched]
             terms.append(torch.stack([torch.stack(pair) for pair in pairs], dim=1))
             positions.append(made[names.POSITION_EMBEDDING][0])
         products, squares = torch.stack(terms, dim=1)
@@ -246,15 +257,15 @@ def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor,
 
 def _slopes_at(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """(candidates,) norm of the loss's gradient at the logits, which every parameter's gradient is proportional to."""
-    targets = (1 - smoothing) * F.one_hot(labels.flatten(), logits.shape[1]) + smoothing / logits.shape[1]
+    targets = _soft_targets(labels.flatten(), logits.shape[1], smoothing, logits.dtype)
     slopes = (logits.softmax(dim=1) - targets).view(len(labels), -1)
     norms: Tensor = slopes.norm(dim=1)
     return norms.clamp(min=torch.finfo(logits.dtype).tiny)
 
 
-def _compare(made: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner product with the target and with itself, over the last axis."""
-    return torch.linalg.vecdot(made, target), torch.linalg.vecdot(made, made)
+def _soft_targets(labels: Tensor, classes: int, smoothing: float, kind: torch.dtype) -> Tensor:
+    """(..., classes), the distributions that smoothed labels stand for."""
+    return (1 - smoothing) * F.one_hot(labels, classes).to(kind) + smoothing / classes
 
 
 def _rows(values: Tensor, layer: nn.Module, count: int, *, is_output: bool = False) -> Tensor:

@@ -1,21 +1,25 @@
 """Gradient matching: its fast gradients against plain autograd, its search, its contract."""
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import LayerScale
 from torch import Tensor
 
 from attacks import gradient_matching as subject
 from attacks import matching_loss
+from attacks.gradient_at_tokens import is_plain
 from attacks.gradient_matching import GradientMatching, search
 from attacks.grey import LEVEL
 from attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
 from attacks.matching_loss import Loss, patch_prior, patch_seams, total_variation
 from attacks.natural_patches import NaturalPatches
+from attacks.weight_products import weight_products
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import open_source
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError, UnknownNameError
@@ -33,6 +37,7 @@ from tests.attacks import protected
 
 SIZE = {"image_size": 32, "patch_size": 8, "classes": 10}  # 16 patches: small enough for second derivatives
 PATCHES = 16
+EMBEDDING = re.compile("patch_embed|pos_embed|cls_token|unknown_embedding")
 FAST: dict[str, Any] = {"iterations": 4}
 Option = dict[str, Any]
 
@@ -123,22 +128,24 @@ def plain_gradients(
 def drawn(
     model: VitClassifier, matched: list[str], batch: int, generator: torch.Generator
 ) -> tuple[Candidates, dict[str, Tensor]]:
-    """Two random candidates in float64, with random targets."""
+    """Two random candidates, with random targets."""
     mask = torch.rand(2, batch, PATCHES, generator=generator) < 0.4 if model.defended else None
-    images = torch.rand(2, batch, 3, 32, 32, generator=generator, dtype=torch.float64).requires_grad_()
+    kind = model.mean.dtype
+    images = torch.rand(2, batch, 3, 32, 32, generator=generator, dtype=kind).requires_grad_()
     labels = torch.randint(10, (2, batch), generator=generator)
     shapes = {name: (2, *model.get_parameter(name).shape) for name in matched}
-    targets = {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n, shape in shapes.items()}
+    targets = {n: torch.randn(shape, generator=generator, dtype=kind) for n, shape in shapes.items()}
     return Candidates(images, labels, mask), targets
 
 
+@pytest.mark.parametrize("tensors", ["all", "of the embedding"])
 @pytest.mark.parametrize(("batch", "smoothing"), [(1, 0.0), (3, 0.2)])
 @pytest.mark.parametrize("defence", ["none", "mjp"])
 def test_gradients_per_candidate_equal_plain_autograd(
-    defence: str, batch: int, smoothing: float, generator: torch.Generator
+    defence: str, batch: int, smoothing: float, tensors: str, generator: torch.Generator
 ) -> None:
     model = blocks(2, defence).double()
-    matched = [name for name, _ in model.named_parameters()]
+    matched = [name for name, _ in model.named_parameters() if tensors == "all" or EMBEDDING.search(name)]
     candidates, targets = drawn(model, matched, batch, generator)
     made = PerCandidateGradients(model, matched, label_smoothing=smoothing).agreement(candidates, targets)
     for index in range(2):
@@ -155,6 +162,50 @@ def test_gradients_per_candidate_equal_plain_autograd(
             for p, s in ((made.products[index], made.squares[index]), (products, squares))
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_per_candidate_in_float32_equal_plain_autograd_up_to_rounding(generator: torch.Generator) -> None:
+    model, matched = blocks(2), [names.PATCH_WEIGHT, names.POSITION_EMBEDDING]
+    candidates, targets = drawn(model, matched, 1, generator)
+    made = PerCandidateGradients(model, matched).agreement(candidates, targets)
+    plain = plain_gradients(model, candidates.images[0], candidates.labels[0], None, matched, 0.0)
+    plain = [made.scale[0] * gradient for gradient in plain]
+    products = torch.stack([(g * targets[n][0]).sum() for n, g in zip(matched, plain, strict=True)])
+    torch.testing.assert_close(made.products[0], products, rtol=1e-4, atol=1e-4)
+    ours, theirs = (
+        torch.autograd.grad(each.sum(), candidates.images, retain_graph=True)[0]
+        for each in (made.products[0], products)
+    )
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def test_only_plain_transformers_are_written_out(generator: torch.Generator) -> None:
+    plain, pooled, scaled = blocks(1), blocks(1), blocks(1)
+    pooled.backbone.global_pool = "avg"
+    scaled.backbone.blocks[0].ls1 = LayerScale(192, init_values=0.5)
+    assert is_plain(plain.backbone)
+    assert not is_plain(blocks(1).train().backbone)
+    matched = [names.PATCH_WEIGHT, names.POSITION_EMBEDDING]
+    for model in (pooled, scaled):
+        assert not is_plain(model.backbone)
+        model.double()
+        candidates, targets = drawn(model, matched, 1, generator)
+        made = PerCandidateGradients(model, matched).agreement(candidates, targets)
+        gradients = plain_gradients(model, candidates.images[0], candidates.labels[0], None, matched, 0.0)
+        torch.testing.assert_close(made.positions[0], made.scale[0] * gradients[1][0])
+
+
+@pytest.mark.parametrize("rows", [2, 9], ids=["from rows", "formed"])
+def test_products_of_weight_gradients_and_their_derivatives(rows: int, generator: torch.Generator) -> None:
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    inputs, outputs, target = random(3, rows, 6), random(3, rows, 5), random(3, 5, 6).detach()
+    gradients = torch.einsum("cro,cri->coi", outputs, inputs)
+    product, square = weight_products(inputs, outputs, target)
+    torch.testing.assert_close(product, (gradients * target).sum((1, 2)))
+    torch.testing.assert_close(square, gradients.square().sum((1, 2)))
+    assert torch.autograd.gradcheck(lambda a, b: weight_products(a, b, target), (inputs, outputs))
 
 
 @pytest.mark.parametrize("defence", ["none", "mjp"])

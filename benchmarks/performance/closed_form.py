@@ -6,16 +6,19 @@ The peer computes the gradients of all parameters, one picture at a time, and so
 ``closed_form_april``. We compute the gradients that the attack reads, for a stack of pictures in one
 pass, and solve with ``april``, the stronger variant; ``april_min_norm``, which gives what the peer
 gives, stands beside it. They take turns, stack by stack and several times over, so that a busy
-machine slows all; the seconds are medians over the turns.
+machine slows all; the seconds are medians over the turns, wall-clock and of the processor. With one thread
+(``OMP_NUM_THREADS=1``) the latter say the same beside other programs; of several, they count waiting.
 """
 
-import statistics
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import typer
 from torch import Tensor
@@ -23,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attacks import ATTACKS
 from attacks.base import showing_pictures
-from benchmarks.scripts import Json, Pictures, keep_figures, timed, unseen
+from benchmarks.scripts import Json, Pictures, keep_figures, unseen
 from fedmjp.config import ModelConfig
 from fedmjp.exchange import private_of
 from fedmjp.metrics import metric
@@ -41,10 +44,14 @@ from fedmjp.updates import gradient
 MODEL = ModelConfig(name="deit_small_april")
 OURS = ("april", "april_min_norm")
 PEER = "breaching"
+NETWORK, MATRICES = "network of april", "matrix product"
+CLOCKS = ("", " by processor")
 STACK = 16
 REPEATS = 4
 MATRIX = 2048
 SEED = 0
+T = TypeVar("T")
+Times = npt.NDArray[np.float64]  # wall-clock, processor
 Run = Callable[[Sequence[PrivateBatch]], list[Tensor]]
 
 
@@ -53,27 +60,63 @@ def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Nu
     model, scenario = build_vit(MODEL), Scenario(model=MODEL, seed=SEED)
     batches = [private_of(scenario, [picture], 0) for picture in unseen(pictures, n, MODEL, SEED)]
     runs: dict[str, Run] = {PEER: _peer(model)} | {attack: _ours(attack, model) for attack in OURS}
-    turns: dict[str, list[float]] = {name: [] for name in runs}
+    turns: dict[str, list[Times]] = {name: [] for name in (*runs, NETWORK, MATRICES)}
     made: dict[str, list[Tensor]] = {name: [] for name in runs}
-    for run in runs.values():
+    network, factor = _network(model), torch.rand(MATRIX, MATRIX)
+    for run in (*runs.values(), network):
         run(batches[:STACK])  # warm-up
     for start in [*range(0, n, STACK)] * REPEATS:
         stack = batches[start : start + STACK]
         for name, run in runs.items():
-            images, seconds = timed(partial(run, stack))
+            images, times = _timed(partial(run, stack))
             made[name] += images
-            turns[name].append(seconds / len(stack))
+            turns[name].append(times / len(stack))
+        turns[NETWORK].append(_timed(partial(network, stack))[1] / len(stack))
+        turns[MATRICES].append(_timed(partial(torch.matmul, factor, factor))[1])
     figures = {name: _figures(run, turns[name], made[name], made[PEER], batches) for name, run in runs.items()}
     for name in OURS:
-        paired = [theirs / ours for theirs, ours in zip(turns[PEER], turns[name], strict=True)]
-        figures[name] |= {
-            "times as fast as the peer": round(statistics.median(turns[PEER]) / statistics.median(turns[name]), 2),
-            "lowest of all turns": round(min(paired), 2),
-            "highest of all turns": round(max(paired), 2),
+        for clock, kind in enumerate(CLOCKS):
+            theirs, ours = (np.array(turns[each])[:, clock] for each in (PEER, name))
+            figures[name] |= {
+                f"times as fast as the peer{kind}": round(float(np.median(theirs) / np.median(ours)), 2),
+                f"lowest of all turns{kind}": round(float((theirs / ours).min()), 2),
+                f"highest of all turns{kind}": round(float((theirs / ours).max()), 2),
+            }
+    rates = 2 * MATRIX**3 / np.median(turns[MATRICES], axis=0) / 1e9
+    work = 1e-9 * _operations(network, batches)
+    figures[NETWORK] = {"gflop per picture": round(work, 2)}
+    machine: dict[str, float] = {"threads": torch.get_num_threads()}
+    for rate, seconds, kind in zip(rates, np.median(turns[NETWORK], axis=0), CLOCKS, strict=True):
+        machine[f"matrix_product_gflop_per_second{kind}"] = round(float(rate), 1)
+        figures[NETWORK] |= {
+            f"seconds per picture{kind}": round(float(seconds), 4),
+            f"share of the matrix rate{kind}": round(float(work / seconds / rate), 2),
         }
-    machine = {"matrix_product_gflop_per_second": round(matrix_rate() / 1e9, 1), "threads": torch.get_num_threads()}
     about = {"model": MODEL.model_dump(), "pictures": n, "stack": STACK, "seed": SEED, **machine}
     keep_figures(json, {"results": figures}, about)
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, Times]:
+    """What the work gives, and its seconds by both clocks."""
+    began = np.array([time.perf_counter(), time.process_time()])
+    return work(), np.array([time.perf_counter(), time.process_time()]) - began
+
+
+def _network(model: VitClassifier) -> Run:
+    """What ``april`` needs of the network, without its solver."""
+    wanted = showing_pictures(ATTACKS.get("april")()).tensors(model)
+
+    def run(batches: Sequence[PrivateBatch]) -> list[Tensor]:
+        return [gradients[wanted[0]] for gradients in entrance_gradients(model, batches, wanted)]
+
+    return run
+
+
+def _operations(run: Run, batches: Sequence[PrivateBatch]) -> float:
+    """Per picture, of matrix products; LAPACK's solvers are not counted."""
+    with FlopCounterMode(display=False) as counter:
+        run(batches[:STACK])
+    return float(counter.get_total_flops()) / len(batches[:STACK])
 
 
 def _peer(model: VitClassifier) -> Run:
@@ -110,26 +153,17 @@ def _ours(name: str, model: VitClassifier) -> Run:
 
 
 def _figures(
-    run: Run, turns: Sequence[float], made: list[Tensor], peers: list[Tensor], batches: Sequence[PrivateBatch]
+    run: Run, turns: Sequence[Times], made: list[Tensor], peers: list[Tensor], batches: Sequence[PrivateBatch]
 ) -> dict[str, float]:
     private = torch.cat([batch.clean for batch in batches])
     images, peer = torch.stack(made[: len(batches)]), torch.stack(peers[: len(batches)])
-    with FlopCounterMode(display=False) as counter:
-        run(batches[:STACK])
+    seconds = zip(CLOCKS, np.median(turns, axis=0), strict=True)
     return {
-        "seconds per picture": round(statistics.median(turns), 4),
-        # Matrix products of the network and of setting up; LAPACK's solvers are not counted.
-        "network gflop per picture": round(counter.get_total_flops() / len(batches[:STACK]) / 1e9, 2),
+        **{f"seconds per picture{kind}": round(float(taken), 4) for kind, taken in seconds},
+        "gflop per picture": round(1e-9 * _operations(run, batches), 2),
         "psnr mean": round(float(metric("psnr").function(images, private).mean()), 2),
         "relative difference to the peer": float(f"{float((images - peer).norm() / peer.norm()):.1e}"),
     }
-
-
-def matrix_rate() -> float:
-    """Floating-point operations per second of a large float32 matrix product, the best of five."""
-    left, right = torch.rand(MATRIX, MATRIX), torch.rand(MATRIX, MATRIX)
-    times = [timed(partial(torch.matmul, left, right))[1] for _ in range(6)]
-    return 2 * MATRIX**3 / min(times[1:])
 
 
 if __name__ == "__main__":

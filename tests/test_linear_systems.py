@@ -1,0 +1,27 @@
+"""Solvers of linear systems, against numpy's pseudo-inverse."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.linear_systems import minimum_norm
+
+
+def by_pseudo_inverse(rows: Tensor, right: Tensor) -> Tensor:
+    pairs = zip(rows.mT.numpy(), right.numpy(), strict=True)
+    return torch.stack([torch.from_numpy(np.linalg.pinv(matrix, rcond=1e-13) @ values) for matrix, values in pairs])
+
+
+@pytest.mark.parametrize(("unknowns", "equations"), [(5, 9), (9, 5), (6, 6)])
+@pytest.mark.parametrize("rank", ["full", "lacking", "one of the stack"])
+def test_minimum_norm_is_the_pseudo_inverse(
+    unknowns: int, equations: int, rank: str, generator: torch.Generator
+) -> None:
+    rows = torch.randn(3, unknowns, equations, generator=generator, dtype=torch.float64)
+    right = torch.randn(3, equations, 4, generator=generator, dtype=torch.float64)
+    lacking = {"full": slice(0), "lacking": slice(None), "one of the stack": slice(1)}[rank]
+    rows[lacking, 0] = rows[lacking, 1]
+    if unknowns > equations:
+        rows[lacking, :, 0] = rows[lacking, :, 1]
+    torch.testing.assert_close(minimum_norm(rows, right), by_pseudo_inverse(rows, right), rtol=1e-9, atol=1e-9)
