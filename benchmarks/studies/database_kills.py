@@ -82,7 +82,9 @@ def main(
                 disturbed.work(workers, drawn, kills - len(rows))
             finally:
                 disturbed.end()
-            wrong += disturbed.wrong + differences(prepared, disturbed.store(), undisturbed)
+            store = disturbed.store()
+            wrong += disturbed.wrong + differences(prepared, store, undisturbed)
+            store.close()  # its backend is no worker's
             rows += [{"campaign": campaigns, **row} for row in disturbed.rows]
     about = {"kills": len(rows), "workers": workers, "campaigns": campaigns, "trials": len(prepared.plan.trials)}
     table = pd.DataFrame(rows)
