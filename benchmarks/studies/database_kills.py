@@ -56,7 +56,7 @@ BACKEND, POSTMASTER, OTHER = "a worker's backend", "postmaster", "another proces
 
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")] = Path(
-        "results/database_kills"
+        "results/simulation_kills/database"
     ),
     kills: Annotated[int, typer.Option(help="Processes to kill.", min=0)] = 30,
     workers: Annotated[int, typer.Option(help="At work at any time.", min=1)] = 2,
