@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from flwr.app import RecordDict
 
-from fedmjp.errors import TrainingError
 from fedmjp.scenario import Scenario
 from fedmjp.training.together import ALONE, Together, joined
 
@@ -54,9 +53,6 @@ def helped(local: "LocalTraining", asked: RecordDict, processes: int) -> Iterato
         try:
             with joined(Together(0, processes), local.scenario.device, meeting) as together:
                 yield together
-        except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise TrainingError(f"{processes} processes of this client could not train together: {reason}") from error
         finally:
             for other in others:
                 other.terminate()

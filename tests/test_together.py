@@ -101,7 +101,7 @@ def test_a_client_whose_other_process_fails_says_so(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("fedmjp.training.together.PATIENCE", timedelta(seconds=5))
     play(scenario_of(clients=1, rounds=1), tmp_path)
     (refused,) = RefusalFile.of_run(tmp_path).read()
-    assert "2 processes of this client could not train together" in refused.reason
+    assert "process 0 of 2 that train together lost the others, one of which ended" in refused.reason
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,16 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedmjp.errors import FederationError
+from fedmjp.wire import FAILED, PLAYED
+
+# Seconds that a run's processes may take to end after the server's last word; one that hangs never does.
+GRACE = 60.0
 
 
 class Connection:
@@ -43,7 +48,7 @@ class Connection:
         return str(answer["run-id"])
 
     def log(self, run: str) -> Iterator[str]:
-        """The run's log, line by line, until the run ends."""
+        """The run's log, line by line, until the run ends, or should have ended after the server's last word."""
         with subprocess.Popen(
             [program("flwr"), "log", run, self.name, "--stream"],
             env=self.environment,
@@ -54,9 +59,14 @@ class Connection:
             errors="replace",
         ) as process:
             assert process.stdout is not None  # noqa: S101 (a pipe was asked for)
+            last = threading.Timer(GRACE, process.kill)
             try:
-                yield from (line.rstrip("\n") for line in process.stdout)
+                for line in process.stdout:
+                    yield line.rstrip("\n")
+                    if (FAILED in line or PLAYED in line) and not last.is_alive():
+                        last.start()
             finally:
+                last.cancel()
                 process.kill()
 
     def status(self, run: str) -> str:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.federation.bundle import as_toml, write_app
-from benchmarks.federation.connection import Connection
+from benchmarks.federation.connection import GRACE, Connection
 from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
 from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, QuorumError, RecordError, out_of_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.wire import FAILED, PLAYED
 from server.uploads import UploadFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -202,17 +203,23 @@ def failed_of(what: str, failures: Sequence[str]) -> FederationError:
 def follow(connection: Connection, run: str, on_line: Callable[[str], None], *, patience: float = 0) -> str | None:
     """Tell every line of a run's log until it ends; what it failed of, if it did.
 
+    A run that has not ended a minute after its server's last word is over: a client of it hangs.
+
     Raises:
         FederationError: If the SuperLink does not answer for longer than ``patience`` seconds.
     """
     tail: deque[str] = deque(maxlen=200)
     told, heard = 0, time.monotonic()
+    over: float | None = None  # since when
     while True:
         for number, line in enumerate(connection.log(run)):  # from the first one, whenever it is asked for
             if number >= told:
                 told, heard = number + 1, time.monotonic()
                 tail.append(ANSI.sub("", line))
                 on_line(tail[-1])
+                if FAILED in line:
+                    tail.append(line.partition(FAILED)[2])
+                over = heard if FAILED in line or PLAYED in line else over
         try:
             status, heard = connection.status(run), time.monotonic()
         except FederationError:
@@ -221,6 +228,8 @@ def follow(connection: Connection, run: str, on_line: Callable[[str], None], *, 
             status = "unknown"
         if status.startswith("finished"):
             return None if status == COMPLETED else _error(tail)
+        if over is not None and time.monotonic() - over > GRACE:
+            return None if any(PLAYED in line for line in tail) else _error(tail)
         time.sleep(POLL_SECONDS)
 
 

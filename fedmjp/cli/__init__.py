@@ -67,6 +67,7 @@ app.command(
     epilog=examples(
         "fedmjp train --data FOLDER --defence mjp recipe.epochs=20 recipe.batch_size=64",
         "fedmjp train --row table4-J --data FOLDER model.name=deit_micro",
+        "torchrun --nproc-per-node 8 -m fedmjp train --data FOLDER --row table4-J",
         keys=TRAINED,
     ),
 )(train)

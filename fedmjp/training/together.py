@@ -11,6 +11,7 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 
 from fedmjp.data.loading import Part
+from fedmjp.errors import TrainingError
 
 # A process that waits for another one, which may be writing a checkpoint, ends after so long.
 PATIENCE = timedelta(minutes=30)
@@ -59,15 +60,29 @@ class Together:
         return sums
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all processes, in place."""
+        """Over all processes, in place; TrainingError if one of them has ended."""
         if self.of > 1:
-            distributed.all_reduce(values)
+            with self.or_lost():
+                distributed.all_reduce(values)
         return values
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Until all processes are here; TrainingError if one of them has ended."""
         if self.of > 1:
-            distributed.barrier()
+            with self.or_lost():
+                distributed.barrier()
+
+    @contextmanager
+    def or_lost(self) -> Iterator[None]:
+        """What fails within it fails because another process has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0]
+            raise TrainingError(
+                f"process {self.number} of {self.of} that train together lost the others, one of which ended: see "
+                f"what that one said ({reason})"
+            ) from None
 
 
 ALONE = Together()
@@ -94,11 +109,15 @@ def joined(together: Together, device: str, meeting: str = "env://") -> Iterator
         together: Which of them this is.
         device: Of their models.
         meeting: Where, as torch writes it.
+
+    Raises:
+        TrainingError: If they do not come.
     """
     backend = "nccl" if device == "cuda" else "gloo"
-    distributed.init_process_group(
-        backend, init_method=meeting, rank=together.number, world_size=together.of, timeout=PATIENCE
-    )
+    with together.or_lost():
+        distributed.init_process_group(
+            backend, init_method=meeting, rank=together.number, world_size=together.of, timeout=PATIENCE
+        )
     try:
         yield together
     finally:
