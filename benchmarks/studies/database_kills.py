@@ -56,7 +56,7 @@ BACKEND, POSTMASTER, OTHER = "a worker's backend", "postmaster", "another proces
 
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")] = Path(
-        "results/database_kills"
+        "results/simulation_kills/database"
     ),
     kills: Annotated[int, typer.Option(help="Processes to kill.", min=0)] = 30,
     workers: Annotated[int, typer.Option(help="At work at any time.", min=1)] = 2,
@@ -82,7 +82,9 @@ def main(
                 disturbed.work(workers, drawn, kills - len(rows))
             finally:
                 disturbed.end()
-            wrong += disturbed.wrong + differences(prepared, disturbed.store(), undisturbed)
+            store = disturbed.store()
+            wrong += disturbed.wrong + differences(prepared, store, undisturbed)
+            store.close()  # its backend is no worker's
             rows += [{"campaign": campaigns, **row} for row in disturbed.rows]
     about = {"kills": len(rows), "workers": workers, "campaigns": campaigns, "trials": len(prepared.plan.trials)}
     table = pd.DataFrame(rows)
