@@ -125,3 +125,18 @@ def test_alone_a_gradient_stays_as_it_is() -> None:
     sums = Together().average([parameter], torch.tensor([2.0, 0.5]), 4)
     assert sums.tolist() == [8.0, 2.0, 4.0]
     assert parameter.grad is before
+
+
+@pytest.mark.parametrize("pictures", [3, 0])
+def test_what_no_part_uses_gets_no_gradient(pictures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, unused = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    if pictures:
+        used.grad = torch.ones(2)
+    # The other process has one picture: two values of each gradient, who uses what, a loss, the count.
+    other = torch.tensor([5.0, 9.0, 0.0, 0.0, 1.0, 0.0, 2.0, 1.0])
+    monkeypatch.setattr(Together, "sum", lambda _self, values: values + other)
+    sums = Together(0, 2).average([used, unused], torch.tensor([4.0]), pictures)
+    assert used.grad is not None
+    assert used.grad.tolist() == [(pictures + 5) / (pictures + 1), (pictures + 9) / (pictures + 1)]
+    assert unused.grad is None
+    assert sums.tolist() == [4.0 * pictures + 2, pictures + 1]

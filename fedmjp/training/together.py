@@ -38,7 +38,10 @@ class Together:
         return Part(self.number, self.of)
 
     def average(self, parameters: Iterable[nn.Parameter], losses: Tensor, pictures: int) -> Tensor:
-        """Turn the gradient of this part's mean loss into that of the whole batch's, without waiting for a GPU.
+        """Turn the gradient of this part's mean loss into that of the whole batch's.
+
+        A parameter that a batch does not use keeps no gradient, so that the optimiser leaves it alone, as in one
+        process. A part with pictures knows which these are, without waiting for a GPU; an empty one reads it.
 
         Args:
             parameters: With the gradient.
@@ -52,11 +55,15 @@ class Together:
         if self.of == 1:
             return sums
         learnt = [parameter for parameter in parameters if parameter.requires_grad]
-        gradients = [torch.zeros_like(value) if value.grad is None else value.grad for value in learnt]
-        flat = self.sum(torch.cat([*(gradient.flatten() * pictures for gradient in gradients), sums]))
-        *gradients, sums = torch.split(flat, [*(gradient.numel() for gradient in gradients), len(sums)])
-        for parameter, gradient in zip(learnt, gradients, strict=True):
-            parameter.grad = (gradient / sums[-1].clamp(min=1)).view_as(parameter)
+        used = [value.grad is not None for value in learnt]
+        gradients = [torch.zeros_like(value) if value.grad is None else value.grad * pictures for value in learnt]
+        flat = self.sum(torch.cat([*(gradient.flatten() for gradient in gradients), sums.new_tensor(used), sums]))
+        sizes = [*(gradient.numel() for gradient in gradients), len(used), len(sums)]
+        *gradients, users, sums = torch.split(flat, sizes)
+        if not pictures:
+            used = (users > 0).tolist()
+        for parameter, gradient, learns in zip(learnt, gradients, used, strict=True):
+            parameter.grad = (gradient / sums[-1]).view_as(parameter) if learns else None
         return sums
 
     def sum(self, values: Tensor) -> Tensor:
