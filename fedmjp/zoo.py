@@ -68,10 +68,10 @@ class ZooModel:
 
 # fmt: off
 _MODELS = (
-    ZooModel("central-jigsaw-0", "central, 10 epochs", "jigsaw", 4, 34.2,
-             "08906a9624ac1a1e19a50aff72fffed1ae7f5f4c7a099ab1d93b2a9dbaeeec26"),
-    ZooModel("central-mjp-0", "central, 10 epochs", "mjp", 4, 34.2,
-             "e647babeaaea5397d52892a6841e2c60e9302fb051cb951fe3de03ac09b2ae2d"),
+    ZooModel("central-jigsaw-0", "central, 10 epochs", "jigsaw", 4, 34.1,
+             "75f9bc6d943601681a78e175a8adbd79c1566e310a405535c6ee02ac9a61a765"),
+    ZooModel("central-mjp-0", "central, 10 epochs", "mjp", 4, 33.6,
+             "46d0a61c45b5c3575acff2db71b54899f9e4e9bc49575515e216da8e76c585ea"),
     ZooModel("central-none-0", "central, 10 epochs", "none", 4, 35.6,
              "0d701821a4a1ad5f9a35d7c723511057db0730764bcf49fc4a5ab5360e3706f3"),
     ZooModel("central30-jigsaw-0", "central, 30 epochs", "jigsaw", 4, 43.3,
