@@ -1,8 +1,8 @@
 """Imports timm and torchvision without torch's compiler: they name it, nothing here uses it, and it takes longer.
 
 Functions of theirs that must not be compiled import it when they are first called. Where another release asks it for
-more, the import fails here, and comes again as it is. So would
-torch, for initialisers of tensors without numbers: a second and a half in each command that plans.
+more, the import fails here, and comes again as it is. Torch's initialisers would import it for tensors without numbers:
+a second and a half in each command that plans.
 """
 
 import importlib
