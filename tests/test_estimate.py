@@ -1,9 +1,11 @@
 """Estimates: kinds of work by what they share, stopped in time, and taken from what is similar."""
 
 import time
+from typing import Any, cast
 
 import pytest
 
+from benchmarks.running import tries
 from benchmarks.running.estimate import _at_size, _in_order
 from benchmarks.running.kinds_of_work import Nature, Work
 from benchmarks.running.tries import StoppedError, Tried, stopped_after
@@ -44,3 +46,11 @@ def test_the_nearest_of_two_limits_stops_and_the_outer_one_goes_on() -> None:
     with pytest.raises(StoppedError):
         wait_within_two_limits()
     assert time.monotonic() - began < 2
+
+
+def test_an_upload_on_which_an_attack_was_stopped_counts_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = iter([Tried(1.0), Tried(None, at_least=10.0)])
+    monkeypatch.setattr(tries, "_recorded", lambda _source, batches: batches)
+    monkeypatch.setattr(tries, "_attempt", lambda *_: (next(outcomes), []))
+    upload, unused = cast("Any", type("Recorded", (), {"upload": None})), cast("Any", None)
+    assert tries._with_others(Tried(1.0), unused, unused, unused, [upload, upload]) == Tried(4.0)

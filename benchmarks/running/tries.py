@@ -24,7 +24,7 @@ from fedmjp.exchange import Exchange
 from fedmjp.records import Disclosure, Reconstruction, Upload
 
 DIFFERENT = 12  # uploads that an attack is tried on that works on one after another
-TIME_FOR_OTHERS = 3.0  # seconds for all of these but the first
+TIME_FOR_OTHERS = 3.0  # seconds after which no other of these but the first is begun
 PIECES = 4  # that are tried together where one is quick; a run works on more at a time, a little faster
 SOON = 0.001  # seconds: a timer of none would never ring
 QUICK, SLOW = 0.3, 2.0  # seconds
@@ -146,17 +146,16 @@ def try_attack(experiment: Experiment, selection: Selection, batches: Sequence[B
 def _with_others(
     found: Tried, adversary: Adversary, tried: AttackConfig, source: DirectUploads, batches: Sequence[Batch]
 ) -> Tried:
-    """The mean over other uploads as well, as many as there is time for."""
+    """The mean over other uploads as well, as many as there is time for; one that is stopped counts, too."""
     if found.seconds is None or found.failure:
         return found
     seconds, began = [found.seconds], time.perf_counter()
     for batch in batches:
-        left = TIME_FOR_OTHERS - (time.perf_counter() - began)
-        if left <= 0:
+        if time.perf_counter() - began > TIME_FOR_OTHERS:
             break
         for exchange in _recorded(source, [batch]):
-            other, _ = _attempt(adversary, tried, [exchange.upload], left)
-            seconds += [] if other.seconds is None else [other.seconds]
+            other, _ = _attempt(adversary, tried, [exchange.upload], LONGEST)
+            seconds.append(other.at_least if other.seconds is None else other.seconds)
     return Tried(mean(seconds))
 
 
