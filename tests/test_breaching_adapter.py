@@ -495,6 +495,7 @@ def hydra_application() -> Iterator[Callable[[], Any]]:
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
+    adapter._composed.cache_clear()  # what was composed before leaves Hydra alone anyway
     with initialize_config_module("breaching.config.case", version_base="1.3"):
         yield lambda: GlobalHydra.instance().hydra
 

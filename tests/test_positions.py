@@ -133,6 +133,7 @@ class Umap:
         return rows[:, :2].astype(np.float32)
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

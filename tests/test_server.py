@@ -251,6 +251,7 @@ def _watch(event: str, arguments: tuple[object, ...]) -> None:
         SEEN.append(event)
 
 
+@pytest.mark.slow
 def test_the_adversary_never_touches_the_evaluators_folder(tmp_path: Path) -> None:
     scenarios = [
         Scenario.parse({"model": {"name": name, "image_size": 32, "patch_size": 8}, "defences": defences, "clients": 2})

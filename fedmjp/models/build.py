@@ -7,7 +7,7 @@ import torch
 
 from fedmjp.config import ModelConfig
 from fedmjp.errors import ConfigError
-from fedmjp.lean import timm
+from fedmjp.lean import Undrawn, timm
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.architectures import ARCHITECTURES, Architecture, Family, Positions, architecture
 from fedmjp.models.checkpoints import load_checkpoint
@@ -63,7 +63,7 @@ def upload_bytes(config: ModelConfig) -> int:
 @lru_cache(maxsize=64)
 def _on_meta(config: ModelConfig) -> Classifier:
     design = architecture(config.name)
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return _drawn(config, design)
 
 
