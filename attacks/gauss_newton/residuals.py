@@ -62,6 +62,7 @@ class Residuals:
         basis: Tensor,
         *,
         generator: torch.Generator,
+        levels: Mapping[str, float] | None = None,
     ) -> None:
         """Sketch what was uploaded.
 
@@ -73,8 +74,9 @@ class Residuals:
             basis: (rank, values) float64, the directions that are open in a patch: only along them the gradient of the
                 patch embedding says more than the facts.
             generator: Draws the sketches; on the CPU.
+            levels: Relative distance of each target that counts as 1, where not all count alike.
         """
-        self._labels, self._basis = labels, basis
+        self._labels, self._basis, self._levels = labels, basis, levels or {}
         self._masked = F.pad(mask, (model.prefix_tokens, 0))[:, None]
         self._networks = {dtype: _network(model, dtype) for dtype in (torch.float32, torch.float64)}
         self._taps: Mapping[str, Tensor] = {}
@@ -94,7 +96,7 @@ class Residuals:
         """Compare candidates (pictures, patches, values), in the network's input space, float32 or float64.
 
         Returns:
-            (residuals,), whose squared norm is the mean over tensors of the squared relative distance.
+            (residuals,), whose squared norm is the mean over tensors of the squared relative distance, by ``levels``.
         """
         made = self._gradients(patches, self._labels)
         return self._relative({name: made[name] - target.to(patches.dtype) for name, target in self._targets.items()})
@@ -107,9 +109,10 @@ class Residuals:
         return self._relative(self._gradients(patches, self._labels[number : number + 1]))
 
     def _relative(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """What is compared, each tensor by the norm of its target."""
+        """What is compared, each tensor by the norm of its target and its level."""
         relative = [
-            (tensors[name] / target.norm().to(tensors[name])).flatten() for name, target in self._targets.items()
+            (tensors[name] / (self._levels.get(name, 1.0) * target.norm().to(tensors[name]))).flatten()
+            for name, target in self._targets.items()
         ]
         return torch.cat(relative) / math.sqrt(len(relative))
 
