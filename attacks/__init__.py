@@ -18,7 +18,7 @@ ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
     {
         "april": "attacks.april:April",
         "april_min_norm": "attacks.april:AprilMinNorm",
-        "body_newton": "attacks.body_newton:BodyNewton",
+        "body_newton": "attacks.gauss_newton.body:BodyNewton",
         "breaching_april": "attacks.breaching_adapter:AprilAnalytic",
         "breaching_beyondinfering": "attacks.breaching_adapter:BeyondInfering",
         "breaching_clsattack": "attacks.breaching_adapter:ClsAttack",

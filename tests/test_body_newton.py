@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.body_newton import BodyNewton, _in_order, _noise, _shown
 from attacks.first_mlp.places import Entrance
+from attacks.gauss_newton.body import BodyNewton, _in_order, _noise, _shown
 from attacks.gauss_newton.residuals import Residuals
 from attacks.gauss_newton.space import OpenSpace
 from attacks.labels import mean_gradient
