@@ -27,7 +27,9 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 COMPUTED = 15 * 2.0**-24  # relative distance that float32 arithmetic leaves between two gradients of one picture
-LIKELY = 2.0  # mean square in units of the noise that is told: a search that ends above it has found nothing
+# Mean square in units of the noise that is told, above which another start is tried. Of seven pictures it was at most
+# 2.6 where one was found, and at least 100,000 elsewhere.
+LIKELY = 9.0
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 
 
