@@ -106,7 +106,7 @@ def _chosen(data: str, count: int, model: ModelConfig) -> list[LabelledPicture]:
 
 
 def _measure(client: Client, mask_ratio: float) -> Iterator[dict[str, Any]]:
-    """Rows of the table: pairs of one picture, pairs of two, and all uploads grouped."""
+    """Rows of the table: pairs of one picture, of two, of a picture and a copy, and all uploads grouped."""
     scenario = Scenario.parse(
         {
             "model": client.model,
