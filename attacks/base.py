@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from attacks.adamw import adamw_refusal, as_gradient, gradient_behind
 from fedmjp.arithmetic import computing
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -49,7 +50,9 @@ class Attack(ABC, Generic[Model, Made]):
     - ``optimises``: whether it iterates, rather than solves;
     - ``reads_others``: whether it reads an upload's ``others``, which all others are not given;
     - ``takes_sums``: whether it can be given an upload that is a sum over several clients;
-    - ``any_steps``: whether it reads weight deltas whatever the optimiser's steps were;
+    - ``any_steps``: whether it reads weight deltas whatever SGD's steps were;
+    - ``reads_signs``: whether signs of a gradient are enough, as a step of AdamW shows them; the sizes of its entries
+      are told where they are small (``attacks.adamw``);
     - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
       users' own models too (``fedmjp.models.adopt``);
     - ``uses_natural_patches``: whether it uses the prior of ``attacks.natural_patches``, whose pictures must
@@ -72,6 +75,7 @@ class Attack(ABC, Generic[Model, Made]):
     reads_others: ClassVar[bool] = False
     takes_sums: ClassVar[bool] = False
     any_steps: ClassVar[bool] = False
+    reads_signs: ClassVar[bool] = False
     needs_network: ClassVar[bool] = True
     uses_natural_patches: bool = False
 
@@ -113,6 +117,9 @@ class Attack(ABC, Generic[Model, Made]):
                 f"reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
             )
         declared = [self._declared(upload, fitting, threat) for upload in uploads]
+        if self._is_shown_gradients(threat):
+            declared = [gradient_behind(upload, fitting, threat, signs=self.reads_signs) for upload in declared]
+            threat = as_gradient(threat)
         generators = _Generators(partial(self._generator_for, model=fitting, generator=generator), declared)
         with computing("float32", fitting.mean.device):
             made = self._reconstruct(declared, fitting, threat, generators=generators)
@@ -130,6 +137,12 @@ class Attack(ABC, Generic[Model, Made]):
         """Say which requirement, of all attacks or its own, this model or threat model fails; None if it applies."""
         if threat.clients > 1 and not self.takes_sums:
             return f"needs each client's own update, not the sum over {threat.clients} clients"
+        if self.role != "floor" and (reason := adamw_refusal(threat)):
+            return reason
+        if self.role == "bound" and threat.local_optimiser == "adamw":
+            return "is given gradients at the tokens beside a gradient, not beside a step of AdamW"
+        if self._is_shown_gradients(threat):
+            threat = as_gradient(threat)
         if threat.mixup and self.optimises:
             return "computes gradients of candidates with whole labels, not of pictures that are mixed in pairs"
         if not self.any_steps and (threat.local_momentum or threat.local_batch_size):
@@ -165,6 +178,9 @@ class Attack(ABC, Generic[Model, Made]):
         self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Made]:
         """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
+
+    def _is_shown_gradients(self, threat: ThreatModel) -> bool:
+        return threat.local_optimiser == "adamw" and self.role != "floor"
 
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
         roles, needed = roles_of(model), set(self.tensors(model))

@@ -75,6 +75,7 @@ class Labels(Attack[Entrance, Features]):
     reveals = "labels"
     needs_network = False
     takes_sums = True
+    reads_signs = True
     # What happens to pictures and positions moves probabilities, never labels.
     handled: ClassVar[frozenset[Mark]] = frozenset({"shuffled", "masked", "summed"})
 

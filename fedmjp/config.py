@@ -25,6 +25,7 @@ from fedmjp.files import require_regular
 from fedmjp.zoo import PREFIX, zoo_model
 
 UpdateKind = Literal["gradient", "delta"]
+LocalOptimiser = Literal["sgd", "adamw"]
 Localisation = Literal["none", "pca", "linear", "nonlinear"]
 MAX_CLASSES = 1_000_000  # more than any data set has, and a head that still fits into memory
 MAX_IMAGE_SIZE = 4096  # pixels per side: more than any model here was made for, and pictures that still fit into memory

@@ -85,7 +85,9 @@ def changed_weights(
     server, known = scenario.server.made(), None
     for number in range(scenario.probes):
         private = private_of(scenario, pictures, number)
-        sent = update_of(scenario, model, private, number, [server.probe(model)] * scenario.threat.clients)
+        sent = update_of(
+            scenario, model, private, number, [server.probe(model, scenario.threat)] * scenario.threat.clients
+        )
         upload = upload_of(scenario, sent, private, server_round=number + 1, node=0, weights="")
         known = server.learn(replace(upload, labels=None), model, scenario.threat)
     return tuple(server.weights(model, scenario.threat, known))

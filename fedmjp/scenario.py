@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from fedmjp.arithmetic import Arithmetic
-from fedmjp.config import MAX_COUNT, MAX_SEED, RunConfig, UpdateKind
+from fedmjp.config import MAX_COUNT, MAX_SEED, LocalOptimiser, RunConfig, UpdateKind
 from fedmjp.defences.base import Plan
 from fedmjp.defences.pipeline import DefenceConfig, Defended, Pipeline, named, with_mask_ratio
 from fedmjp.errors import ConfigError
@@ -37,7 +37,8 @@ SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling a
 # What is of single batches; of a training run, its recipe says it.
 OF_BATCHES = (
     "pictures_per_client", "batch_size", "uploads_per_picture", "update", "local_steps", "local_learning_rate",
-    "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale", "arithmetic",
+    "local_momentum", "local_batch_size", "local_optimiser", "local_weight_decay", "label_smoothing", "mixup",
+    "crop_scale", "arithmetic",
 )  # fmt: skip
 # With others a training run may go on; where the pictures lie says nothing of them, and they are compared themselves.
 INCIDENTAL = {
@@ -59,10 +60,10 @@ class Scenario(Defended):
     """Model, data, what clients compute, how they defend themselves, and what the server is told.
 
     Every client uploads, round after round, the update of one batch of its pictures: the batch's gradient, or the
-    weight delta after some steps of plain SGD on it. With several ``uploads_per_picture`` it goes through its pictures
-    so often, every time under masks drawn anew, and by other random crops where it takes any: a crop is then the
-    private picture x of its upload. ``defences`` are applied in their order; those that shuffle make the uploads those
-    of x~, others those of x. The server takes a step along the mean after every round, unless its
+    weight delta after some steps of SGD or of AdamW on it. With several ``uploads_per_picture`` it goes through its
+    pictures so often, every time under masks drawn anew, and by other random crops where it takes any: a crop is then
+    the private picture x of its upload. ``defences`` are applied in their order; those that shuffle make the uploads
+    those of x~, others those of x. The server takes a step along the mean after every round, unless its
     learning rate is 0.
 
     With ``training`` clients deal all pictures among them and train together instead.
@@ -77,10 +78,12 @@ class Scenario(Defended):
     batch_size: int = Field(1, ge=1, description="pictures behind one update")
     uploads_per_picture: int = Field(1, ge=1, le=MAX_COUNT, description="under masks drawn independently")
     update: UpdateKind = "gradient"
-    local_steps: int = Field(1, ge=1, description="SGD steps behind one weight delta, all on the same batch")
+    local_steps: int = Field(1, ge=1, description="steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
     local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
     local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
+    local_optimiser: LocalOptimiser = Field("sgd", description="of these steps; its state is new in every round")
+    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, description="of AdamW's steps")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
     mixup: float = Field(
         0.0, ge=0.0, allow_inf_nan=False, description="alpha; each batch is mixed in pairs, by one share"
@@ -119,8 +122,10 @@ class Scenario(Defended):
     def _what_applies(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what is of single batches only, or of training only."""
         of_others: tuple[str, ...] = ("training",) if self.training is None else OF_BATCHES
-        left_out = of_others + tuple(name for name in ("server", "mixup", "crop_scale") if not getattr(self, name))
+        of_later = ("server", "mixup", "crop_scale", "local_weight_decay")
+        left_out = of_others + tuple(name for name in of_later if not getattr(self, name))
         left_out += ("arithmetic",) if self.arithmetic == "float32" else ()
+        left_out += ("local_optimiser",) if self.local_optimiser == "sgd" else ()
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @model_validator(mode="after")
@@ -142,6 +147,7 @@ class Scenario(Defended):
             )
         if self.update == "gradient" and (self.local_momentum or self.local_batch_size):
             raise ValueError("local_momentum and local_batch_size are of local steps: set update to delta")
+        self._require_optimiser()
         if self.mixup:
             self._require_pairs()
         if self.crop_scale and self.local_steps > 1:
@@ -156,6 +162,19 @@ class Scenario(Defended):
         )
         object.__setattr__(self, "defences", self.pipeline.planned(plan))
         return self
+
+    def _require_optimiser(self) -> None:
+        """ValueError, with the reason, if the optimiser contradicts what else is said of the steps."""
+        if self.local_optimiser == "sgd":
+            if self.local_weight_decay:
+                raise ValueError(
+                    f"local_weight_decay {self.local_weight_decay:g} is of AdamW's steps: set local_optimiser to adamw"
+                )
+            return
+        if self.update == "gradient":
+            raise ValueError("local_optimiser adamw is of local steps: set update to delta")
+        if self.local_momentum:
+            raise ValueError(f"local_momentum {self.local_momentum:g} is of SGD, AdamW has its own: set it to 0")
 
     def _require_pairs(self) -> None:
         """ValueError, with the reason, if batches are not mixed as a whole, once, before anything else is done."""
@@ -212,7 +231,8 @@ class Scenario(Defended):
         """What the server sees of this scenario, and knows."""
         names = (
             "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
-            "label_smoothing", "mixup", "crop_scale", "arithmetic", "labels_known", "uploads_per_picture",
+            "local_optimiser", "local_weight_decay", "label_smoothing", "mixup", "crop_scale", "arithmetic",
+            "labels_known", "uploads_per_picture",
         )  # fmt: skip
         shared = {name: getattr(self, name) for name in names}
         if self.training is not None:

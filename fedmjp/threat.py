@@ -1,19 +1,20 @@
 """What the attacker sees and knows; whatever is not stated here, it does not know."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor
 
 from fedmjp.arithmetic import ROUNDING, Arithmetic
-from fedmjp.config import DIGEST, Config, UpdateKind
+from fedmjp.config import DIGEST, Config, LocalOptimiser, UpdateKind
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.servers import SCOPE
 from fedmjp.servers.config import Server
 
 FLOAT32 = ROUNDING["float32"]
+OPTIMISERS: Mapping[LocalOptimiser, str] = {"sgd": "SGD", "adamw": "AdamW"}  # as sentences have them
 
 
 class ThreatModel(Config):
@@ -29,9 +30,11 @@ class ThreatModel(Config):
     update: UpdateKind = Field("gradient", description="FedSGD gradient or FedAvg delta")
     batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
     local_steps: int = Field(1, ge=1, description="optimiser steps behind one update")
-    local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of plain SGD, for deltas")
+    local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
     local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
     local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
+    local_optimiser: LocalOptimiser = Field("sgd", description="of these steps; its state is new in every round")
+    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, description="of AdamW's steps")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the clients' loss")
     mixup: float = Field(0.0, ge=0.0, allow_inf_nan=False, description="alpha; clients mix pictures in pairs")
     crop_scale: float | None = Field(
@@ -79,7 +82,7 @@ class ThreatModel(Config):
 
     @property
     def gradients_in_delta(self) -> float:
-        """How many gradients of a step add up, times the learning rate, to a weight delta: momentum repeats early ones.
+        """How many gradients of a step add up, times the learning rate, to SGD's delta: momentum repeats early ones.
 
         Of steps on some of the pictures each, it is that of a mean over the steps.
         """
@@ -109,8 +112,9 @@ class ThreatModel(Config):
             steps = "step" if self.local_steps == 1 else "steps"
             recipe = f"learning rate {self.local_learning_rate:g}"
             recipe += f", momentum {self.local_momentum:g}" if self.local_momentum else ""
+            recipe += f", weight decay {self.local_weight_decay:g}" if self.local_weight_decay else ""
             recipe += f", batches of {self.local_batch_size}" if self.local_batch_size else ""
-            kind = f"weight delta after {self.local_steps} SGD {steps} ({recipe})"
+            kind = f"weight delta after {self.local_steps} {OPTIMISERS[self.local_optimiser]} {steps} ({recipe})"
         kind += f" of {self.batch_size} {'picture' if self.batch_size == 1 else 'pictures'}"
         if self.label_smoothing:
             kind += f" under label smoothing {self.label_smoothing:g}"
@@ -142,11 +146,13 @@ class ThreatModel(Config):
     def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
         # Fields of later, where they say nothing: records from before them stay the same.
-        for name in ("server", "local_momentum", "local_batch_size", "mixup", "crop_scale"):
+        for name in ("server", "local_momentum", "local_batch_size", "local_weight_decay", "mixup", "crop_scale"):
             if not getattr(self, name):
                 values.pop(name, None)
         if self.arithmetic == "float32":
             values.pop("arithmetic", None)
+        if self.local_optimiser == "sgd":
+            values.pop("local_optimiser", None)
         if info.context == DIGEST:
             # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
             for name in ("uploads_per_picture", "label_smoothing", "defences"):

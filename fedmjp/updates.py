@@ -1,6 +1,6 @@
 """The local computation: what a client computes from its pictures before anything leaves it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,9 @@ def local_update(
 ) -> dict[str, Tensor]:
     """The gradient or the weight delta that the protocol asks for, before it is protected.
 
-    ``threat`` states update, steps, learning rate, label smoothing and arithmetic, and the defences, of which some act
-    inside of the steps and draw from ``randomness``. The model has the weights that the server sent; it stays as it is.
+    ``threat`` states update, steps and their optimiser, label smoothing and arithmetic, and the defences, of which
+    some act inside of the steps and draw from ``randomness``. The model has the weights that the server sent; it stays
+    as it is.
     """
     with computing(threat.arithmetic, model.mean.device, repeats=True):
         return _update(_Gradients(model, batch, threat, randomness), model, threat)
@@ -33,6 +34,8 @@ def _update(gradients: "_Gradients", model: VitClassifier, threat: ThreatModel) 
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if threat.update == "gradient":
         return gradients.at(before, 0)
+    if threat.local_optimiser == "adamw":
+        return _after_adamw(gradients, before, threat)
     weights, velocity = before, dict[str, Tensor]()
     for step in range(threat.local_steps):
         step_gradient = gradients.at(weights, step)
@@ -44,6 +47,19 @@ def _update(gradients: "_Gradients", model: VitClassifier, threat: ThreatModel) 
             for name, weight in weights.items()
         }
     return {name: weight - before[name] for name, weight in weights.items()}
+
+
+def _after_adamw(gradients: "_Gradients", before: Mapping[str, Tensor], threat: ThreatModel) -> dict[str, Tensor]:
+    """The weight delta of torch's own AdamW, whose state is new."""
+    weights = {name: weight.clone() for name, weight in before.items()}
+    optimiser = torch.optim.AdamW(
+        weights.values(), lr=threat.local_learning_rate, weight_decay=threat.local_weight_decay
+    )
+    for step in range(threat.local_steps):
+        for name, step_gradient in gradients.at(weights, step).items():
+            weights[name].grad = step_gradient
+        optimiser.step()
+    return {name: weight.detach() - before[name] for name, weight in weights.items()}
 
 
 def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ class WeightChanges:
         if self._server is None:
             return ()
         if self._probes(server_round):
-            return [self._server.probe(self._model)] * len(group)
+            return [self._server.probe(self._model, self._scenario.threat)] * len(group)
         known = self._known.get((group, self._batch(server_round)))
         return self._server.weights(self._model, self._scenario.threat, known)
 

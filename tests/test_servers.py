@@ -64,13 +64,21 @@ def scores(images: Tensor, pictures: list[LabelledPicture]) -> list[float]:
     return [float(psnr(images, picture.image[None])[0]) for picture in pictures]
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("defences", ["none", ["mjp", "secure_sum:clients=2"]], ids=str)
-def test_the_loop_sends_and_records_what_direct_mode_computes(server: str, defences: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("server", "defences", "steps"),
+    [
+        *((server, defences, {}) for server in SERVERS for defences in ("none", ["mjp", "secure_sum:clients=2"])),
+        ("class_fishing", "mjp", {"update": "delta", "local_optimiser": "adamw", "local_learning_rate": 1e-3}),
+    ],
+    ids=str,
+)
+def test_the_loop_sends_and_records_what_direct_mode_computes(
+    server: str, defences: object, steps: dict[str, object], tmp_path: Path
+) -> None:
     scenario = Scenario.parse(
         {
             "model": MICRO | {"classes": 1000}, "clients": 2, "pictures_per_client": 4, "batch_size": 2,
-            "defences": defences, "server": server,
+            "defences": defences, "server": server, **steps,
         }
     )  # fmt: skip
     folder, grid = RunFolder(tmp_path), InProcess(scenario, TrainingFolder(tmp_path))

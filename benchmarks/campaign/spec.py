@@ -55,7 +55,7 @@ class DataConfig(Config):
 # What a grid may say of the server's view, in the scenario's words; a list makes several threat models.
 THREAT = (
     "update", "batch_size", "local_steps", "local_learning_rate", "local_momentum", "local_batch_size",
-    "label_smoothing", "mixup", "crop_scale", "arithmetic", "labels_known",
+    "local_optimiser", "local_weight_decay", "label_smoothing", "mixup", "crop_scale", "arithmetic", "labels_known",
     "uploads_per_picture",
 )  # fmt: skip
 MOST_CELLS = 100_000  # of a grid; a table of so many is read by nobody

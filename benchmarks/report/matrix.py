@@ -15,7 +15,7 @@ from benchmarks.report.findings import deployed
 from benchmarks.report.legend import crops_title
 from benchmarks.report.rows import servers
 from fedmjp.settings import Picture
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import OPTIMISERS, ThreatModel
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)  # shares above which a cell has the next colour
 PLAIN = ThreatModel()
@@ -159,8 +159,9 @@ def _system(entry: Entry) -> tuple[Any, ...]:
 
 def _seen(server: ThreatModel) -> tuple[Any, ...]:
     return (
-        server.update != PLAIN.update, server.batch_size, server.local_steps, server.labels_known,
-        server.label_smoothing, server.mixup, server.crop_scale or 0.0, server.uploads_per_picture,
+        server.update != PLAIN.update, server.batch_size, server.local_steps, server.local_optimiser,
+        server.labels_known, server.label_smoothing, server.mixup, server.crop_scale or 0.0,
+        server.uploads_per_picture,
         "" if server.server is None else server.server.text,
     )  # fmt: skip
 
@@ -170,6 +171,7 @@ def server_name(server: ThreatModel) -> str:
     count = server.uploads_per_picture
     parts = {
         f"{server.local_steps}-step delta": server.update != PLAIN.update,
+        OPTIMISERS[server.local_optimiser]: server.local_optimiser != PLAIN.local_optimiser,
         f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
         f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
         f"label smoothing {server.label_smoothing:g}": server.label_smoothing != PLAIN.label_smoothing,

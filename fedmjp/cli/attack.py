@@ -26,7 +26,9 @@ from fedmjp.cli.options import (
     LocalBatchSize,
     LocalLearningRate,
     LocalMomentum,
+    LocalOptimiser,
     LocalSteps,
+    LocalWeightDecay,
     MaskRatio,
     MixUp,
     Model,
@@ -59,8 +61,9 @@ if TYPE_CHECKING:
 # What records of a run state themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
-    "local_learning_rate", "local_momentum", "local_batch_size", "label_smoothing", "mixup", "crop_scale",
-    "server", "arithmetic", "seed", "weights", "image_size", "patch_size", "classes",
+    "local_learning_rate", "local_momentum", "local_batch_size", "local_optimiser", "local_weight_decay",
+    "label_smoothing", "mixup", "crop_scale", "server", "arithmetic", "seed", "weights", "image_size", "patch_size",
+    "classes",
 )  # fmt: skip
 
 
@@ -104,6 +107,8 @@ def attack(
     local_learning_rate: LocalLearningRate = 0.01,
     local_momentum: LocalMomentum = 0.0,
     local_batch_size: LocalBatchSize = None,
+    local_optimiser: LocalOptimiser = "sgd",
+    local_weight_decay: LocalWeightDecay = 0.0,
     server: ServerIfAny = None,
     label_smoothing: LabelSmoothing = 0.0,
     mixup: MixUp = 0.0,

@@ -172,7 +172,7 @@ UploadsPerPicture = Annotated[
 ]
 LocalSteps = Annotated[
     int | None,
-    typer.Option(help="Upload the weight delta after so many SGD steps.", min=1, rich_help_panel=UPLOADS),
+    typer.Option(help="Upload the weight delta after so many steps.", min=1, rich_help_panel=UPLOADS),
 ]
 LocalLearningRate = Annotated[float, typer.Option(help="Of these steps.", rich_help_panel=UPLOADS)]
 LocalMomentum = Annotated[float, typer.Option(help="Of these steps.", min=0, rich_help_panel=UPLOADS)]
@@ -180,6 +180,11 @@ LocalBatchSize = Annotated[
     int | None,
     typer.Option(help="Pictures of one of these steps, in turn; by default all.", min=1, rich_help_panel=UPLOADS),
 ]
+LocalOptimiser = Annotated[
+    Literal["sgd", "adamw"],
+    typer.Option(help="Of these steps; clients begin with a new one in every round.", rich_help_panel=UPLOADS),
+]
+LocalWeightDecay = Annotated[float, typer.Option(help="Of AdamW's steps.", min=0, max=1, rich_help_panel=UPLOADS)]
 LabelSmoothing = Annotated[
     float,
     typer.Option(help="Of the clients' loss, below 1; the attacker knows it.", min=0, rich_help_panel=UPLOADS),

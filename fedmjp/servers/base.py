@@ -49,9 +49,9 @@ class Modification(ABC):
     def refusal(self, model: "VitClassifier", scenario: "Scenario") -> str | None:
         """Say why it cannot be played in this scenario, whose model may be without weights; None if it can."""
 
-    def probe(self, model: "VitClassifier") -> Mapping[str, Tensor]:
+    def probe(self, model: "VitClassifier", threat: "ThreatModel") -> Mapping[str, Tensor]:
         """What it sends to all clients in place of a model's honest weights in such a round: nothing is honest."""
-        del model
+        del model, threat
         return {}
 
     def learn(self, upload: "Upload", model: "VitClassifier", threat: "ThreatModel") -> object:

@@ -11,6 +11,7 @@ from pydantic import Field, create_model
 from torch import Tensor
 from typing_extensions import override
 
+from attacks.adamw import EPSILON, gradient_behind
 from attacks.labels import labels_of
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
@@ -23,7 +24,7 @@ from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
-from server.modifications.heads import head_refusal, without_sum
+from server.modifications.heads import faintness, head_refusal, without_sum
 
 CLASS = "class"  # no name that Python takes for a field
 ClassFishingOptions: type[Config] = create_model(
@@ -49,8 +50,13 @@ class ClassFishing(Modification):
     Under label smoothing s over K classes the target of others is s / K. The bias then makes p_c the same, and W_c is
     so faint that no feature moves it.
 
+    One step of AdamW shows entries of a gradient that are about as small as its epsilon, and of larger ones the sign
+    (``attacks.adamw``). Against AdamW W_c is therefore so faint that they are, by what a picture of noise makes of it.
+
     Which class to fish for, it reads off the upload of an honest round of the same batch: the first label that occurs
-    once; a label that is stated needs no such round. A class that occurs twice gives a mixture.
+    once; a label that is stated needs no such round. A class that occurs twice gives a mixture. A step of AdamW hides
+    how often a label occurs: the head of that round is then a faint random row per class, whose sum over the batch is
+    the gradient of the last LayerNorm's bias.
 
     A sum over clients hides nothing, as long as the class occurs once in it.
     """
@@ -79,8 +85,17 @@ class ClassFishing(Modification):
         return head_refusal(self.name, model, scenario)
 
     @override
+    def probe(self, model: VitClassifier, threat: ThreatModel) -> Mapping[str, Tensor]:
+        if threat.local_optimiser == "sgd":
+            return {}
+        bias = torch.zeros_like(model.get_parameter(names.HEAD_BIAS).detach())
+        return {names.HEAD_WEIGHT: _coded(model), names.HEAD_BIAS: bias}
+
+    @override
     def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
-        return labels_of(upload, model, threat)
+        if threat.local_optimiser == "sgd":
+            return labels_of(upload, model, threat)
+        return _decoded(upload, model, threat)
 
     @override
     def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
@@ -89,14 +104,16 @@ class ClassFishing(Modification):
             return [{}] * threat.clients  # nobody answered the probe
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
-        row = torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])
+        row = (torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])).to(head)
         smoothing = threat.label_smoothing
         bias[wanted] = SILENT
+        if threat.local_optimiser == "adamw":
+            row *= faintness(model, row, threat)
         if smoothing:
             share = smoothing / len(bias)
             bias[wanted] = math.log(share / (1 - share) * (len(bias) - 1))
-            row *= FAINT
-        elif threat.update == "delta":
+            row *= FAINT if threat.local_optimiser == "sgd" else 1.0
+        elif threat.update == "delta" and threat.local_optimiser == "sgd":
             row *= LOUD / threat.local_learning_rate
         head[wanted] = row
         return [{names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
@@ -137,3 +154,28 @@ class ClassFishing(Modification):
     def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
         wanted = self._wanted(labels)
         return [place for place, label in enumerate(labels) if label == wanted]
+
+
+def _coded(model: VitClassifier) -> Tensor:
+    """A head (classes, dim) of random rows, so faint that a step of AdamW shows which of them it adds up."""
+    head = model.get_parameter(names.HEAD_WEIGHT).detach()
+    return EPSILON * torch.randn(head.shape, generator=torch_generator(0, "codes")).to(head)
+
+
+def _decoded(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
+    """The labels behind one step of AdamW from ``_coded``, as many times as they occur; all others come out as zero.
+
+    The gradient of the last LayerNorm's bias is the sum over classes of (1 / K - q_c) W_c, with the shares q_c of the
+    targets. Of more classes than dimensions, those are left out that hold less than an even share: their bias fell.
+    """
+    codes, classes = _coded(model).double(), len(upload.tensors[names.HEAD_BIAS])
+    sent = replace(upload, tensors={names.NORM_BIAS: upload.tensors[names.NORM_BIAS]}, others=())
+    seen = gradient_behind(sent, model, threat).tensors[names.NORM_BIAS].double()
+    possible = torch.ones(classes, dtype=torch.bool, device=codes.device)
+    if classes > codes.shape[1]:
+        possible = upload.tensors[names.HEAD_BIAS].to(codes.device) > 0
+    even, smoothing = 1 / classes, threat.label_smoothing
+    shares = torch.linalg.lstsq(codes[possible].mT, (1 - smoothing) * even * codes.sum(0) - seen).solution
+    counts = torch.zeros(classes, dtype=torch.long, device=codes.device)
+    counts[possible] = (shares * upload.num_examples / (1 - smoothing)).round().long().clamp(min=0)
+    return tuple(torch.repeat_interleave(torch.arange(classes), counts.cpu()).tolist())

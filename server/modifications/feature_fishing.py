@@ -58,6 +58,8 @@ class FeatureFishing(ClassFishing):
             return f"{self.name}: probes a batch first, and a client in training shows another one in every round"
         if threat.crop_scale:
             return f"{self.name}: probes a batch first, and clients show other crops of it in every upload"
+        if threat.local_optimiser == "adamw":
+            return f"{self.name}: its probe is read from a step of SGD; of AdamW's, no features can be told"
         if threat.local_steps > 1 or threat.local_batch_size:
             return f"{self.name}: its probe is read from one step on the whole batch, not from {threat.local_steps}"
         if threat.label_smoothing:
@@ -68,7 +70,8 @@ class FeatureFishing(ClassFishing):
         return super().refusal(model, scenario)
 
     @override
-    def probe(self, model: VitClassifier) -> Mapping[str, Tensor]:
+    def probe(self, model: VitClassifier, threat: ThreatModel) -> Mapping[str, Tensor]:
+        del threat
         *_, head, bias = NEEDED
         return {name: torch.zeros_like(model.get_parameter(name).detach()) for name in (head, bias)}
 

@@ -1,0 +1,212 @@
+"""Clients that take a step of AdamW: torch's own, what it shows of a gradient, and a server that makes it show all."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attacks import ATTACKS
+from attacks.adamw import gradient_behind, moves
+from attacks.adversary import Adversary
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import select_for
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
+from fedmjp.exchange import Exchange, with_weights
+from fedmjp.metrics.pictures import psnr
+from fedmjp.models import names
+from fedmjp.models.build import blueprint, build_vit
+from fedmjp.records import Disclosure, Features, Reconstruction, Upload
+from fedmjp.scenario import Scenario
+from fedmjp.threat import ThreatModel
+from tests.conftest import small_model, small_scenario
+
+STEP = {"update": "delta", "local_optimiser": "adamw", "local_learning_rate": 1e-3, "local_weight_decay": 0.05}
+LABELS = [7, 3, 9, 7]
+
+
+def scenario_of(batch: int = 4, **values: object) -> Scenario:
+    return small_scenario(**{**STEP, "batch_size": batch, "pictures_per_client": batch, **values})  # type: ignore[arg-type]
+
+
+def pictures_of(scenario: Scenario) -> list[LabelledPicture]:
+    selection = select_for(scenario)
+    (batch,) = selection.batches(scenario)[:1]
+    loaded = [selection.load(entry) for entry in batch]
+    return [replace(picture, label=label) for picture, label in zip(loaded, LABELS, strict=False)]
+
+
+def attacked(scenario: Scenario, made: Exchange, attack: str) -> Disclosure:
+    model = with_weights(build_vit(scenario.network), made.changed[0] if made.changed else {})
+    adversary = Adversary(model, scenario.threat, 0)
+    return adversary.reconstruct(attack, [made.upload], {}, on_progress=lambda *_: None)[0]
+
+
+def decibels(disclosure: Disclosure, picture: LabelledPicture) -> float:
+    assert isinstance(disclosure, Reconstruction)
+    return float(psnr(disclosure.images, picture.image[None])[0])
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_delta_equals_torchs_adamw(steps: int) -> None:
+    scenario = scenario_of(local_steps=steps)
+    pictures, model = pictures_of(scenario), build_vit(scenario.network)
+    sent = scenario.exchange(pictures).upload.tensors
+    trained = copy.deepcopy(model)
+    optimiser = torch.optim.AdamW(trained.parameters(), lr=1e-3, weight_decay=0.05)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        F.cross_entropy(trained(torch.stack([picture.image for picture in pictures])), torch.tensor(LABELS)).backward()
+        optimiser.step()
+    before = dict(model.named_parameters())
+    for name, parameter in trained.named_parameters():
+        assert torch.allclose(sent[name], (parameter - before[name]).detach(), atol=1e-7), name
+
+
+def stepped(gradient: Tensor, model: torch.nn.Module, name: str) -> Upload:
+    """What torch's AdamW makes of a gradient of one tensor."""
+    weight = torch.nn.Parameter(model.get_parameter(name).detach().clone())
+    before, weight.grad = weight.detach().clone(), gradient
+    torch.optim.AdamW([weight], lr=1e-3, weight_decay=0.05).step()
+    return Upload({name: weight.detach() - before}, "delta", 1, 1, 0, "")
+
+
+def test_a_step_bounds_every_entry_of_its_gradient_and_shows_small_ones() -> None:
+    model, threat = small_model(), ThreatModel.parse(STEP)
+    name = names.PATCH_WEIGHT
+    generator = torch.Generator().manual_seed(0)
+    shape = model.get_parameter(name).shape
+    sizes = 10 ** (10 * torch.rand(shape, generator=generator) - 12)  # 1e-12 to 1e-2
+    gradient = sizes * torch.randn(shape, generator=generator).sign()
+    gradient[0] = 0
+    moved = moves(stepped(gradient, model, name), name, model, threat)
+    assert bool((moved.least <= sizes).where(gradient != 0, True).all())
+    assert bool((moved.most >= sizes).where(gradient != 0, True).all())
+    assert not moved.gradient[0].any(), "weight decay alone is no gradient"
+    near = (sizes > 1e-9) & (sizes < 1e-6) & (gradient != 0)
+    assert float((moved.gradient / gradient - 1).abs()[near].max()) < 2e-3
+    large = (sizes > 1e-7) & (gradient != 0)
+    assert bool((moved.gradient.sign() == gradient.sign())[large].all())
+
+
+def test_a_gradient_that_a_step_hides_is_not_taken_for_one() -> None:
+    model, threat = small_model(), ThreatModel.parse(STEP)
+    gradient = 0.1 * torch.randn(
+        model.get_parameter(names.PATCH_WEIGHT).shape, generator=torch.Generator().manual_seed(0)
+    )
+    sent = stepped(gradient, model, names.PATCH_WEIGHT)
+    with pytest.raises(AttackFailedError, match=r"too little of the gradient of backbone.patch_embed.*sign"):
+        gradient_behind(sent, model, threat)
+    assert torch.equal(
+        gradient_behind(sent, model, threat, signs=True).tensors[names.PATCH_WEIGHT].sign(), gradient.sign()
+    )
+
+
+def test_before_an_honest_server_labels_show_and_pictures_do_not() -> None:
+    scenario = scenario_of()
+    made = scenario.exchange(pictures_of(scenario))
+    told = attacked(scenario, made, "labels")
+    assert isinstance(told, Features)
+    assert set(told.labels.tolist()) == {3, 7, 9}
+    with pytest.raises(AttackFailedError, match="a step of AdamW shows too little"):
+        attacked(scenario, made, "patch_embedding")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_faint_head_fishes_a_picture_out_of_a_batch_and_counts_labels(smoothing: float) -> None:
+    scenario = scenario_of(server="class_fishing", label_smoothing=smoothing)
+    pictures = pictures_of(scenario)
+    made = scenario.exchange(pictures)
+    assert made.changed[0][names.HEAD_WEIGHT][3].any(), "the first label that occurs once, and 7 occurs twice"
+    model = with_weights(build_vit(scenario.network), made.changed[0])
+    loss = F.cross_entropy(model(pictures[1].image[None]), torch.tensor([3]), label_smoothing=smoothing)
+    (alone,) = torch.autograd.grad(loss, [model.get_parameter(names.PATCH_WEIGHT)])
+    shown = gradient_behind(
+        Upload({names.PATCH_WEIGHT: made.upload.tensors[names.PATCH_WEIGHT]}, "delta", 4, 1, 0, ""),
+        model,
+        scenario.threat,
+    )
+    assert float((4 * shown.tensors[names.PATCH_WEIGHT] - alone).norm() / alone.norm()) < 1e-3
+    assert decibels(attacked(scenario, made, "patch_embedding"), pictures[1]) > 45
+
+
+def test_the_probe_counts_labels_where_classes_are_fewer_than_dimensions() -> None:
+    scenario = scenario_of(model={"name": "deit_micro", "image_size": 32, "patch_size": 8, "classes": 10})
+    fishing = Scenario.parse({**scenario.model_dump(), "server": "class_fishing"})
+    server = fishing.server.made()  # type: ignore[union-attr]
+    whole = pictures_of(scenario_of())
+    pictures = [replace(picture, image=picture.image[:, ::2, ::2].contiguous()) for picture in whole]
+    model = build_vit(fishing.network)
+    sent = scenario.exchange(pictures, model=with_weights(model, server.probe(model, fishing.threat))).upload
+    assert server.learn(sent, model, fishing.threat) == (3, 7, 7, 9)
+
+
+def test_masked_rows_are_empty_after_weight_decay() -> None:
+    scenario = scenario_of(server="class_fishing", defences="mjp", uploads_per_picture=6)
+    pictures = pictures_of(scenario)
+    made = scenario.exchange(pictures)
+    assert decibels(attacked(scenario, made, "mjp_intersection"), pictures[1]) > 40
+    assert decibels(attacked(scenario, made, "mjp_prior"), pictures[1]) < 40
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"local_steps": 5}, "reads one step of AdamW, not 5"),
+        ({"defences": "gaussian:noise=1e-3"}, "to its last digits, which gaussian changes"),
+        ({"defences": "secure_sum:clients=2", "clients": 2}, "which secure_sum changes"),
+    ],
+)
+def test_steps_that_do_not_come_apart_are_refused(values: dict[str, object], reason: str) -> None:
+    scenario = scenario_of(2, **values)
+    model = build_vit(scenario.network)
+    for name in ("labels", "class_token"):
+        refusal = ATTACKS.get(name)().refusal(model, scenario.threat)
+        assert refusal is not None
+        assert reason in refusal
+    assert ATTACKS.get("grey")().refusal(model, scenario.threat) is None
+
+
+def test_a_bound_is_of_gradients_alone() -> None:
+    scenario = scenario_of(1)
+    model, made = build_vit(scenario.network), scenario.exchange(pictures_of(scenario)[:1])
+    attack = ATTACKS.get("oracle_patch_embedding")()
+    with pytest.raises(AttackNotApplicableError, match="not beside a step of AdamW"):
+        attack.reconstruct([made.upload], model, scenario.threat, generator=torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"update": "gradient"}, "local_optimiser adamw is of local steps: set update to delta"),
+        ({"local_momentum": 0.9}, "local_momentum 0.9 is of SGD"),
+        ({"local_optimiser": "sgd"}, "local_weight_decay 0.05 is of AdamW's steps"),
+        ({"local_optimiser": "adam"}, "adamw"),
+        ({"local_weight_decay": 1.0}, "local_weight_decay"),
+    ],
+)
+def test_contradictions_are_told_in_one_line(values: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as told:
+        scenario_of(2, **values)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"server": "feature_fishing"}, "its probe is read from a step of SGD"),
+        ({"server": "class_fishing", "defences": "secure_sum:clients=2", "clients": 2}, "do not come apart"),
+    ],
+)
+def test_servers_that_cannot_read_steps_of_adamw_are_refused(values: dict[str, object], reason: str) -> None:
+    scenario = scenario_of(2, **values)
+    with pytest.raises(ConfigError, match=reason):
+        scenario.require_server(blueprint(scenario.network))
+
+
+def test_a_threat_model_says_which_optimiser() -> None:
+    assert "1 AdamW step (learning rate 0.001, weight decay 0.05)" in scenario_of(2).threat.sentence()
+    assert not {"local_optimiser", "local_weight_decay"} & ThreatModel(update="delta").model_dump().keys()
+    assert not {"local_optimiser", "local_weight_decay"} & small_scenario().model_dump().keys()
