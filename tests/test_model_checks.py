@@ -156,6 +156,17 @@ NOTICED = {
 }
 
 
+def test_faint_heads_that_read_steps_of_adamw_are_noticed_in_a_first_round() -> None:
+    model, honest = vit()
+    step = {"update": "delta", "local_optimiser": "adamw", "local_learning_rate": 1e-3}
+    scenario = Scenario.parse({"model": MODEL, "server": "class_fishing:class=3", **step})
+    batch = [LabelledPicture("0", (honest.images[0] + 0.5).clamp(0, 1), 3)]
+    (fishing,) = changed_weights(scenario, model, batch)
+    probing = scenario.server.made().probe(model, scenario.threat)  # type: ignore[union-attr]
+    assert suspicious(examine_model(arriving(with_weights(model, fishing)))) >= NOTICED["class_fishing"]
+    assert suspicious(examine_model(arriving(with_weights(model, probing)))) >= {"head rows"}
+
+
 @pytest.mark.parametrize("server", NOTICED)
 def test_a_server_that_changes_weights_is_noticed_in_a_first_round(server: str) -> None:
     model, honest = vit()

@@ -11,6 +11,7 @@ from clients.checks.trace import Trace
 BIAS = "head bias"
 ROWS = "head rows"
 CERTAIN = "certain pictures"
+FAINT = 1e-6  # of a logit
 EQUAL = 1e-3  # distance of rows, relative to their length, that are equal
 FIRST, FACTOR, MOST = 10.0, 2.0, 1000.0
 
@@ -21,16 +22,19 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     - *head bias*: max |b - median b| / max(MAD b, MAD w f), with MAD x = median |x - median x| and w f of all pictures
       and classes: how far a class is preferred whatever is shown. By biases alone, those of the classes that clients
       have would be odd wherever they have few;
-    - *head rows*: the share of rows that are zero, or equal to another one;
+    - *head rows*: the share of rows that are zero, or equal to another one; all, where no picture moves most logits by
+      ``FAINT``: steps of AdamW then show which rows were added up (``class_fishing``);
     - *certain pictures*: the share of the client's pictures with a class of probability exactly 0 or 1, in float64.
     """
     certain = trace.exact / len(trace.losses)
     findings = [judged(CERTAIN, certain, 0.0, "pictures with a class of probability exactly zero or one")]
     if trace.head is None:
         return [*findings, *(not_run(name, "no linear layer gives the logits") for name in (BIAS, ROWS))]
-    rows = _odd_rows(trace.head.weight.detach().double())
-    findings.append(judged(ROWS, rows, 0.0, "rows of the last layer that are zero or equal to others"))
     bias: Tensor | None = trace.head.bias
+    moved = trace.logits.double() - (0 if bias is None else bias.detach().double())
+    faint = float(moved.abs().amax(dim=0).median()) < FAINT
+    rows = 1.0 if faint else _odd_rows(trace.head.weight.detach().double())
+    findings.append(judged(ROWS, rows, 0.0, "rows of the last layer that are zero, faint or equal to others"))
     if bias is None:
         return [*findings, not_run(BIAS, "the last layer has no bias")]
     outlier = _outlier(bias.detach().double(), trace.logits.double())

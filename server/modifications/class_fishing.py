@@ -15,6 +15,7 @@ from attacks.adamw import EPSILON, gradient_behind
 from attacks.labels import labels_of
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
+from fedmjp.exchange import with_weights
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance
@@ -24,7 +25,7 @@ from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
-from server.modifications.heads import faintness, head_refusal, without_sum
+from server.modifications.heads import faintness, head_refusal, small_tokens, without_sum
 
 CLASS = "class"  # no name that Python takes for a field
 ClassFishingOptions: type[Config] = create_model(
@@ -51,7 +52,8 @@ class ClassFishing(Modification):
     so faint that no feature moves it.
 
     One step of AdamW shows entries of a gradient that are about as small as its epsilon, and of larger ones the sign
-    (``attacks.adamw``). Against AdamW W_c is therefore so faint that they are, by what a picture of noise makes of it.
+    (``attacks.adamw``). Against AdamW W_c is therefore so faint that they are, by what a picture of noise makes of it,
+    and tokens are made smaller.
 
     Which class to fish for, it reads off the upload of an honest round of the same batch: the first label that occurs
     once; a label that is stated needs no such round. A class that occurs twice gives a mixture. A step of AdamW hides
@@ -105,18 +107,11 @@ class ClassFishing(Modification):
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
         row = (torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])).to(head)
-        smoothing = threat.label_smoothing
-        bias[wanted] = SILENT
-        if threat.local_optimiser == "adamw":
-            row *= faintness(model, row, threat)
-        if smoothing:
-            share = smoothing / len(bias)
-            bias[wanted] = math.log(share / (1 - share) * (len(bias) - 1))
-            row *= FAINT if threat.local_optimiser == "sgd" else 1.0
-        elif threat.update == "delta" and threat.local_optimiser == "sgd":
-            row *= LOUD / threat.local_learning_rate
-        head[wanted] = row
-        return [{names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
+        share = threat.label_smoothing / len(bias)
+        bias[wanted] = math.log(share / (1 - share) * (len(bias) - 1)) if share else SILENT
+        tokens = small_tokens(model) if threat.local_optimiser == "adamw" else {}
+        head[wanted] = row * _loudness(with_weights(model, tokens), row, threat)
+        return [{**tokens, names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
 
     def _wanted(self, labels: Sequence[int]) -> int | None:
         """The class to fish for; None if nothing is known of the labels."""
@@ -154,6 +149,15 @@ class ClassFishing(Modification):
     def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
         wanted = self._wanted(labels)
         return [place for place, label in enumerate(labels) if label == wanted]
+
+
+def _loudness(model: VitClassifier, row: Tensor, threat: ThreatModel) -> float:
+    """The factor of the row that fishes, at which what clients do to its gradient leaves most of it."""
+    if threat.local_optimiser == "adamw":
+        return faintness(model, row, threat)
+    if threat.label_smoothing:
+        return FAINT
+    return LOUD / threat.local_learning_rate if threat.update == "delta" else 1.0
 
 
 def _coded(model: VitClassifier) -> Tensor:
