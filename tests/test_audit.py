@@ -194,11 +194,13 @@ def test_the_control_of_an_apps_network_gives_its_picture_back() -> None:
     assert made["patch_embedding"]["psnr_worst_case"] > 60
 
 
-def test_steps_of_adam_leave_nothing_to_solve() -> None:
+def test_steps_of_adam_leave_nothing_to_solve_but_a_single_one() -> None:
     recipe = {"optimiser": "AdamW", "steps": 3}
     assert "AdamW" in str(unreadable(recipe, "weights"))
     assert unreadable(recipe, "gradient") is None
     assert unreadable({"optimiser": "SGD", "steps": 3}, "weights") is None
+    assert unreadable(recipe | {"steps": 1, "epsilon": 1e-8}, "weights") is None
+    assert unreadable(recipe | {"steps": 1, "epsilon": 1e-6}, "weights") is not None
 
 
 def test_servers_that_cheat_are_played_on_the_apps_network() -> None:
@@ -209,6 +211,10 @@ def test_servers_that_cheat_are_played_on_the_apps_network() -> None:
     assert played["suppression"]["psnr"] > 60
     refused = play_servers(network, {**recipe, "optimiser": "Adam"}, "weights")
     assert not any(row["played"] for row in refused)
+    stepped = {**recipe, "optimiser": "AdamW", "learning_rate": 1e-3, "weight_decay": 0.01, "epsilon": 1e-8}
+    read = {row["server"]: row for row in play_servers(network, stepped, "weights")}
+    assert read["class_fishing"]["leaks"]
+    assert not read["suppression"]["played"]
 
 
 def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from attacks.adversary import Adversary
 from benchmarks.audit.evaluating import ABOVE_FLOOR, score_pictures
 from benchmarks.audit.network import Network
-from benchmarks.audit.recipe import unreadable
+from benchmarks.audit.recipe import optimiser_of, unreadable
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import FedmjpError
 from fedmjp.exchange import with_weights
@@ -66,7 +66,7 @@ def _measure(name: str, model: VitClassifier, recipe: Mapping[str, Any], kind: s
     if summed:
         values |= {"clients": 2, "defences": ["secure_sum:clients=2"]}
     if kind == "weights":
-        values |= {"update": "delta", "local_learning_rate": recipe["learning_rate"]}
+        values |= {"update": "delta", "local_learning_rate": recipe["learning_rate"], **optimiser_of(recipe)}
     scenario = Scenario.parse(values)
     scenario.require_server(model)
     pictures = [

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attacks.adamw import EPSILON
 from benchmarks.audit.running import Records, lines
 from fedmjp.threat import ThreatModel
 
-SGD = "SGD"
+SGD, ADAMW = "SGD", "AdamW"
 # Of pictures that are not normalised; and where nothing says how they are.
 PLAIN = ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
 
@@ -30,6 +31,7 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "learning_rates": rates,
         "momentum": float(optimiser.get("momentum", 0.0)),
         "weight_decay": float(optimiser.get("weight_decay", 0.0)),
+        "epsilon": float(optimiser.get("eps", 0.0)),
         "steps": first["steps"],
         "forwards": first["forwards"],
         "batch_sizes": dict(Counter(map(str, sizes))),
@@ -75,17 +77,30 @@ def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:
             "local_steps": max(steps, 1),
             "local_learning_rate": recipe["learning_rate"] or 0.01,
             "local_momentum": recipe["momentum"] if steps > 1 else 0.0,
+            **optimiser_of(recipe),
             "local_batch_size": recipe["batch_size"] if recipe["batch_size"] < examples else None,
         }
     return ThreatModel.parse(values)
 
 
+def optimiser_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scenario says of the optimiser; nothing of SGD, nor of those that no attack reads."""
+    if not _is_read(recipe):
+        return {}
+    return {"local_optimiser": "adamw", "local_weight_decay": recipe["weight_decay"]}
+
+
+def _is_read(recipe: Mapping[str, Any]) -> bool:
+    """Whether it is one step of AdamW with the epsilon that ``attacks.adamw`` knows."""
+    return (recipe["optimiser"], recipe["steps"], recipe.get("epsilon")) == (ADAMW, 1, EPSILON)
+
+
 def unreadable(recipe: Mapping[str, Any], kind: str) -> str | None:
     """Why no equation is left in an update, whatever the attack; None if one is."""
-    if kind == "weights" and recipe["optimiser"] != SGD:
+    if kind == "weights" and recipe["optimiser"] != SGD and not _is_read(recipe):
         return (
-            f"the weights moved by steps of {recipe['optimiser']}, which divides every entry of a gradient by its own "
-            "size: the change is no sum of gradients, and no equation is left to solve"
+            f"the weights moved by {recipe['steps']} steps of {recipe['optimiser']}: the change is no sum of "
+            "gradients, and no attack here solves for them"
         )
     if kind == "weights" and not recipe["steps"]:
         return "no optimiser took a step: the weights are those that the server sent"
