@@ -1,18 +1,18 @@
-"""What one step of AdamW shows of the gradient behind it.
+"""What steps of AdamW show of the gradient behind them.
 
 The first step of a new AdamW moves a weight, but for weight decay, by g / (|g| + epsilon) of the learning rate. Of
 entries far above epsilon it seems to leave the sign alone. But each falls short of a whole step by epsilon / (|g| +
 epsilon), and weights in float32 tell a millionth of a usual step. So an entry is known as well as that: exactly near
 epsilon, to some percent a thousand times above it, and from some size on by its sign and a lower bound.
 
-Gradients of an honest server's weights are mostly too large. One that sends weights of its own making can make them
-small (``server.modifications``).
-
-What the weights were before, and the recipe, the server knows. Later steps are at weights that it never saw, so that a
-sum of several is not taken apart.
+Of several steps the same holds where one of them alone has a gradient, or each the same: how far a weight moved is then
+a function of that gradient, which grows with it. Gradients of an honest server's weights are mostly too large, and
+those of every step others. A server that sends weights of its own making can have both (``server.modifications``).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -24,9 +24,10 @@ from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import FLOAT32, ThreatModel
 
-EPSILON = 1e-8  # torch's default, which recipes keep
+FIRST_MOMENT, SECOND_MOMENT, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults, which recipes keep
 COMPUTED = 6 * FLOAT32  # relative error of a step as float32 arithmetic computes it
 SHOWN = 0.1  # of a tensor's norm: what may be unknown of a gradient that counts as one
+SIZES = torch.logspace(-10, 9, 200_000, dtype=torch.float64)  # of gradients over epsilon that are told apart
 # What leaves the entries of an update as they are.
 WHOLE: frozenset[Mark] = frozenset({"shuffled", "masked", "withheld"})
 
@@ -34,28 +35,18 @@ WHOLE: frozenset[Mark] = frozenset({"shuffled", "masked", "withheld"})
 class Moves(NamedTuple):
     """How far the entries of a tensor moved against their gradient, in learning rates, and how well that is known."""
 
-    share: Tensor  # float64, of magnitude 1 at most
+    share: Tensor  # float64
     error: Tensor  # float64, at most
 
-    @property
-    def least(self) -> Tensor:
-        """The smallest magnitude of the gradient's entries."""
-        return _magnitude((self.share.abs() - self.error).clamp(min=0))
 
-    @property
-    def most(self) -> Tensor:
-        """The largest; endless where nothing is missing of a whole step."""
-        return _magnitude(self.share.abs() + self.error)
-
-    @property
-    def gradient(self) -> Tensor:
-        """The likeliest gradient; where there is no largest magnitude, a sign."""
-        inside = self.most.isfinite()
-        return self.share.sign() * _magnitude(self.share.abs().where(inside, 0.0)).where(inside, 1.0)
+def changed_entries(threat: ThreatModel) -> str | None:
+    """Why a delta of AdamW shows nothing to its last digits: the defence that changes entries; None if none does."""
+    changed = [defence.name for defence in threat.pipeline.made if not defence.marks <= WHOLE]
+    return f"reads steps of AdamW to their last digits, which {changed[0]} changes" if changed else None
 
 
 def adamw_refusal(threat: ThreatModel) -> str | None:
-    """Why a delta of AdamW shows no gradient, whatever its size; None if it may, or AdamW took no step."""
+    """Why a delta of an honest server's weights shows no gradient, whatever its size; None if it may."""
     if threat.local_optimiser != "adamw":
         return None
     if threat.local_steps > 1:
@@ -63,59 +54,99 @@ def adamw_refusal(threat: ThreatModel) -> str | None:
             f"reads one step of AdamW, not {threat.local_steps}: later ones are at weights that the server never saw, "
             "and divide every entry by the sizes that it had so far"
         )
-    if changed := [defence.name for defence in threat.pipeline.made if not defence.marks <= WHOLE]:
-        return f"reads a step of AdamW to its last digits, which {changed[0]} changes"
-    return None
+    return changed_entries(threat)
 
 
 def as_gradient(threat: ThreatModel) -> ThreatModel:
     """The threat model of the uploads that ``gradient_behind`` makes."""
-    shown = {"update": "gradient", "local_optimiser": "sgd", "local_weight_decay": 0.0}
-    return threat.model_copy(update=shown)
+    shown = {"local_optimiser": "sgd", "local_weight_decay": 0.0, "local_steps": 1, "local_batch_size": None}
+    return threat.model_copy(update={"update": "gradient", **shown})
 
 
-def gradient_behind(upload: Upload, model: Entrance, threat: ThreatModel, *, signs: bool = False) -> Upload:
-    """The upload as the gradient that its step shows, float32.
+def gradient_behind(
+    upload: Upload, model: Entrance, threat: ThreatModel, *, at: Sequence[int] = (1,), signs: bool = False
+) -> Upload:
+    """The upload as the gradient that its steps show, float32.
 
     Others of the client are kept if the server had sent the same weights for them.
 
     Args:
-        upload: The weight delta of one step.
+        upload: The weight delta.
         model: With the weights that the server had sent.
-        threat: States the recipe; ``adamw_refusal`` of it is None.
+        threat: States the recipe.
+        at: Which steps, from 1, had this gradient; all others had none.
         signs: Whether the reader asks for signs alone. Entries of which no size is shown are then 1 or -1.
 
     Raises:
         AttackFailedError: If the sizes of a tensor's entries are not shown.
     """
-    tensors = {}
-    for name in upload.tensors:
-        moved = moves(upload, name, model, threat)
-        if not signs and (moved.most - moved.least).norm() > SHOWN * moved.gradient.norm():
-            known = (moved.most - moved.least <= SHOWN * moved.least).double().mean()
-            raise AttackFailedError(
-                f"a step of AdamW shows too little of the gradient of {name}: {100 * float(known):.0f} % of its "
-                "entries to a tenth, of others little more than the sign"
-            )
-        tensors[name] = moved.gradient.float()
+    tensors = {name: tensor_behind(upload, name, model, threat, at=at, signs=signs) for name in upload.tensors}
     same = [other for other in upload.others if other.weights == upload.weights]
-    others = tuple(gradient_behind(other, model, threat, signs=signs) for other in same)
+    others = tuple(gradient_behind(other, model, threat, at=at, signs=signs) for other in same)
     return replace(upload, tensors=tensors, kind="gradient", others=others)
+
+
+def tensor_behind(
+    upload: Upload, name: str, model: Entrance, threat: ThreatModel, *, at: Sequence[int] = (1,), signs: bool = False
+) -> Tensor:
+    """One tensor of ``gradient_behind``."""
+    share, error = moves(upload, name, model, threat)
+    size = share.abs()
+    least, most = magnitude((size - error).clamp(min=0), threat, at), magnitude(size + error, threat, at)
+    gradient = share.sign() * magnitude(size, threat, at).where(most.isfinite(), 1.0)
+    if not signs and (most - least).norm() > SHOWN * gradient.norm():
+        known = (most - least <= SHOWN * least).double().mean()
+        raise AttackFailedError(
+            f"a step of AdamW shows too little of the gradient of {name}: {100 * float(known):.0f} % of its entries to "
+            "a tenth, of others little more than the sign"
+        )
+    return gradient.float()
 
 
 def moves(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Moves:
     """How far the entries of one tensor of an upload moved; those that weight decay alone moved did not, exactly."""
     before = model.get_parameter(name).detach()
     delta = upload.tensors[name].to(before.device)
-    decayed = before * (1 - threat.local_weight_decay * threat.local_learning_rate)
+    decayed = before
+    for _ in range(threat.local_steps):  # rounded after each, as the client's
+        decayed = decayed * (1 - threat.local_weight_decay * threat.local_learning_rate)
     after = before.double() + delta.double()
-    steps = (decayed.double() - after) / threat.local_learning_rate
-    rounded = FLOAT32 * (after.abs() + delta.double().abs()) / threat.local_learning_rate
-    error = torch.where(steps == 0, 0.0, rounded + COMPUTED * steps.abs())
-    return Moves(steps.clamp(-1, 1), error)
+    share = (decayed.double() - after) / threat.local_learning_rate
+    rounded = FLOAT32 * (threat.local_steps * after.abs() + delta.double().abs()) / threat.local_learning_rate
+    error = torch.where(share == 0, 0.0, rounded + COMPUTED * share.abs())
+    return Moves(share, error)
 
 
-def _magnitude(share: Tensor) -> Tensor:
-    """The size of a gradient that moves by a share of the learning rate; endless from a whole one on."""
-    below = share < 1
-    return torch.where(below, EPSILON * share / (1 - share.where(below, 0.0)), torch.inf)
+def magnitude(moved: Tensor, threat: ThreatModel, at: Sequence[int] = (1,)) -> Tensor:
+    """The size of a gradient that moves a weight so far, in learning rates; endless where none is told any more."""
+    far = _far(tuple(at), threat.local_steps, threat.local_weight_decay * threat.local_learning_rate).to(moved.device)
+    sizes = SIZES.to(moved.device)
+    place = torch.searchsorted(far, moved.contiguous()).clamp(1, len(far) - 1)
+    part = (moved - far[place - 1]) / (far[place] - far[place - 1])
+    between = EPSILON * (sizes[place - 1] + part * (sizes[place] - sizes[place - 1]))
+    below = EPSILON * sizes[0] * moved / far[0]
+    return torch.where(moved < far[0], below, between).masked_fill(moved >= far[-1], torch.inf)
+
+
+@lru_cache(maxsize=16)
+def _far(at: tuple[int, ...], steps: int, decay: float) -> Tensor:
+    """How far gradients of ``SIZES`` move a weight."""
+    gradients = torch.zeros(steps, 1, dtype=torch.float64)
+    gradients[[step - 1 for step in at]] = 1.0
+    return total_move(gradients * EPSILON * SIZES, decay)
+
+
+def total_move(gradients: Tensor, decay: float) -> Tensor:
+    """How far AdamW moves weights against gradients (steps, ...), float64, in learning rates, besides weight decay.
+
+    Args:
+        gradients: Of every step.
+        decay: Weight decay times learning rate: earlier moves decay with the weights.
+    """
+    moved, first, second = (torch.zeros_like(gradients[0]) for _ in range(3))
+    for step, gradient in enumerate(gradients, start=1):
+        first = FIRST_MOMENT * first + (1 - FIRST_MOMENT) * gradient
+        second = SECOND_MOMENT * second + (1 - SECOND_MOMENT) * gradient.square()
+        mean, square = first / (1 - FIRST_MOMENT**step), second / (1 - SECOND_MOMENT**step)
+        moved = moved * (1 - decay) + mean / (square.sqrt() + EPSILON)
+    return moved

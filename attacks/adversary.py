@@ -1,12 +1,12 @@
 """The malicious server: runs an attack on what it recorded, with what its threat model grants."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attacks import ATTACKS
 from attacks.base import Progress
-from attacks.stages import Stage, reassembled, unstaged
+from attacks.stages import TENSORS, Stage, reassembled, unstaged
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Disclosure, Reconstruction, Upload
@@ -48,7 +48,8 @@ class Adversary:
         threat = self.threat.isolated
         if self.threat.server is not None:
             server = self.threat.server.made()
-            uploads = [server.isolate(upload, self.model, self.threat) for upload in uploads]
+            read = {*chosen.tensors(self.model), *server.reads(self.model, self.threat), *(TENSORS if then else ())}
+            uploads = [server.isolate(_part(upload, read), self.model, self.threat) for upload in uploads]
         disclosures = chosen.reconstruct(uploads, self.model, threat, generator=generator)
         if then is None:
             return disclosures
@@ -59,3 +60,9 @@ class Adversary:
             for made, upload in zip(disclosures, uploads, strict=True)
             if isinstance(made, Reconstruction)
         ]
+
+
+def _part(upload: Upload, read: Collection[str]) -> Upload:
+    """Some of an upload's tensors, so that no more are isolated than are read; all, if it holds none of them."""
+    kept = {name: tensor for name, tensor in upload.tensors.items() if name in read}
+    return replace(upload, tensors=kept or upload.tensors, others=tuple(_part(other, read) for other in upload.others))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks import ATTACKS
-from attacks.adamw import gradient_behind, moves
+from attacks.adamw import gradient_behind, magnitude, moves
 from attacks.adversary import Adversary
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import select_for
@@ -81,14 +81,16 @@ def test_a_step_bounds_every_entry_of_its_gradient_and_shows_small_ones() -> Non
     sizes = 10 ** (10 * torch.rand(shape, generator=generator) - 12)  # 1e-12 to 1e-2
     gradient = sizes * torch.randn(shape, generator=generator).sign()
     gradient[0] = 0
-    moved = moves(stepped(gradient, model, name), name, model, threat)
-    assert bool((moved.least <= sizes).where(gradient != 0, True).all())
-    assert bool((moved.most >= sizes).where(gradient != 0, True).all())
-    assert not moved.gradient[0].any(), "weight decay alone is no gradient"
-    near = (sizes > 1e-9) & (sizes < 1e-6) & (gradient != 0)
-    assert float((moved.gradient / gradient - 1).abs()[near].max()) < 2e-3
-    large = (sizes > 1e-7) & (gradient != 0)
-    assert bool((moved.gradient.sign() == gradient.sign())[large].all())
+    sent = stepped(gradient, model, name)
+    moved, shown = moves(sent, name, model, threat), gradient_behind(sent, model, threat, signs=True).tensors[name]
+    share = moved.share.abs()
+    some = gradient != 0
+    assert bool((magnitude((share - moved.error).clamp(min=0), threat) <= sizes)[some].all())
+    assert bool((magnitude(share + moved.error, threat) >= sizes)[some].all())
+    assert not shown[0].any(), "weight decay alone is no gradient"
+    near = (sizes > 1e-9) & (sizes < 1e-6) & some
+    assert float((shown / gradient - 1).abs()[near].max()) < 2e-3
+    assert bool((shown.sign() == gradient.sign())[(sizes > 1e-7) & some].all())
 
 
 def test_a_gradient_that_a_step_hides_is_not_taken_for_one() -> None:
@@ -115,7 +117,7 @@ def test_before_an_honest_server_labels_show_and_pictures_do_not() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_faint_head_fishes_a_picture_out_of_a_batch_and_counts_labels(smoothing: float) -> None:
+def test_a_picture_is_fished_out_of_a_batch_and_labels_are_counted(smoothing: float) -> None:
     scenario = scenario_of(server="class_fishing", label_smoothing=smoothing)
     pictures = pictures_of(scenario)
     made = scenario.exchange(pictures)
@@ -123,13 +125,10 @@ def test_a_faint_head_fishes_a_picture_out_of_a_batch_and_counts_labels(smoothin
     model = with_weights(build_vit(scenario.network), made.changed[0])
     loss = F.cross_entropy(model(pictures[1].image[None]), torch.tensor([3]), label_smoothing=smoothing)
     (alone,) = torch.autograd.grad(loss, [model.get_parameter(names.PATCH_WEIGHT)])
-    shown = gradient_behind(
-        Upload({names.PATCH_WEIGHT: made.upload.tensors[names.PATCH_WEIGHT]}, "delta", 4, 1, 0, ""),
-        model,
-        scenario.threat,
-    )
-    assert float((4 * shown.tensors[names.PATCH_WEIGHT] - alone).norm() / alone.norm()) < 1e-3
-    assert decibels(attacked(scenario, made, "patch_embedding"), pictures[1]) > 45
+    server = scenario.server.made()  # type: ignore[union-attr]
+    shown = server.isolate(made.upload, model, scenario.threat).tensors[names.PATCH_WEIGHT]
+    assert float((4 * shown - alone).norm() / alone.norm()) < 1e-4
+    assert decibels(attacked(scenario, made, "patch_embedding"), pictures[1]) > 50
 
 
 def test_the_probe_counts_labels_where_classes_are_fewer_than_dimensions() -> None:
@@ -143,8 +142,37 @@ def test_the_probe_counts_labels_where_classes_are_fewer_than_dimensions() -> No
     assert server.learn(sent, model, fishing.threat) == (3, 7, 7, 9)
 
 
-def test_masked_rows_are_empty_after_weight_decay() -> None:
-    scenario = scenario_of(server="class_fishing", defences="mjp", uploads_per_picture=6)
+@pytest.mark.parametrize(
+    ("steps", "least"),
+    [
+        ({"local_steps": 2, "local_batch_size": 2}, 50),  # an epoch
+        ({"local_steps": 6, "local_batch_size": 2}, 25),  # three
+        ({"local_steps": 5}, 25),  # again and again
+    ],
+    ids=["epoch", "epochs", "steps"],
+)
+def test_a_picture_is_fished_out_of_the_weights_after_several_steps(steps: dict[str, int], least: float) -> None:
+    scenario = scenario_of(server="class_fishing", **steps)
+    pictures = pictures_of(scenario)
+    made = scenario.exchange(pictures)
+    assert made.changed[0][names.HEAD_WEIGHT][3].any(), "the first label that occurs once, and 7 occurs twice"
+    assert decibels(attacked(scenario, made, "patch_embedding"), pictures[1]) > least
+
+
+def test_the_dead_head_of_a_probe_says_how_often_labels_come_in_an_epoch() -> None:
+    scenario = scenario_of(local_steps=4, local_batch_size=2)
+    server = Scenario.parse({**scenario.model_dump(), "server": "class_fishing"}).server.made()  # type: ignore[union-attr]
+    model, pictures = build_vit(scenario.network), pictures_of(scenario)
+    for labels, told in (([7, 3, 9, 7], (3, 7, 7, 9)), ([5, 5, 1, 2], (1, 2, 5, 5)), ([6, 8, 8, 6], (6, 6, 8, 8))):
+        batch = [replace(picture, label=label) for picture, label in zip(pictures, labels, strict=True)]
+        sent = scenario.exchange(batch, model=with_weights(model, server.probe(model, scenario.threat))).upload
+        assert server.learn(sent, model, scenario.threat) == told
+
+
+def test_masked_rows_are_empty_after_an_epoch_with_weight_decay() -> None:
+    scenario = scenario_of(
+        server="class_fishing", defences="mjp", uploads_per_picture=6, local_steps=2, local_batch_size=2
+    )
     pictures = pictures_of(scenario)
     made = scenario.exchange(pictures)
     assert decibels(attacked(scenario, made, "mjp_intersection"), pictures[1]) > 40
@@ -155,7 +183,7 @@ def test_masked_rows_are_empty_after_weight_decay() -> None:
     ("values", "reason"),
     [
         ({"local_steps": 5}, "reads one step of AdamW, not 5"),
-        ({"defences": "gaussian:noise=1e-3"}, "to its last digits, which gaussian changes"),
+        ({"defences": "gaussian:noise=1e-3"}, "to their last digits, which gaussian changes"),
         ({"defences": "secure_sum:clients=2", "clients": 2}, "which secure_sum changes"),
     ],
 )
@@ -198,6 +226,8 @@ def test_contradictions_are_told_in_one_line(values: dict[str, object], reason: 
     [
         ({"server": "feature_fishing"}, "its probe is read from a step of SGD"),
         ({"server": "class_fishing", "defences": "secure_sum:clients=2", "clients": 2}, "do not come apart"),
+        ({"server": "class_fishing", "defences": "gaussian:noise=1e-3"}, "which gaussian changes"),
+        ({"server": "class_fishing", "local_steps": 2, "label_smoothing": 0.1}, "would have to meet label smoothing"),
     ],
 )
 def test_servers_that_cannot_read_steps_of_adamw_are_refused(values: dict[str, object], reason: str) -> None:

@@ -156,7 +156,7 @@ NOTICED = {
 }
 
 
-def test_faint_heads_that_read_steps_of_adamw_are_noticed_in_a_first_round() -> None:
+def test_long_class_tokens_that_read_steps_of_adamw_are_noticed_in_a_first_round() -> None:
     model, honest = vit()
     step = {"update": "delta", "local_optimiser": "adamw", "local_learning_rate": 1e-3}
     scenario = Scenario.parse({"model": MODEL, "server": "class_fishing:class=3", **step})

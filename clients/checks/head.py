@@ -11,7 +11,7 @@ from clients.checks.trace import Trace
 BIAS = "head bias"
 ROWS = "head rows"
 CERTAIN = "certain pictures"
-FAINT = 1e-6  # of a logit
+ALIKE = 1e-4  # distance of features along a row; between pictures of fresh and trained networks it is 0.1 or more
 EQUAL = 1e-3  # distance of rows, relative to their length, that are equal
 FIRST, FACTOR, MOST = 10.0, 2.0, 1000.0
 
@@ -22,8 +22,8 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     - *head bias*: max |b - median b| / max(MAD b, MAD w f), with MAD x = median |x - median x| and w f of all pictures
       and classes: how far a class is preferred whatever is shown. By biases alone, those of the classes that clients
       have would be odd wherever they have few;
-    - *head rows*: the share of rows that are zero, or equal to another one; all, where no picture moves most logits by
-      ``FAINT``: steps of AdamW then show which rows were added up (``class_fishing``);
+    - *head rows*: the share of rows that are zero, or equal to another one; all, where features of different pictures
+      are alike to ``ALIKE``: what clients upload then tells rows of the layer (``class_fishing`` by AdamW);
     - *certain pictures*: the share of the client's pictures with a class of probability exactly 0 or 1, in float64.
     """
     certain = trace.exact / len(trace.losses)
@@ -31,10 +31,9 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
     if trace.head is None:
         return [*findings, *(not_run(name, "no linear layer gives the logits") for name in (BIAS, ROWS))]
     bias: Tensor | None = trace.head.bias
-    moved = trace.logits.double() - (0 if bias is None else bias.detach().double())
-    faint = float(moved.abs().amax(dim=0).median()) < FAINT
-    rows = 1.0 if faint else _odd_rows(trace.head.weight.detach().double())
-    findings.append(judged(ROWS, rows, 0.0, "rows of the last layer that are zero, faint or equal to others"))
+    weight, logits = trace.head.weight.detach().double(), trace.logits.double()
+    rows = 1.0 if _are_alike(logits, weight) else _odd_rows(weight)
+    findings.append(judged(ROWS, rows, 0.0, "rows of the last layer that are zero, equal to others or of one feature"))
     if bias is None:
         return [*findings, not_run(BIAS, "the last layer has no bias")]
     outlier = _outlier(bias.detach().double(), trace.logits.double())
@@ -52,6 +51,12 @@ def _outlier(bias: Tensor, logits: Tensor) -> float:
 
 def _spread(values: Tensor) -> float:
     return float((values - values.median()).abs().median())
+
+
+def _are_alike(logits: Tensor, weight: Tensor) -> bool:
+    """Whether all pictures, if there are several, have the same features, along most rows."""
+    apart = (logits.amax(dim=0) - logits.amin(dim=0)) / weight.norm(dim=1)
+    return len(logits) > 1 and float(apart.nan_to_num(nan=math.inf).median()) < ALIKE
 
 
 def _odd_rows(weight: Tensor) -> float:

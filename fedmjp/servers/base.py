@@ -84,6 +84,11 @@ class Modification(ABC):
             AttackFailedError: If the model holds no such weights.
         """
 
+    def reads(self, model: "VitClassifier", threat: "ThreatModel") -> Sequence[str]:
+        """Names of the tensors that ``isolate`` reads, besides those that an attack does."""
+        del model, threat
+        return ()
+
     def mixed(self, model: "Entrance") -> frozenset[str]:
         """Names of the tensors that are of all pictures even so: isolated uploads are without them."""
         del model
