@@ -47,8 +47,6 @@ def adamw_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str 
     threat = scenario.threat
     if threat.local_optimiser != "adamw":
         return None
-    if scenario.pipeline.clients > 1:
-        return f"{server}: steps of AdamW that are summed do not come apart: every client's would have to be read alone"
     if not model.prefix_tokens or names.CLASS_TOKEN not in dict(model.named_parameters()):
         return f"{server}: makes the class token long where clients take steps of AdamW, and the model has none"
     if threat.local_steps > 1 and threat.label_smoothing:

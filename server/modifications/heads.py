@@ -17,6 +17,8 @@ def head_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str |
     for defence in scenario.pipeline.made:
         if defence.withheld(roles_of(model)) & set(NEEDED):
             return f"{server}: changes the head, which {defence.name} keeps at the client"
+    if scenario.local_optimiser == "adamw" and scenario.pipeline.clients > 1:
+        return f"{server}: steps of AdamW that are summed do not come apart: every client's would have to be read alone"
     return None
 
 
