@@ -8,6 +8,7 @@ The gradients of the first MLP single out every token behind the first attention
 - By picture. The class token of picture b takes home o_b = sum_t a_t v_t from the tokens of that picture. Its query is
   known, and so the weight w_t of every token before the softmax divides: sum_t w_t (v_t - o_b) = 0. These equations are
   linear in which tokens belong to the picture, and are as many as the dimensions of a token.
+- By refinement. Tokens that were missed are then found, and the others told better, picture by picture (``refined``).
 - By label. The head's gradient is V^T F with the features F of the pictures, which the network computes, and V shows
   each picture's label.
 """
@@ -23,7 +24,9 @@ from torch import Tensor
 from attacks.first_mlp.equations import Equations
 from attacks.first_mlp.search import search
 from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, Entering, centred, class_token, entering
+from attacks.gauss_newton.refined import Places
 from attacks.mjp.affine import AffinePatches
+from attacks.mjp.closing import close
 from attacks.mjp.span import block
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -64,11 +67,17 @@ def by_tokens(
     first, fc2, count = block.first_block(model), block.linear_of(model, "0.mlp.fc2"), 1 + model.grid**2
     equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], len(labels) * count)
     try:
-        made = entering(model, gradients, search(equations, ROUNDS, STARTS, generator).whitened)
+        behind = search(equations, ROUNDS, STARTS, generator)
+        made = entering(model, gradients, behind.whitened)
         if not bool(made.tokens.isfinite().all() & made.attended.isfinite().all()):
             return None
         sorted_ = _Sorted(affine, model)
-        patches = sorted_.patches(made, sorted_.places(made.tokens, len(labels)))
+        members = sorted_.members(made, sorted_.places(made.tokens, len(labels)))
+        natural = (close(affine, model) - affine.known) @ affine.basis.mT
+        along = torch.where((members < behind.met)[..., None], sorted_.along(made, members), natural)
+        places = Places(equations, class_token(model), sorted_.still, sorted_.moves)
+        refined = torch.stack([places.refined(each) for each in along])
+        patches = affine.known + refined @ affine.basis
         return patches[_order(patches, gradients[names.HEAD_WEIGHT], labels, model)]
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # two rows are one: no solution
         return None
@@ -83,14 +92,14 @@ class _Sorted:
             for name in (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING)
         )
         weight = weight.flatten(1)
-        self._affine, self._block, self._class_token = affine, block.first_block(model), class_token(model)
-        self._still = centred(affine.known @ weight.mT + bias + positions[0, 1:])  # (patches, dim) tokens of ``known``
-        self._moves = centred(affine.basis @ weight.mT)  # (rank, dim)
+        self._block, self._class_token = block.first_block(model), class_token(model)
+        self.still = centred(affine.known @ weight.mT + bias + positions[0, 1:])  # (patches, dim) tokens of ``known``
+        self.moves = centred(affine.basis @ weight.mT)  # (rank, dim)
 
     def places(self, tokens: Tensor, pictures: int) -> Tensor:
         """(1 + patches, pictures) which tokens stand in each place, the class token's first, in no order."""
-        inside = torch.linalg.qr(self._moves.mT).Q
-        still = torch.cat([centred(self._class_token)[None], self._still])
+        inside = torch.linalg.qr(self.moves.mT).Q
+        still = torch.cat([centred(self._class_token)[None], self.still])
         apart = tokens[:, None] - still
         apart[:, 1:] -= apart[:, 1:] @ inside @ inside.mT
         costs = apart.square().mean(-1).clamp_min(torch.finfo(apart.dtype).tiny).log()
@@ -98,15 +107,14 @@ class _Sorted:
         rows: Tensor = torch.from_numpy(places).to(tokens.device).argsort().view(-1, pictures)
         return rows
 
-    def patches(self, made: Entering, places: Tensor) -> Tensor:
-        """(pictures, patches, values), each picture of the tokens that its class token attends to."""
-        members = self._members(made, places)
-        along = torch.linalg.lstsq(self._moves.mT, (made.tokens[members] - self._still).flatten(0, 1).mT).solution
-        patches: Tensor = self._affine.known + along.mT.view(*members.shape, -1) @ self._affine.basis
-        return patches
+    def along(self, made: Entering, members: Tensor) -> Tensor:
+        """(pictures, patches, rank) of the tokens along the moves."""
+        solved = torch.linalg.lstsq(self.moves.mT, (made.tokens[members] - self.still).flatten(0, 1).mT).solution
+        along: Tensor = solved.mT.view(*members.shape, -1)
+        return along
 
-    def _members(self, made: Entering, places: Tensor) -> Tensor:
-        """(pictures, patches) the tokens of each picture."""
+    def members(self, made: Entering, places: Tensor) -> Tensor:
+        """(pictures, patches) the tokens that the class token of each picture attends to."""
         class_tokens, candidates = places[0], places[1:].flatten()
         tokens = torch.cat([self._class_token[None], made.tokens[candidates]])
         keys, values = self._block.keys_values(tokens)
