@@ -10,15 +10,19 @@ from torch import Tensor
 
 import attacks.gauss_newton.residuals
 from attacks.base import picture
+from attacks.first_mlp.equations import Equations
+from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, class_token
 from attacks.gauss_newton.attack import GaussNewton
 from attacks.gauss_newton.levenberg import jacobian, minimise
+from attacks.gauss_newton.refined import Places
 from attacks.gauss_newton.residuals import Residuals, compared_tensors
 from attacks.gauss_newton.space import OpenSpace
-from attacks.gauss_newton.tokens import by_tokens
+from attacks.gauss_newton.tokens import Sorted, by_tokens
 from attacks.labels import labels_of
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.prior import MjpPrior
+from attacks.mjp.span.block import first_block, linear_of
 from attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
@@ -124,6 +128,20 @@ def test_the_first_mlp_states_the_pictures_of_a_batch_one_by_one(pictures: int, 
     made = torch.cat([picture(each, case.model) for each in patches])
     assert metric("psnr").function(made, case.private.clean[order]).min() >= EXACT
     assert torch.allclose(space.patches(space.unknowns(patches)), patches, atol=1e-6)
+
+
+def test_a_token_that_was_missed_is_found_by_the_other_tokens_of_its_picture(batch: Case) -> None:
+    model, affine = batch.model, of_one_upload(linear_facts(batch.upload, batch.model))
+    first, second = (batch.upload.tensors[name].double() for name in (FC1_WEIGHT, FC2_WEIGHT))
+    equations = Equations(first_block(model), linear_of(model, "0.mlp.fc2"), first, second, 2 * 5)
+    tokens = Sorted(affine, model)
+    places = Places(equations, class_token(model), tokens.still, tokens.moves)
+    for clean in batch.private.clean.double():
+        patches = to_patches((clean[None] - model.mean) / model.std, model.patch_size)[0]
+        true = (patches - affine.known) @ affine.basis.mT
+        missed = true.clone()
+        missed[1] = 0
+        assert (places.refined(missed) - true).norm() <= 1e-2 * true.norm()
 
 
 def test_a_picture_that_comes_twice_is_found_although_its_tokens_come_twice() -> None:

@@ -2,8 +2,8 @@
 
 Loud tokens that are nearly alike, as of a bright sky, are zeros of the first MLP's equations that lie in one valley,
 and a search among all tokens may miss them. But the token of a place enters the block as z = s + Z^T c with few
-unknowns c, and attention carries it into every other token of its picture. Together the tokens of a picture have many more
-equations than unknowns, and no other picture is in them.
+unknowns c, and attention carries it into every other token of its picture. Together the tokens of a picture have many
+more equations than unknowns, and no other picture is in them.
 """
 
 from dataclasses import dataclass

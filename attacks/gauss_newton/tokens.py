@@ -71,7 +71,7 @@ def by_tokens(
         made = entering(model, gradients, behind.whitened)
         if not bool(made.tokens.isfinite().all() & made.attended.isfinite().all()):
             return None
-        sorted_ = _Sorted(affine, model)
+        sorted_ = Sorted(affine, model)
         members = sorted_.members(made, sorted_.places(made.tokens, len(labels)))
         natural = (close(affine, model) - affine.known) @ affine.basis.mT
         along = torch.where((members < behind.met)[..., None], sorted_.along(made, members), natural)
@@ -83,7 +83,7 @@ def by_tokens(
         return None
 
 
-class _Sorted:
+class Sorted:
     """Puts tokens into their places and pictures."""
 
     def __init__(self, affine: AffinePatches, model: VitClassifier) -> None:
