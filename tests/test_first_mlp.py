@@ -46,6 +46,7 @@ class Truth:
     """What timm's own first block computed, and the slopes at its MLP's output, in float64."""
 
     entering: Tensor
+    attended: Tensor
     whitened: Tensor
     slopes: Tensor
     equations: Equations
@@ -72,16 +73,18 @@ def truth(batch: PrivateBatch) -> Truth:
     block = network.backbone.blocks[0]
     block.register_forward_pre_hook(lambda _, given: seen.update(entering=given[0][0]))
     block.norm2.register_forward_pre_hook(lambda _, given: seen.update(behind=given[0][0]))
+    block.attn.proj.register_forward_pre_hook(lambda _, given: seen.update(attended=given[0][0]))
     block.mlp.register_full_backward_hook(lambda _, __, slopes: seen.update(slopes=slopes[0][0]))
     loss = torch.nn.functional.cross_entropy(network(batch.clean.double()), batch.labels)
     loss.backward()
     weights = [network.get_parameter(name).grad for name in (FC1_WEIGHT, FC2_WEIGHT)]
-    for hooks in (block._forward_pre_hooks, block.norm2._forward_pre_hooks, block.mlp._backward_hooks):
-        hooks.clear()
+    for module in (block, block.norm2, block.attn.proj):
+        module._forward_pre_hooks.clear()
+    block.mlp._backward_hooks.clear()
     first, second = (weight for weight in weights if weight is not None)
     equations = Equations(first_block(network), linear_of(network, "0.mlp.fc2"), first, second, 17)
     whitened = equations.block.norm2.whiten(seen["behind"].detach())[0]
-    return Truth(seen["entering"].detach(), whitened, seen["slopes"], equations)
+    return Truth(seen["entering"].detach(), seen["attended"].detach(), whitened, seen["slopes"], equations)
 
 
 def test_every_true_token_is_a_zero_that_states_its_own_slopes(truth: Truth) -> None:
@@ -110,9 +113,11 @@ def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
     distances = torch.cdist(all_tokens.whitened, truth.whitened) / math.sqrt(192)
     assert sorted(distances.argmin(1).tolist()) == list(range(17))
     assert distances.amin(1).max() < 1e-3
-    tokens = entering(model, gradients, all_tokens.whitened)
-    errors = torch.cdist(tokens, centred(truth.entering)).amin(1) / centred(truth.entering).norm(dim=1).min()
+    made = entering(model, gradients, all_tokens.whitened)
+    errors = torch.cdist(made.tokens, centred(truth.entering)).amin(1) / centred(truth.entering).norm(dim=1).min()
     assert errors.max() < 1e-2
+    misses = (made.attended - truth.attended[distances.argmin(1)]).norm(dim=1) / truth.attended.norm(dim=1).max()
+    assert misses.max() < 1e-2
 
 
 def test_the_joint_searchs_derivatives_are_those_of_its_cost(

@@ -9,14 +9,20 @@ from scipy.optimize import rosen
 from torch import Tensor
 
 import attacks.gauss_newton.residuals
+from attacks.base import picture
+from attacks.first_mlp.equations import Equations
+from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, class_token
 from attacks.gauss_newton.attack import GaussNewton
 from attacks.gauss_newton.levenberg import jacobian, minimise
+from attacks.gauss_newton.refined import Places
 from attacks.gauss_newton.residuals import Residuals, compared_tensors
 from attacks.gauss_newton.space import OpenSpace
+from attacks.gauss_newton.tokens import Sorted, by_tokens
 from attacks.labels import labels_of
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.prior import MjpPrior
+from attacks.mjp.span.block import first_block, linear_of
 from attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
@@ -46,13 +52,13 @@ class Case:
     threat: ThreatModel
 
     @staticmethod
-    def of(pictures: int, *, masked: int) -> "Case":
+    def of(pictures: int, *, masked: int, repeated: bool = False) -> "Case":
         scenario = Scenario.parse({"model": TINY, "clients": pictures})
         selection = select_for(scenario)
         loaded = [selection.load(entry) for entry in selection.entries]
-        clean = torch.stack([each.image for each in loaded])
+        clean = torch.stack([loaded[0 if repeated else number].image for number in range(pictures)])
         mask, source = (torch.arange(4) < masked).expand(pictures, -1), torch.arange(4).expand(pictures, -1)
-        labels, names = torch.arange(pictures) + 5, tuple(each.name for each in loaded)
+        labels, names = torch.arange(pictures).flip(0) + 5, tuple(each.name for each in loaded)
         private = PrivateBatch(clean, clean.clone(), mask, source, labels, names, Picture.CLEAN)
         model = build_vit(ModelConfig.parse({**TINY, "unknown_embedding": masked > 0}))
         upload = Upload(gradient(model, private), "gradient", pictures, 1, 0, "weights")
@@ -71,13 +77,20 @@ class Case:
         residuals = Residuals(self.model, targets, labels, facts.mask, affine.basis, generator=generator)
         return OpenSpace.of(affine, self.model), residuals
 
+    def by_tokens(self, generator: torch.Generator, tensors: Mapping[str, Tensor] | None = None) -> Tensor | None:
+        gradients = {name: tensor.double() for name, tensor in (tensors or self.upload.tensors).items()}
+        labels = labels_of(self.upload, self.model, self.threat)
+        affine = of_one_upload(linear_facts(self.upload, self.model))
+        return by_tokens(gradients, affine, labels, self.model, generator)
+
     def psnr(self, made: Reconstruction) -> Tensor:
         """Of each picture, masked patches (the upper row) in the better of their two orders."""
         turned = torch.cat([made.images[..., :16, 16:], made.images[..., :16, :16]], dim=-1)
         other = torch.cat([turned, made.images[..., 16:, :]], dim=-2)
         psnr = metric("psnr").function
-        straight = psnr(made.images, self.private.clean)
-        return torch.maximum(straight, psnr(other, self.private.clean)) if self.private.mask.any() else straight
+        clean = self.private.clean[self.private.labels.argsort()]
+        straight = psnr(made.images, clean)
+        return torch.maximum(straight, psnr(other, clean)) if self.private.mask.any() else straight
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +118,53 @@ def test_two_pictures_of_one_honest_upload_are_solved_and_certified(batch: Case)
     assert made.diagnostics["unknowns"] == 2 * 4 * 4
 
 
+@pytest.mark.parametrize("pictures", [2, 3, 6])
+def test_the_first_mlp_states_the_pictures_of_a_batch_one_by_one(pictures: int, generator: torch.Generator) -> None:
+    case = Case.of(pictures, masked=0)
+    space, _ = case.problem()
+    patches = case.by_tokens(generator)
+    assert patches is not None
+    order = case.private.labels.argsort()
+    made = torch.cat([picture(each, case.model) for each in patches])
+    assert metric("psnr").function(made, case.private.clean[order]).min() >= EXACT
+    assert torch.allclose(space.patches(space.unknowns(patches)), patches, atol=1e-6)
+
+
+def test_a_token_that_was_missed_is_found_by_the_other_tokens_of_its_picture(batch: Case) -> None:
+    model, affine = batch.model, of_one_upload(linear_facts(batch.upload, batch.model))
+    first, second = (batch.upload.tensors[name].double() for name in (FC1_WEIGHT, FC2_WEIGHT))
+    equations = Equations(first_block(model), linear_of(model, "0.mlp.fc2"), first, second, 2 * 5)
+    tokens = Sorted(affine, model)
+    places = Places(equations, class_token(model), tokens.still, tokens.moves)
+    for clean in batch.private.clean.double():
+        patches = to_patches((clean[None] - model.mean) / model.std, model.patch_size)[0]
+        true = (patches - affine.known) @ affine.basis.mT
+        missed = true.clone()
+        missed[1] = 0
+        assert (places.refined(missed) - true).norm() <= 1e-2 * true.norm()
+
+
+def test_a_picture_that_comes_twice_is_found_although_its_tokens_come_twice() -> None:
+    twice = Case.of(2, masked=0, repeated=True)
+    assert twice.psnr(twice.made()).min() >= EXACT
+
+
+def test_other_gradients_than_those_of_pictures_lead_to_no_start_or_to_a_wrong_one(
+    batch: Case, generator: torch.Generator
+) -> None:
+    tensors = batch.upload.tensors
+    noisy = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
+    still = {name: torch.zeros_like(tensor) if "mlp" in name else tensor for name, tensor in tensors.items()}
+    for other in (noisy, still):
+        patches = batch.by_tokens(generator, other)
+        assert patches is None or patches.shape == (2, 4, 768)
+
+
 def test_no_wrong_picture_is_certified(masked: Case, batch: Case) -> None:
+    made = masked.made(starts=1, steps=1)
+    assert masked.psnr(made).min() < EXACT, "one step is not enough"
+    assert made.diagnostics["content_certified"] == 0
     for case in (masked, batch):
-        made = case.made(starts=1, steps=1)
-        assert case.psnr(made).min() < EXACT, "one step is not enough"
-        assert made.diagnostics["content_certified"] == 0
         # Gradients of other pictures under the embeddings' of these: nothing explains them.
         other = {name: tensor.flip(0) if "fc2" in name else tensor for name, tensor in case.upload.tensors.items()}
         assert (

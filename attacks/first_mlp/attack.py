@@ -108,7 +108,7 @@ class FirstMlp(Attack[VitClassifier]):
         first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
         equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
         behind = search(equations, self.options.rounds, self.options.starts, generator)
-        tokens = entering(model, gradients, behind.whitened)
+        tokens = entering(model, gradients, behind.whitened).tokens
         known = centred(class_token(model))
         away = (tokens - known).norm(dim=1)
         tokens = tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]

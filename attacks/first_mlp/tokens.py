@@ -37,8 +37,16 @@ def centred(rows: Tensor) -> Tensor:
     return rows - rows.mean(-1, keepdim=True)
 
 
-def entering(model: VitClassifier, gradients: Mapping[str, Tensor], whitened: Tensor) -> Tensor:
-    """Tokens (tokens, dim) that enter the first block, less their means, from whitened ones (tokens, dim)."""
+@dataclass(frozen=True)
+class Entering:
+    """What the first block takes in, and what its attention makes of it."""
+
+    tokens: Tensor  # (tokens, dim), less their means
+    attended: Tensor  # (tokens, dim), the heads' outputs, before they are projected
+
+
+def entering(model: VitClassifier, gradients: Mapping[str, Tensor], whitened: Tensor) -> Entering:
+    """From whitened tokens (tokens, dim), all that the gradients are sums over."""
     block, fc2 = first_block(model), linear_of(model, "0.mlp.fc2")
     before = block.fc1(whitened * block.norm2.gain + block.norm2.bias)
     at_outputs = torch.linalg.lstsq(gelu(before).mT, gradients[FC2_WEIGHT].mT).solution
@@ -48,7 +56,7 @@ def entering(model: VitClassifier, gradients: Mapping[str, Tensor], whitened: Te
     inverse = torch.linalg.lstsq(through.mT, rest[:, None]).solution
     slopes = at_outputs + inverse * through
     heads = torch.linalg.lstsq(slopes.mT, gradients[PROJ_WEIGHT]).solution
-    return centred(whitened / inverse - block.proj(heads))
+    return Entering(centred(whitened / inverse - block.proj(heads)), heads)
 
 
 def class_token(model: VitClassifier) -> Tensor:

@@ -1,7 +1,8 @@
 """One honest upload, solved by second-order search in what its linear facts leave open."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice, repeat
 
 import torch
 from pydantic import Field
@@ -13,9 +14,10 @@ from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
 from attacks.gauss_newton.residuals import Residuals, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace
+from attacks.gauss_newton.tokens import by_tokens, states_tokens
 from attacks.labels import labels_of, mean_gradient
 from attacks.mjp import facts as linear
-from attacks.mjp.affine import of_one_upload
+from attacks.mjp.affine import AffinePatches, of_one_upload
 from attacks.mjp.prior import MJP, ClosedFacts
 from attacks.reassembly import reassemble
 from fedmjp.config import Config
@@ -33,7 +35,9 @@ RESTART = 0.5  # standard deviations of the prior by which a further start is mo
 class GaussNewtonOptions(Config):
     """Budget of ``gauss_newton``."""
 
-    starts: int = Field(3, ge=1, description="searches at most: the most natural picture first, then with noise")
+    starts: int = Field(
+        3, ge=1, description="searches at most: from a batch's tokens, from the most natural, with noise"
+    )
     steps: int = Field(40, ge=1, description="Jacobians of one search at most")
     # Four pictures of 16 patches: beyond it a Jacobian takes minutes of a core and more than a gigabyte. DeiT-S at
     # 224 x 224 under MJP at 0.27 leaves 10,192 open: 30 GB.
@@ -49,7 +53,8 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     first-order search stays in it. Levenberg-Marquardt goes through (``levenberg``), in unknowns that the prior of
     pictures has made alike (``space``), on sketches of the gradients of some layers, relative to their size
     (``residuals``). It starts at the picture of ``mjp_prior``, later from there with noise, and ends when rounding
-    explains what is left, which with the Jacobian gives a certificate (``certificate``).
+    explains what is left, which with the Jacobian gives a certificate (``certificate``). Of a batch with fewer tokens
+    than dimensions it starts at the tokens that the first MLP states one by one (``tokens``), which is near the end.
 
     An upload states masked patches as a set. They are put into the places where they fit (``attacks.reassembly``), and
     no certificate covers that. Pictures of a batch come in the order of their labels.
@@ -98,20 +103,22 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         if too_many := self._too_many(upload.num_examples * len(affine.known) * len(affine.basis)):
             raise AttackFailedError(f"{self.name}: {too_many}")
         space = OpenSpace.of(affine, model)
+        gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
+        labels = labels_of(upload, model, threat)
         residuals = Residuals(
             model,
-            {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)},
-            torch.tensor(labels_of(upload, model, threat), device=facts.mask.device),
+            gradients,
+            torch.tensor(labels, device=facts.mask.device),
             facts.mask,
             affine.basis,
             generator=generator,
         )
-        unknowns = upload.num_examples * space.root.shape[1]
         minima: list[tuple[Minimum, Certificate]] = []
-        while len(minima) < self.options.starts and not (minima and minima[-1][1].explained):
-            noise = torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
-            minimum = self._minimum(residuals, space, (RESTART if minima else 0.0) * noise)
+        for start in islice(_starts(gradients, labels, affine, space, model, generator), self.options.starts):
+            minimum = self._minimum(residuals, space, start)
             minima.append((minimum, certify(minimum, space, facts, float(model.std.max()))))
+            if minima[-1][1].explained:
+                break
         minimum, certificate = min(minima, key=lambda made: made[0].cost)
         solved = space.patches(minimum.point)
         if facts.mask.any():
@@ -157,6 +164,24 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         if unknowns <= self.options.most_unknowns:
             return None
         return f"{unknowns} unknowns are left open, and most_unknowns is {self.options.most_unknowns}"
+
+
+def _starts(
+    gradients: Mapping[str, Tensor],
+    labels: Sequence[int],
+    affine: AffinePatches,
+    space: OpenSpace,
+    model: VitClassifier,
+    generator: torch.Generator,
+) -> Iterator[Tensor]:
+    """Unknowns to begin at: a batch's tokens where the upload states them, the most natural picture, and noise."""
+    if len(labels) > 1 and states_tokens(model, len(labels)):
+        patches = by_tokens(gradients, affine, labels, model, generator)
+        if patches is not None:
+            yield space.unknowns(patches)
+    unknowns = len(labels) * space.root.shape[1]
+    for deviation in chain([0.0], repeat(RESTART)):
+        yield deviation * torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
 
 
 def _share(residuals: Residuals, space: OpenSpace, number: int, unknowns: Tensor) -> Tensor:

@@ -49,6 +49,12 @@ class OpenSpace:
         along = unknowns.view(-1, root.shape[1]) @ root.mT
         return natural + along.view(-1, len(natural), len(basis)) @ basis
 
+    def unknowns(self, patches: Tensor) -> Tensor:
+        """Those of the nearest pictures to patches (pictures, patches, values) float64, which ``patches`` undoes."""
+        along = ((patches - self.natural) @ self.basis.mT).flatten(1)
+        nearest: Tensor = torch.linalg.solve_triangular(self.root, along.mT, upper=True).mT.flatten()
+        return nearest
+
 
 def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
     """(patches * rank, patches * rank) of the prior of pictures, along the basis."""

@@ -29,6 +29,7 @@ from attacks import ATTACKS
 from attacks.held_out import seen_before
 from benchmarks.leaderboard.statistics import share
 from benchmarks.scripts import Pictures, keep_table
+from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import ConfigError
@@ -41,6 +42,7 @@ from fedmjp.records import Reconstruction
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
+from fedmjp.zoo import PREFIX, zoo_model
 
 SEED = 0
 EXACT = 40.0  # dB
@@ -54,6 +56,7 @@ CASE = ["model", "case", "image_size", "patch_size"]
 class Case:
     """What clients upload, and how it is searched."""
 
+    title: str  # of the model, as tables have it
     model: dict[str, Any]
     mask_ratio: float  # 0 without MJP
     batch: int
@@ -86,8 +89,8 @@ def main(
     uploads: Annotated[int, typer.Option(help="Uploads per case.")] = 20,
     cases: Annotated[str, typer.Option(help="mjp=RATIO or batch=PICTURES, comma-separated.")] = "mjp=0.27,mjp=0.5",
     model: Annotated[str, typer.Option(help="Architecture or zoo:NAME.")] = "deit_tiny",
-    image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 64,
-    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
+    image_size: Annotated[int, typer.Option(help="Pixels per side; the zoo's models have their own.")] = 64,
+    patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch; the same.")] = 16,
     starts: Annotated[int, typer.Option(help="Searches of an upload at most.")] = 3,
     most_unknowns: Annotated[int, typer.Option(help="Of an upload; others fail.")] = 3200,
     processes: Annotated[int, typer.Option(help="Uploads that are attacked at a time.")] = 1,
@@ -102,13 +105,15 @@ def main(
         "seconds": "of one core" if device == "cpu" else "of the clock, on the GPU",
         "gigabytes": "the most memory that the process had until then, without the GPU's",
     }
-    sizes = {"name": model, "image_size": image_size, "patch_size": patch_size}
+    sizes: dict[str, Any] = {"name": model, "image_size": image_size, "patch_size": patch_size}
+    if model.startswith(PREFIX):
+        sizes = {**zoo_model(model).model, "weights": Checkpoint.of(model)}
     options = {"starts": starts, "most_unknowns": most_unknowns}
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         work = [
             pool.submit(_attacked, case, batch, number)
-            for case in [_case(text, sizes, device, options) for text in cases.split(",")]
+            for case in [_case(text, model, sizes, device, options) for text in cases.split(",")]
             for number, batch in enumerate(islice(_batches(case, pictures, development=development), uploads))
         ]
         for done in as_completed(work):
@@ -119,13 +124,15 @@ def main(
     typer.echo(summary(pd.DataFrame(rows)))
 
 
-def _case(text: str, model: dict[str, Any], device: Literal["cpu", "cuda"], options: dict[str, Any]) -> Case:
+def _case(
+    text: str, title: str, model: dict[str, Any], device: Literal["cpu", "cuda"], options: dict[str, Any]
+) -> Case:
     """From mjp=RATIO or batch=PICTURES; ConfigError if it is neither."""
     match text.split("="):
         case ["mjp", ratio]:
-            return Case(model, float(ratio), 1, device, options)
+            return Case(title, model, float(ratio), 1, device, options)
         case ["batch", size]:
-            return Case(model, 0.0, int(size), device, options)
+            return Case(title, model, 0.0, int(size), device, options)
     raise ConfigError(f"--cases: {text!r} is neither mjp=RATIO nor batch=PICTURES")
 
 
@@ -161,7 +168,7 @@ def _attacked(case: Case, batch: list[LabelledPicture], number: int) -> list[dic
     sizes = case.scenario.model
     return [
         {
-            **dict(zip(CASE, (case.model["name"], case.name, sizes.image_size, sizes.patch_size), strict=True)),
+            **dict(zip(CASE, (case.title, case.name, sizes.image_size, sizes.patch_size), strict=True)),
             "upload": number,
             "picture": private.pictures[place],
             "label": int(private.labels[place]),

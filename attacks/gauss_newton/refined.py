@@ -1,0 +1,70 @@
+"""One picture's tokens, all at once, on the equations of the first block alone.
+
+Loud tokens that are nearly alike, as of a bright sky, are zeros of the first MLP's equations that lie in one valley,
+and a search among all tokens may miss them. But the token of a place enters the block as z = s + Z^T c with few
+unknowns c, and attention carries it into every other token of its picture. Together the tokens of a picture have many
+more equations than unknowns, and no other picture is in them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vmap
+
+from attacks.first_mlp.equations import ROUNDED, Equations
+from attacks.first_mlp.search import TRUE
+from attacks.gauss_newton.levenberg import minimise
+
+STEPS = 15
+CHUNK = 64  # directions that are differentiated at a time
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the linear facts leave open of the tokens that enter the first block."""
+
+    equations: Equations
+    class_token: Tensor  # (dim,) with its position
+    still: Tensor  # (patches, dim), s
+    moves: Tensor  # (rank, dim), Z
+
+    def refined(self, along: Tensor) -> Tensor:
+        """C (patches, rank) of the picture near one; the same where the equations explain that one."""
+        weights = self._weights(along)
+        errors = weights[:, None] * self._remainders(along)
+        if bool((errors.square().sum(1) <= TRUE**2).all()):
+            return along
+
+        def function(unknowns: Tensor) -> Tensor:
+            return (weights[:, None] * self._remainders(unknowns.view_as(along))).flatten()
+
+        def slopes(unknowns: Tensor) -> Tensor:
+            whole = torch.eye(len(unknowns)).to(unknowns)
+            parts = [
+                vmap(lambda one: jvp(function, (unknowns,), (one,))[1])(some) for some in torch.split(whole, CHUNK)
+            ]
+            return torch.cat(parts)
+
+        ended = minimise(function, along.flatten(), steps=STEPS, slopes=slopes, enough=float(len(along)))
+        return ended.point.view_as(along)
+
+    def _behind(self, along: Tensor) -> Tensor:
+        """(patches, dim) whitened tokens behind the attention."""
+        first = self.equations.block
+        whole = torch.cat([self.class_token[None], self.still + along @ self.moves])
+        behind = whole + first.attention(whole, first.keys_values(whole))
+        return first.norm2.whiten(behind[1:])[0]
+
+    def _remainders(self, along: Tensor) -> Tensor:
+        """(patches, equations), zero for true tokens."""
+        point = self.equations.at(self._behind(along))
+        return torch.cat([point.outside_inputs, point.outside_activations], 1)
+
+    def _weights(self, along: Tensor) -> Tensor:
+        """(patches,) over the length of what rounding leaves of each token's equations."""
+        equations = self.equations
+        point = equations.at(self._behind(along))
+        expected = equations.inputs.expected(point.inputs) + equations.activations.expected(point.activations)
+        weights: Tensor = (expected + (ROUNDED * point.activations.norm(dim=1)).square()).rsqrt()
+        return weights

@@ -1,0 +1,157 @@
+"""Several pictures of one upload, near enough to begin a search there: from the tokens that the first MLP states.
+
+The gradients of the first MLP single out every token behind the first attention, of whichever picture, as a set
+(``attacks.first_mlp``). Linear algebra sorts the set:
+
+- By place. The linear facts leave the patches of a place open along few directions, and so the token of each picture
+  there. A token that lies in that space has that place; the class token, which is known, has its own.
+- By picture. The class token of picture b takes home o_b = sum_t a_t v_t from the tokens of that picture. Its query is
+  known, and so the weight w_t of every token before the softmax divides: sum_t w_t (v_t - o_b) = 0. These equations are
+  linear in which tokens belong to the picture, and are as many as the dimensions of a token.
+- By refinement. Tokens that were missed are then found, and the others told better, picture by picture (``refined``).
+- By label. The head's gradient is V^T F with the features F of the pictures, which the network computes, and V shows
+  each picture's label.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks.first_mlp.equations import Equations
+from attacks.first_mlp.search import search
+from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, Entering, centred, class_token, entering
+from attacks.gauss_newton.refined import Places
+from attacks.mjp.affine import AffinePatches
+from attacks.mjp.closing import close
+from attacks.mjp.span import block
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import from_patches
+
+ROUNDS, STARTS = 25, 96  # of the search for tokens, as ``first_mlp`` has them
+
+
+def states_tokens(model: VitClassifier, pictures: int) -> bool:
+    """Whether gradients of so many pictures state their tokens: fewer than dimensions, in a block that is known."""
+    dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
+    return pictures * (1 + model.grid**2) < dimensions and block.refusal(model) is None
+
+
+@torch.no_grad()
+def by_tokens(
+    gradients: Mapping[str, Tensor],
+    affine: AffinePatches,
+    labels: Sequence[int],
+    model: VitClassifier,
+    generator: torch.Generator,
+) -> Tensor | None:
+    """Pictures (pictures, patches, values) float64 in the order of the labels, in the network's input space.
+
+    Args:
+        gradients: Of the mean loss, float64: the first block's and the head's.
+        affine: What the linear facts leave open of every picture.
+        labels: Of the pictures.
+        model: To which ``states_tokens`` applies.
+        generator: Of the points that the search for tokens starts from, on the CPU.
+
+    Returns:
+        None where nothing is open, or where what was met are no different tokens. No promise is made of the others:
+        where tokens were missed, or noise moved them, the pictures are wrong.
+    """
+    if not len(affine.basis):
+        return None
+    first, fc2, count = block.first_block(model), block.linear_of(model, "0.mlp.fc2"), 1 + model.grid**2
+    equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], len(labels) * count)
+    try:
+        behind = search(equations, ROUNDS, STARTS, generator)
+        made = entering(model, gradients, behind.whitened)
+        if not bool(made.tokens.isfinite().all() & made.attended.isfinite().all()):
+            return None
+        sorted_ = Sorted(affine, model)
+        members = sorted_.members(made, sorted_.places(made.tokens, len(labels)))
+        natural = (close(affine, model) - affine.known) @ affine.basis.mT
+        along = torch.where((members < behind.met)[..., None], sorted_.along(made, members), natural)
+        places = Places(equations, class_token(model), sorted_.still, sorted_.moves)
+        refined = torch.stack([places.refined(each) for each in along])
+        patches = affine.known + refined @ affine.basis
+        return patches[_order(patches, gradients[names.HEAD_WEIGHT], labels, model)]
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # two rows are one: no solution
+        return None
+
+
+class Sorted:
+    """Puts tokens into their places and pictures."""
+
+    def __init__(self, affine: AffinePatches, model: VitClassifier) -> None:
+        weight, bias, positions = (
+            model.get_parameter(name).detach().double()
+            for name in (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING)
+        )
+        weight = weight.flatten(1)
+        self._block, self._class_token = block.first_block(model), class_token(model)
+        self.still = centred(affine.known @ weight.mT + bias + positions[0, 1:])  # (patches, dim) tokens of ``known``
+        self.moves = centred(affine.basis @ weight.mT)  # (rank, dim)
+
+    def places(self, tokens: Tensor, pictures: int) -> Tensor:
+        """(1 + patches, pictures) which tokens stand in each place, the class token's first, in no order."""
+        inside = torch.linalg.qr(self.moves.mT).Q
+        still = torch.cat([centred(self._class_token)[None], self.still])
+        apart = tokens[:, None] - still
+        apart[:, 1:] -= apart[:, 1:] @ inside @ inside.mT
+        costs = apart.square().mean(-1).clamp_min(torch.finfo(apart.dtype).tiny).log()
+        _, places = linear_sum_assignment(costs.repeat_interleave(pictures, 1).cpu().numpy())
+        rows: Tensor = torch.from_numpy(places).to(tokens.device).argsort().view(-1, pictures)
+        return rows
+
+    def along(self, made: Entering, members: Tensor) -> Tensor:
+        """(pictures, patches, rank) of the tokens along the moves."""
+        solved = torch.linalg.lstsq(self.moves.mT, (made.tokens[members] - self.still).flatten(0, 1).mT).solution
+        along: Tensor = solved.mT.view(*members.shape, -1)
+        return along
+
+    def members(self, made: Entering, places: Tensor) -> Tensor:
+        """(pictures, patches) the tokens that the class token of each picture attends to."""
+        class_tokens, candidates = places[0], places[1:].flatten()
+        tokens = torch.cat([self._class_token[None], made.tokens[candidates]])
+        keys, values = self._block.keys_values(tokens)
+        weights = self._weights(keys)
+        patches, pictures = places[1:].shape
+        share = torch.eye(patches).to(tokens).repeat_interleave(pictures, 1)  # of each place, one token
+        belonging = []
+        for home in made.attended[class_tokens].view(pictures, len(keys), 1, -1):
+            terms = (weights[..., None] * (values - home)).transpose(0, 1).flatten(1)  # (1 + candidates, dim)
+            size = terms.norm(dim=1).mean()
+            matrix = torch.cat([terms[1:].mT / size, share])
+            right = torch.cat([-terms[0] / size, share.new_ones(patches)])
+            belonging.append(torch.linalg.lstsq(matrix, right[:, None]).solution.view(patches, pictures))
+        chosen = [_assigned(-rows) for rows in torch.stack(belonging, -1)]
+        return torch.stack([place[rows.argsort()] for place, rows in zip(places[1:], chosen, strict=True)], 1)
+
+    def _weights(self, keys: Tensor) -> Tensor:
+        """(heads, tokens) how much the class token attends to each, but for what the softmax divides by."""
+        first = self._block
+        dim = len(self._class_token)
+        asked = first.norm1(self._class_token[None]) @ first.qkv.weight[:dim].T + first.qkv.bias[:dim]
+        logits = (keys @ asked.view(len(keys), -1, 1))[..., 0] / keys.shape[-1] ** 0.5
+        weights: Tensor = (logits - logits.amax(1, keepdim=True)).exp()
+        return weights
+
+
+def _order(patches: Tensor, gradient: Tensor, labels: Sequence[int], model: VitClassifier) -> Tensor:
+    """(pictures,) which picture has each label, by the gradient of the head's weight."""
+    backbone: Any = copy.deepcopy(model.backbone).double()
+    images = from_patches(patches, model.image_size, model.patch_size)
+    features = backbone.forward_head(backbone.forward_features(images), pre_logits=True)
+    slopes = torch.linalg.lstsq(features.mT, gradient.mT).solution
+    targets = backbone.head(features).softmax(1) - len(labels) * slopes
+    return _assigned(-targets[:, list(labels)].mT)
+
+
+def _assigned(costs: Tensor) -> Tensor:
+    """(rows,) columns, each once, of the least sum of costs."""
+    _, columns = linear_sum_assignment(costs.cpu().numpy())
+    return torch.from_numpy(columns).to(costs.device)
