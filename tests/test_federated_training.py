@@ -234,6 +234,7 @@ def test_half_of_the_clients_are_enough_by_default() -> None:
 def test_a_run_is_played_again_until_three_times_nothing_comes_of_it(ended: list[int], plays: int) -> None:
     """``ended`` is the last round that counts after each play; 9 of 9 is the end."""
     done = [0]
+    told: list[str] = []
 
     def run() -> None:
         done.append(ended[len(done) - 1])
@@ -241,11 +242,12 @@ def test_a_run_is_played_again_until_three_times_nothing_comes_of_it(ended: list
             raise QuorumError("too few")
 
     if ended[-1] == 9:
-        play_again(run, lambda: done[-1])
+        play_again(run, lambda: done[-1], told.append)
     else:
         with pytest.raises(QuorumError):
-            play_again(run, lambda: done[-1])
+            play_again(run, lambda: done[-1], told.append)
     assert len(done) - 1 == plays
+    assert told == ["too few"] * (plays - 1), "each is told but the last, which is the command's error"
 
 
 def test_a_client_whose_training_diverges_is_refused_with_its_own_words(tmp_path: Path) -> None:
