@@ -291,7 +291,10 @@ def test_a_part_of_a_batch_is_let_go_once_it_is_copied() -> None:
             assert all(part() is None for part in held[:-1]), "but for the last one, which is on its way"
             images = torch.full((2, 3, 4, 4), float(number))
             held.append(weakref.ref(images))
-            given = Batch(images, torch.tensor([number, number]), (number, number), (2 * number, 2 * number + 1)), []
+            given: tuple[Batch, list[str]] = (
+                Batch(images, torch.tensor([number, number]), (number, number), (2 * number, 2 * number + 1)),
+                [],
+            )
             del images
             yield given
             del given

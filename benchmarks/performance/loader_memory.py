@@ -48,7 +48,7 @@ def main(
                 before = memory()
                 epochs = training_epochs(dataset, np.arange(len(dataset)), recipe, size=SIZE, seed=0, epochs=(0,))
                 read = sum(len(batch.labels) for batch in itertools.islice(next(epochs)[1], batches))
-                epochs.close()
+                del epochs  # and with it the processes that read
             figures[f"{count} workers"] = {"pictures": read, "before_gb": before / 1e9, "peak_gb": max(peaks) / 1e9}
             typer.echo(figures)
     keep_figures(json, figures, {"batch": BATCH, "size": SIZE})
