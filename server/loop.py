@@ -18,7 +18,7 @@ from fedmjp.learning import Training
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import FEWEST_ROBUST, Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_of_round
 from server.aggregation import Aggregator
@@ -186,12 +186,19 @@ class Federation:
     def _require_quorum(self, server_round: int, used: int, refused: int) -> None:
         """QuorumError where too few updates of a training round can be used: it would count for nothing."""
         training = self._scenario.training
-        if training is None or used >= training.quorum * (used + refused):
+        if training is None:
+            return
+        if used < training.quorum * (used + refused):
+            wanted = f"quorum={training.quorum:g} asks for more"
+        elif training.robust and used < FEWEST_ROBUST:
+            # Of fewer nobody is outvoted, whatever the quorum: the step could be a hostile client's own.
+            wanted = f"strategy {training.strategy} takes {FEWEST_ROBUST}"
+        else:
             return
         reasons = [refusal.reason for refusal in self._refused if refusal.round == server_round]
         raise QuorumError(
             f"in round {server_round} {used} of {used + refused} clients gave an update that can be used, and "
-            f"quorum={training.quorum:g} asks for more; the last one: {reasons[-1]}"
+            f"{wanted}; the last one: {reasons[-1]}"
         )
 
     def _replies(

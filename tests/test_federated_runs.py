@@ -172,6 +172,27 @@ def test_a_file_that_is_no_configuration_is_one_line(
     assert printed.count("\n") == 1
 
 
+def test_a_round_that_is_played_again_is_told_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plays: list[int] = []
+
+    def run_app(*_: object) -> None:
+        """The server's own loop, which nobody answers when it plays first."""
+        plays.append(0)
+        silent = len(plays) == 1
+        scenario = TrainingFolder(tmp_path).config()
+        assert isinstance(scenario, Scenario)
+        scenario = scenario.model_copy(update={"data": pictures()})  # the manifest keeps no folders
+        play(scenario, tmp_path, answer=lambda _round, _client, reply: None if silent else reply)
+
+    monkeypatch.setattr("benchmarks.federation.training.run_app", run_app)
+    assert simulate(monkeypatch, tmp_path, "--clients", "2", "--rounds", "1") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Played again: in round 1 0 of 2 clients gave an update that can be used" in printed
+    assert rounds(tmp_path) == [1]
+
+
 def _in_process(scenario: Scenario, _dealt: Partition, folder: TrainingFolder, *_: object) -> None:
     play(scenario, folder.root)
 

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 
 from benchmarks.federation.training import play_again
 from fedmjp.errors import CheckpointError, FederationError, QuorumError
-from fedmjp.learning import Training
+from fedmjp.learning import ROBUST, Training
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, METRICS
 from server.aggregation import Aggregator
@@ -226,6 +226,16 @@ def test_a_round_with_too_few_updates_does_not_count_and_says_why(tmp_path: Path
     assert history(tmp_path)["clients"].tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("strategy", ROBUST)
+@pytest.mark.parametrize("quorum", [0.0, 0.5])
+def test_two_updates_are_no_round_of_a_strategy_that_outvotes(strategy: str, quorum: float, tmp_path: Path) -> None:
+    """Of two, one of which is hostile and not compared, the step could be the hostile one."""
+    scenario = scenario_of(rounds=2, clients=3, strategy=strategy, quorum=quorum)
+    with pytest.raises(QuorumError, match=rf"in round 1 2 of 3 clients .*, and strategy {strategy} takes 3; the last"):
+        play(scenario, tmp_path, answer=lambda _round, client, reply: None if client == 2 else reply)
+    assert not (tmp_path / "history.csv").exists()
+
+
 def test_half_of_the_clients_are_enough_by_default() -> None:
     assert Training.model_fields["quorum"].default == 0.5
 
@@ -234,6 +244,7 @@ def test_half_of_the_clients_are_enough_by_default() -> None:
 def test_a_run_is_played_again_until_three_times_nothing_comes_of_it(ended: list[int], plays: int) -> None:
     """``ended`` is the last round that counts after each play; 9 of 9 is the end."""
     done = [0]
+    told: list[str] = []
 
     def run() -> None:
         done.append(ended[len(done) - 1])
@@ -241,11 +252,12 @@ def test_a_run_is_played_again_until_three_times_nothing_comes_of_it(ended: list
             raise QuorumError("too few")
 
     if ended[-1] == 9:
-        play_again(run, lambda: done[-1])
+        play_again(run, lambda: done[-1], told.append)
     else:
         with pytest.raises(QuorumError):
-            play_again(run, lambda: done[-1])
+            play_again(run, lambda: done[-1], told.append)
     assert len(done) - 1 == plays
+    assert told == ["too few"] * (plays - 1), "each is told but the last, which is the command's error"
 
 
 def test_a_client_whose_training_diverges_is_refused_with_its_own_words(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The upload gate as a mod, on apps of torchvision, transformers and plain torch as their documentation teaches."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,22 @@ def test_whatever_cannot_be_judged_is_refused_and_no_reason_holds_data(make: Any
     assert not any(digit in reason for digit in "0123456789")
     assert "0.123" not in (tmp_path / "gate.jsonl").read_text()
     assert last(gate).verdict == "refused"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"), [(raising, "ValueError: the pixel is 0.123"), (error_with_pixels, "pixels 0.123 0.456")]
+)
+def test_the_log_at_the_site_tells_an_apps_error(make: Any, said: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    flower = logging.getLogger("flwr")
+    flower.addHandler(handler)
+    try:
+        assert "0.123" not in reason_of(replying(gate_of(tmp_path, unseen="say"), make))
+    finally:
+        flower.removeHandler(handler)
+    assert told == [f"The app's error, which stays at this site: {said}"]
 
 
 def test_counters_that_carry_data_are_refused(tmp_path: Path) -> None:

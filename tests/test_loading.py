@@ -1,6 +1,7 @@
 """Batches: order, repeated augmentation, the same whatever the workers, damage passed over, timm's augmentation."""
 
 import random
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,20 @@ from PIL import Image
 from skimage.data import astronaut
 from timm.data import create_transform
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
 
 from fedmjp.data.augmentation import TrainingTransform
 from fedmjp.data.datasets import LabelledDataset, open_dataset
-from fedmjp.data.loading import Batch, Part, epoch_order, evaluation_batches, steps_per_epoch, training_epochs
+from fedmjp.data.loading import (
+    Batch,
+    Part,
+    _join,
+    epoch_order,
+    evaluation_batches,
+    refuse,
+    steps_per_epoch,
+    training_epochs,
+)
 from fedmjp.data.pictures import to_image
 from fedmjp.errors import ConfigError, DataError
 from fedmjp.learning import Recipe
@@ -269,3 +280,26 @@ def test_rand_augment_at_full_strength_never_fails() -> None:
 def test_unknown_rand_augment_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"rand_augment '{name}' is none that timm knows"):
         TrainingTransform(Recipe(rand_augment=name), 16)
+
+
+def test_a_part_of_a_batch_is_let_go_once_it_is_copied() -> None:
+    """Of 1,024 pictures all parts together are as large as the batch."""
+    held: list[weakref.ref[Tensor]] = []
+
+    def parts() -> Iterator[tuple[Batch, list[str]]]:
+        for number in range(3):
+            assert all(part() is None for part in held[:-1]), "but for the last one, which is on its way"
+            images = torch.full((2, 3, 4, 4), float(number))
+            held.append(weakref.ref(images))
+            given: tuple[Batch, list[str]] = (
+                Batch(images, torch.tensor([number, number]), (number, number), (2 * number, 2 * number + 1)),
+                [],
+            )
+            del images
+            yield given
+            del given
+
+    batch = _join(parts(), 8, refuse)
+    assert batch.images[:, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2], "two pictures could not be read"
+    assert batch.labels.tolist() == list(batch.indices) == [0, 0, 1, 1, 2, 2]
+    assert batch.places == (0, 1, 2, 3, 4, 5)

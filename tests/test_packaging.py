@@ -45,6 +45,7 @@ def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
         ours = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
         assert theirs == {path for path in ours if path.parts[0] not in ("cli", "__main__.py")}, package
     assert {path.name for path in (app / "fedmjp" / "defences").iterdir()} >= {"mjp.py", "local_dp.py", "pipeline.py"}
+    assert not list(app.rglob("*.md")), "a changed README would make another bundle, which sites refuse"
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert config == RunConfig().flat()
 

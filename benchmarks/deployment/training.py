@@ -33,6 +33,7 @@ def train_at_sites(
     class_names: Sequence[str],
     on_round: Callable[[Mapping[Any, Any]], None],
     on_skipped: Callable[[str], None],
+    on_again: Callable[[str], None],
 ) -> None:
     """Train, and leave everything in the folder; a run goes on from the folder's checkpoint.
 
@@ -45,6 +46,7 @@ def train_at_sites(
         class_names: In the order of the labels; sites have pictures of these.
         on_round: Called with the row of the history that a round left.
         on_skipped: Called with the reason for every picture of the validation split that cannot be read.
+        on_again: Called with the reason whenever a round is played again.
 
     Raises:
         ConfigError: If a site is known not to run what would be sent to it.
@@ -66,7 +68,9 @@ def train_at_sites(
         path = work / "run-config.toml"
         path.write_text(as_toml(run_config.flat()), encoding="utf-8")
         on_line = watch(folder, on_round, on_skipped)
-        play_again(lambda: _play(deployment, connection, app, path, on_line), lambda: rounds_done(scenario, folder))
+        play_again(
+            lambda: _play(deployment, connection, app, path, on_line), lambda: rounds_done(scenario, folder), on_again
+        )
     finally:
         shutil.rmtree(work)
     draw_history(scenario, folder)

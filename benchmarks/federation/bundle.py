@@ -11,7 +11,7 @@ from fedmjp.config import RunConfig
 from fedmjp.errors import FederationError
 
 PACKAGES = ("attacks", "clients", "fedmjp", "server")
-LEFT_OUT = ("__pycache__", "cli", "__main__.py")  # the command line stays at home
+LEFT_OUT = ("__pycache__", "cli", "__main__.py", "*.md")  # the command line, and what only people read, stay at home
 
 
 def as_toml(values: Mapping[str, str | int | float | bool]) -> str:

@@ -51,7 +51,7 @@ def clients_per_gpu(taken: int, memory: int, scenario: Scenario) -> int:
         recipe = training_of(scenario).recipe
         raise ConfigError(
             f"a step of {recipe.at_once or recipe.batch_size} pictures takes {taken / 1e9:.1f} GB of a GPU's "
-            f"{memory / 1e9:.1f}: set recipe.at_once to fewer, which changes no result, or recipe.batch_size"
+            f"{memory / 1e9:.1f}: set recipe.at_once to fewer, or recipe.batch_size"
         )
     return fitting
 

@@ -35,6 +35,7 @@ def train_federated(
     resources: Resources,
     on_round: Callable[[Mapping[Any, Any]], None] = lambda _row: None,
     on_skipped: Callable[[str], None] = lambda _reason: None,
+    on_again: Callable[[str], None] = lambda _reason: None,
 ) -> None:
     """Train, and leave everything in the folder; a run goes on from the folder's checkpoint.
 
@@ -45,6 +46,7 @@ def train_federated(
         resources: Of the simulation.
         on_round: Called with the row of the history that a round left.
         on_skipped: Called with the reason for every picture of the validation split that cannot be read.
+        on_again: Called with the reason whenever a round is played again.
 
     Raises:
         CheckpointError: If the folder's state is of another configuration.
@@ -63,19 +65,20 @@ def train_federated(
     )
     on_line = watch(folder, on_round, on_skipped)
     try:
-        play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder))
+        play_again(lambda: run_app([(run.flat(), resources)], on_line), lambda: rounds_done(scenario, folder), on_again)
     except FederationError as error:
         raise type(error)(f"{error}; {KEPT}") from None
     describe_records(scenario, folder.records, shares)
     draw_history(scenario, folder)
 
 
-def play_again(play: Callable[[], None], done: Callable[[], int]) -> None:
+def play_again(play: Callable[[], None], done: Callable[[], int], on_again: Callable[[str], None]) -> None:
     """Play a run to its end; from its last checkpoint, with processes of its own, where too few clients answered.
 
     Args:
         play: Plays the rounds that are left.
         done: How many rounds the last checkpoint had done.
+        on_again: Called with the reason before every play but the first.
 
     Raises:
         QuorumError: If it does not get on in three times.
@@ -85,10 +88,11 @@ def play_again(play: Callable[[], None], done: Callable[[], int]) -> None:
         before = done()
         try:
             return play()
-        except QuorumError:
+        except QuorumError as error:
             left = TRIES - 1 if done() > before else left - 1
             if not left:
                 raise
+            on_again(str(error))
 
 
 def watch(

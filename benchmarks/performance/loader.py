@@ -50,7 +50,7 @@ def main(
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        count = _resized(pictures, Path(folder))
+        count = resized(pictures, Path(folder))
         for arm, changes in ARMS.items():
             recipe = Recipe(batch_size=BATCH, **changes)
             figures[arm] = {
@@ -60,7 +60,7 @@ def main(
     keep_figures(json, figures, {"pictures": count, "sides": SIDES, "turns": turns, "workers": workers})
 
 
-def _resized(source: Path, target: Path) -> int:
+def resized(source: Path, target: Path) -> int:
     """How many different ones there are; each is there under several names."""
     paths = sorted(path for path in source.glob("*/*") if path.is_file())
     for number, path in zip(range(FILES), itertools.cycle(paths)):

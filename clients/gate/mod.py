@@ -4,11 +4,13 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from logging import ERROR
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
+from flwr.common import log
 
 from clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
 from clients.gate.incoming import ModelChecks
@@ -20,9 +22,11 @@ from clients.gate.watching import Seen, Watch
 from clients.replies import Sent, Update, read_update
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness, SystemRandomness
+from fedmjp.texts import printable
 
 STRICTEST: tuple[Answer, ...] = ("refuse", "defend", "say")
 WHO = "gate"
+LONGEST = 1000  # letters of an app's error that the log at the site tells
 KINDS = {"pictures": Reason.PICTURES, "features": Reason.FEATURES, "labels": Reason.LABELS}
 AFTER = ("patch_embedding_wiener", dict[str, Any]())  # what a defended upload is tried with besides
 
@@ -74,8 +78,14 @@ class UploadGate:
             return visit.refused(Reason.JUDGED, str(error))
         except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
             # Its text may quote data.
+            _tell_site(f"{type(error).__name__}: {error}")
             return visit.refused(Reason.ERROR, type(error).__name__)
         return reply
+
+
+def _tell_site(error: str) -> None:
+    """Tell the log of this process, which is the site's, what the app's error says."""
+    log(ERROR, "The app's error, which stays at this site: %s", printable(" ".join(error.split()))[:LONGEST])
 
 
 class _Visit:
@@ -101,6 +111,7 @@ class _Visit:
         self._see(seen)
         if reply.has_error():
             # Whatever text the app put there is as good a way out as any.
+            _tell_site(reply.error.reason or "no reason given")
             raise RefusedError(Reason.ANSWERED)
         self._say(leaves=what_leaves(reply.content))
         update = None

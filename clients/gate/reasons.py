@@ -27,7 +27,7 @@ class Reason(StrEnum):
     TEXT = "more text in clear than may leave"
     ARRAYS = "arrays in a reply to another message than train"
     JUDGED = "the reply cannot be judged or defended"
-    ANSWERED = "the app answered with an error"
+    ANSWERED = "the app answered with an error, which the log at the site tells"
     ERROR = "an error"
     LEDGER = "the ledger cannot be written"
     BUNDLE = "the app's bundle is not on the site's list"

@@ -208,7 +208,7 @@ def run(
     write_manifest(results.manifest, "federated", config=published(scenario), pictures=digest)
     results.keep_classes(names)
     with FederatedProgress(console, done, scenario.rounds) as progress:
-        train_at_sites(scenario, results, deployment, names, progress.round, progress.skip)
+        train_at_sites(scenario, results, deployment, names, progress.round, progress.skip, progress.again)
     tell_results(scenario, results, console)
 
 

@@ -161,6 +161,10 @@ class FederatedProgress(LiveBars):
         tell(self.console, f"Round {number} of {self._rounds}: {summary}")
         self.update(self._task, completed=number, description=f"Rounds ({top1}, {speed})")
 
+    def again(self, reason: str) -> None:
+        """Too few clients answered in a round, which did not count and is played again."""
+        tell(self.console, f"Played again: {reason}")
+
 
 def _top1(share: float) -> str:
     return f"validation Top-1 {100 * share:.1f} %"

@@ -143,5 +143,5 @@ def simulate(
     if done:
         console.print(f"Going on after round {done} of {scenario.rounds}.")
     with FederatedProgress(console, done, scenario.rounds) as progress:
-        train_federated(scenario, dealt, folder, resources, progress.round, progress.skip)
+        train_federated(scenario, dealt, folder, resources, progress.round, progress.skip, progress.again)
     tell_results(scenario, folder, console)

@@ -19,7 +19,7 @@ from fedmjp.errors import DataError
 from fedmjp.learning import Recipe
 from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 
-# Pictures that a reading process hands over at a time: of 224 pixels, 16 processes that are ahead hold 1.2 GB.
+# Pictures that a reading process hands over at a time: the more, the more processes that are ahead hold.
 CHUNK = 64
 
 
@@ -112,7 +112,8 @@ def training_epochs(  # noqa: PLR0913 (where in the run it is takes four)
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
     """
     steps = range(skip, steps_per_epoch(len(indices), recipe))
-    chunks = _chunks(part.places(min(recipe.batch_size, len(indices))))
+    places = part.places(min(recipe.batch_size, len(indices)))
+    chunks, pictures = _chunks(places), len(places)
     jobs = (_Job(epoch, step, chunk) for epoch in epochs for step in steps for chunk in chunks)
     reader = _Reader(
         dataset,
@@ -122,7 +123,7 @@ def training_epochs(  # noqa: PLR0913 (where in the run it is takes four)
     )
     reads, tell = _read(reader, jobs, recipe.workers), cache(on_skipped)
     for epoch in epochs:
-        joined = (_join(islice(reads, len(chunks)), tell, pinned=pinned) for _ in steps)
+        joined = (_join(islice(reads, len(chunks)), pictures, tell, pinned=pinned) for _ in steps)
         batches = (batch for batch in joined if len(batch.labels) or part.of > 1)
         yield epoch, batches
         for _ in batches:  # the next epoch's follow what was not asked for
@@ -167,7 +168,7 @@ def prepared_batches(
     jobs = (_Job(0, step, chunk) for step, of_step in enumerate(chunks) for chunk in of_step)
     reader = _Reader(dataset, partial(_as_given, indices), prepare, batch_size)
     reads, tell = _read(reader, jobs, workers), cache(on_skipped)
-    joined = (_join(islice(reads, len(of_step)), tell) for of_step in chunks)
+    joined = (_join(islice(reads, len(of_step)), sum(map(len, of_step)), tell) for of_step in chunks)
     return (batch for batch in joined if len(batch.labels))
 
 
@@ -251,29 +252,23 @@ def _read(reader: _Reader, jobs: Iterable[_Job], workers: int) -> Iterator[Read]
     return iter(DataLoader(reader, batch_size=None, sampler=jobs, num_workers=workers, generator=torch.Generator()))
 
 
-def _join(reads: Iterable[Read], tell: Callable[[str], None], *, pinned: bool = False) -> Batch:
-    """The batch of which these are parts."""
-    batches = []
-    for batch, skipped in reads:
+def _join(reads: Iterable[Read], pictures: int, tell: Callable[[str], None], *, pinned: bool = False) -> Batch:
+    """The batch of at most so many pictures of which these are parts, each of which is let go once it is copied."""
+    images, labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    indices: list[int] = []
+    places: list[int] = []
+    for part, skipped in reads:
         for reason in skipped:
             tell(reason)
-        if len(batch.labels):
-            batches.append(batch)
-    if not batches:
-        return Batch(torch.empty(0), torch.empty(0, dtype=torch.int64), (), ())
-    return (
-        batches[0]
-        if len(batches) == 1 and not pinned
-        else Batch(
-            _concatenated([batch.images for batch in batches], pinned=pinned),
-            _concatenated([batch.labels for batch in batches], pinned=pinned),
-            tuple(index for batch in batches for index in batch.indices),
-            tuple(batch.place(number) for batch in batches for number in range(len(batch.labels))),
-        )
-    )
-
-
-def _concatenated(tensors: list[Tensor], *, pinned: bool) -> Tensor:
-    rows = sum(map(len, tensors))
-    into = torch.empty((rows, *tensors[0].shape[1:]), dtype=tensors[0].dtype, pin_memory=pinned)
-    return torch.cat(tensors, out=into)
+        if not len(part.labels):
+            continue
+        if len(part.labels) == pictures and not pinned:
+            return part
+        if not indices:
+            images = torch.empty((pictures, *part.images.shape[1:]), dtype=part.images.dtype, pin_memory=pinned)
+            labels = torch.empty(pictures, dtype=part.labels.dtype, pin_memory=pinned)
+        rows = slice(len(indices), len(indices) + len(part.labels))
+        images[rows], labels[rows] = part.images, part.labels
+        indices += part.indices
+        places += map(part.place, range(len(part.labels)))
+    return Batch(images[: len(indices)], labels[: len(indices)], tuple(indices), tuple(places))

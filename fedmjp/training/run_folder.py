@@ -77,7 +77,7 @@ class TrainingFolder:
             if trained != shown:
                 raise DataError(
                     f"label {label} is {shown or 'no class'} in these pictures, but {trained or 'no class'} in the "
-                    f"training of {self.root}: evaluate on pictures of the same classes"
+                    f"training of {self.root}: take pictures of the same classes"
                 )
 
     def check_pictures(self, digest: str | None) -> None:
