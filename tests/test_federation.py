@@ -62,8 +62,7 @@ def family(marker: str, since: float) -> list[str]:
     found, own = [], os.environ.get(WORKER)
     for process in psutil.process_iter():
         try:
-            # Ray's agents wipe their environment: their parents tell whose they are.
-            environment = next(filter(None, (each.environ() for each in (process, *process.parents()))), {})
+            environment = environment_of(process)
             if environment.get(WORKER, own) != own:
                 continue
             marked = environment.get("FEDMJP_TEST") == marker
@@ -73,6 +72,16 @@ def family(marker: str, since: float) -> list[str]:
         except psutil.Error:
             continue
     return found
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """A process's environment, or that of its next ancestor with any: Ray's agents wipe theirs."""
+    one: psutil.Process | None = process
+    while one is not None:
+        if environment := one.environ():
+            return environment
+        one = one.parent()
+    return {}
 
 
 @pytest.fixture(scope="module")
