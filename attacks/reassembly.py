@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
@@ -141,6 +140,8 @@ class _Puzzle:
 
     def _anneal(self, source: Places, free: Places, steps: int) -> Places:
         """Arrange the pieces at the free places anew."""
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 (takes a quarter of a second to import)
+
         certain, sides = self._surroundings(source, free)
         belief = np.full((len(free) + 1, len(free)), 1 / len(free))
         belief[-1] = 0  # stands for a neighbour that is certain, or none

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 from typing_extensions import override
 
@@ -70,6 +69,8 @@ class SystemRandomness(Randomness):
 
     @override
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
+        from scipy import special  # noqa: PLC0415 (a tenth of a second, which few processes need)
+
         # The quantile of the middle of each interval: neither end, where it is infinite.
         values = special.ndtri(_integers(shape) * 2.0**-UNIFORM_BITS + 2.0 ** -(UNIFORM_BITS + 1))
         return torch.from_numpy(values.astype(np.float32)).reshape(tuple(shape))

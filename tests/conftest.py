@@ -38,6 +38,8 @@ ROOT = Path(__file__).parents[1]
 # tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# A hundred processes import our packages: each module is compiled once, not by each of them, whatever pytest was told.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,9 @@ import sys
 from fedmjp.models.build import blueprint
 from fedmjp.scenario import Scenario
 blueprint(Scenario(model="deit_micro").network)
-print("torch._dynamo" in sys.modules)
+import benchmarks.running.ray_workers
+import clients.app
+print(*sys.modules)
 """
 # As in a release of timm or torchvision that asks the compiler for what the placeholder does not have.
 LACKING = """
@@ -28,14 +30,33 @@ from fedmjp.models.build import build_vit
 from fedmjp.scenario import Scenario
 model = build_vit(Scenario(model="deit_micro").network)
 assert v2.Resize(4)(torch.zeros(1, 3, 8, 8)).shape == (1, 3, 4, 4)
-print("torch._dynamo" in sys.modules)
+print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize(("code", "compiler"), [(LEAN, "False"), (LACKING, "True")])
-def test_the_compiler_is_imported_only_where_it_must_be(code: str, compiler: str) -> None:
+def modules(code: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == compiler
+    return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def imported() -> set[str]:
+    """By what plans, by a worker of a campaign and by a client."""
+    return modules(LEAN)
+
+
+def test_the_compiler_is_not_imported_where_nothing_is_compiled(imported: set[str]) -> None:
+    assert {"torch", "timm"} <= imported
+    assert "torch._dynamo" not in imported
+
+
+def test_the_compiler_is_imported_where_a_release_needs_it() -> None:
+    assert "torch._dynamo" in modules(LACKING)
+
+
+def test_workers_and_clients_start_without_scipy_which_few_of_them_need(imported: set[str]) -> None:
+    assert {"benchmarks.running.ray_workers", "clients.app"} <= imported
+    assert "scipy" not in imported
 
 
 @pytest.mark.parametrize("command", ["weights", "compare run"])

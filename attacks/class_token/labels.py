@@ -1,7 +1,6 @@
 """Which labels a batch has, with multiplicity: what is certain, and what is likeliest."""
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.class_token.head import Head, HeadGradient
@@ -59,6 +58,8 @@ def labels_of(targets: Tensor, gradient: HeadGradient) -> tuple[Labels, float]:
     if int(counts.sum()) != len(targets):
         return likeliest(sums, len(targets)), float("inf")
     repeated = torch.repeat_interleave(torch.arange(len(counts)), counts.cpu())
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 (takes a quarter of a second to import)
+
     rows, columns = linear_sum_assignment(-shares[:, repeated].cpu().numpy())
     labels = repeated[columns[rows.argsort()]].tolist()
     return tuple(labels), float(torch.cat([off, sums - counts]).abs().max())

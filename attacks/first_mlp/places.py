@@ -6,7 +6,6 @@ A token is z = E x + b + e, with e the position embedding of its place. The serv
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.first_mlp.tokens import centred
@@ -121,6 +120,8 @@ def by_slopes(slopes: Tensor, rows: Tensor) -> Tensor:
 
 def assigned(costs: Tensor) -> Tensor:
     """(tokens,) places, each once, of the least sum of costs (tokens, places)."""
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 (takes a quarter of a second to import)
+
     _, places = linear_sum_assignment(costs.cpu().numpy())
     return torch.from_numpy(places).to(costs.device)
 
