@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.federation.guard import MODULE, PREFIX, end_abandoned
+from benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
 from benchmarks.folder.pictures import save_png
 from benchmarks.plan.experiment import Plan
 from benchmarks.running.runner import run_local
@@ -227,8 +227,11 @@ def test_a_superlink_without_its_superexec_is_ended(tmp_path: Path) -> None:
     guard = subprocess.Popen([sys.executable, "-P", "-m", MODULE, home, *superlink], stdin=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 30
-        while len(below := psutil.Process(guard.pid).children(recursive=True)) < 2 and time.monotonic() < deadline:
+        below: list[psutil.Process] = []
+        while not any(each.name() in SUPEREXEC for each in below):
+            assert time.monotonic() < deadline
             time.sleep(0.05)
+            below = psutil.Process(guard.pid).children(recursive=True)
         below[1].kill()
         assert guard.wait(30) == 0
         assert not below[0].is_running()
