@@ -27,9 +27,9 @@ from attacks.base import Attack
 from fedmjp.config import ModelConfig, UpdateKind
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
-from fedmjp.exchange import Exchange, with_weights
+from fedmjp.exchange import Exchange
 from fedmjp.metrics import metric
-from fedmjp.models.build import build_vit
+from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
 from fedmjp.records import Disclosure, Reconstruction, Upload

@@ -1,6 +1,5 @@
 """The one birthplace of uploads: direct mode, Flower's clients and training all make them here."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,7 +16,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
 from fedmjp.defences.base import Arranged, Client
 from fedmjp.errors import BadInputError
-from fedmjp.models.build import build_vit
+from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
@@ -91,15 +90,6 @@ def changed_weights(
         upload = upload_of(scenario, sent, private, server_round=number + 1, node=0, weights="")
         known = server.learn(replace(upload, labels=None), model, scenario.threat)
     return tuple(server.weights(model, scenario.threat, known))
-
-
-def with_weights(model: VitClassifier, changed: Mapping[str, Tensor]) -> VitClassifier:
-    """The model with some weights in place of its own: a copy, unless there are none."""
-    if not changed:
-        return model
-    copied = copy.deepcopy(model)
-    copied.load_state_dict({**model.state_dict(), **changed})
-    return copied
 
 
 @lru_cache(maxsize=2)

@@ -14,10 +14,10 @@ from attacks.adversary import Adversary
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
-from fedmjp.exchange import Exchange, with_weights
+from fedmjp.exchange import Exchange
 from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
-from fedmjp.models.build import blueprint, build_vit
+from fedmjp.models.build import blueprint, build_vit, with_weights
 from fedmjp.records import Disclosure, Features, Reconstruction, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel

@@ -20,8 +20,8 @@ from clients.checks.parallel import directions_of, may_have_parallel_rows
 from clients.checks.structure import check_structure
 from clients.checks.trace import trace_of
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.exchange import changed_weights, with_weights
-from fedmjp.models.build import build_vit
+from fedmjp.exchange import changed_weights
+from fedmjp.models.build import build_vit, with_weights
 from fedmjp.records import weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import scoped_randomness, torch_generator

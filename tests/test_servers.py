@@ -21,10 +21,10 @@ from fedmjp.cli import app
 from fedmjp.data.pictures import LabelledPicture, PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError
-from fedmjp.exchange import Exchange, with_weights
+from fedmjp.exchange import Exchange
 from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
-from fedmjp.models.build import blueprint, build_vit
+from fedmjp.models.build import blueprint, build_vit, with_weights
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, record_name

@@ -13,8 +13,8 @@ from benchmarks.audit.network import Network
 from benchmarks.audit.recipe import optimiser_of, unreadable
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import FedmjpError
-from fedmjp.exchange import with_weights
 from fedmjp.facade import bundled_pictures
+from fedmjp.models.build import with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction
 from fedmjp.scenario import Scenario

@@ -44,10 +44,10 @@ from clients.training import LocalTraining
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.partitions import partition
 from fedmjp.data.pictures import LabelledPicture, to_image
-from fedmjp.exchange import changed_weights, with_weights
+from fedmjp.exchange import changed_weights
 from fedmjp.learning import Training
 from fedmjp.models import names
-from fedmjp.models.build import build, build_vit
+from fedmjp.models.build import build, build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario

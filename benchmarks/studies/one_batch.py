@@ -22,10 +22,9 @@ from benchmarks.running.evaluator import match
 from fedmjp.data.bundled import CROPS, Crop
 from fedmjp.data.pictures import LabelledPicture, to_image
 from fedmjp.drawings import save_photographs
-from fedmjp.exchange import with_weights
 from fedmjp.facade import attack
 from fedmjp.metrics.pictures import psnr
-from fedmjp.models.build import build_vit
+from fedmjp.models.build import build_vit, with_weights
 from fedmjp.records import Features, Reconstruction
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario

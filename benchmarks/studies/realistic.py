@@ -40,9 +40,9 @@ from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import AttackFailedError, BadInputError, ConfigError, RecordError
-from fedmjp.exchange import Exchange, private_of, with_weights
+from fedmjp.exchange import Exchange, private_of
 from fedmjp.learning import Learning, Recipe
-from fedmjp.models.build import build, build_vit
+from fedmjp.models.build import build, build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.running import run_function

@@ -29,10 +29,10 @@ from attacks.token_imprint import by_picture, read_tokens
 from benchmarks.scripts import Pictures, keep_table, timed
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection, open_source, select
-from fedmjp.exchange import Exchange, with_weights
+from fedmjp.exchange import Exchange
 from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
-from fedmjp.models.build import build_vit
+from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction

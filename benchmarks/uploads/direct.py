@@ -14,8 +14,8 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, FedmjpError
-from fedmjp.exchange import Exchange, changed_weights, noise_of, private_of, protect, update_of, upload_of, with_weights
-from fedmjp.models.build import build_vit
+from fedmjp.exchange import Exchange, changed_weights, noise_of, private_of, protect, update_of, upload_of
+from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
 from fedmjp.private import PrivateBatch

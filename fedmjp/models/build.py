@@ -1,9 +1,12 @@
 """Build a model by name from its configuration."""
 
+import copy
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedmjp.config import ModelConfig
 from fedmjp.errors import ConfigError
@@ -15,7 +18,16 @@ from fedmjp.models.classifier import Classifier, PositionedClassifier, SwinClass
 from fedmjp.models.localisation import LocalisationRegressor
 from fedmjp.seeds import derive, scoped_randomness
 
-__all__ = ["ARCHITECTURES", "architecture", "blueprint", "build", "build_vit", "parameter_count", "upload_bytes"]
+__all__ = [
+    "ARCHITECTURES",
+    "architecture",
+    "blueprint",
+    "build",
+    "build_vit",
+    "parameter_count",
+    "upload_bytes",
+    "with_weights",
+]
 
 
 def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
@@ -130,3 +142,12 @@ def _check_positions(config: ModelConfig, design: Architecture) -> None:
         )
     if design.positions is not Positions.LEARNED:
         raise ConfigError(f"{config.name} has no learned position embedding, which {asked} needs: leave it out")
+
+
+def with_weights(model: VitClassifier, changed: Mapping[str, Tensor]) -> VitClassifier:
+    """The model with some weights in place of its own: a copy, unless there are none."""
+    if not changed:
+        return model
+    copied = copy.deepcopy(model)
+    copied.load_state_dict({**model.state_dict(), **changed})
+    return copied

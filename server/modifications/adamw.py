@@ -20,8 +20,8 @@ from torch import Tensor
 from attacks.adamw import EPSILON, SHOWN, changed_entries, gradient_behind, tensor_behind, total_move
 from fedmjp.arithmetic import computing
 from fedmjp.errors import AttackFailedError
-from fedmjp.exchange import with_weights
 from fedmjp.models import names
+from fedmjp.models.build import with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
