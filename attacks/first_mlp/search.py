@@ -49,10 +49,9 @@ def search(equations: Equations, rounds: int, starts: int, generator: torch.Gene
 def _filled(equations: Equations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
     """Add what comes nearest to the equations of the tokens that are left, half of those missing at a time."""
     while (missing := equations.count - len(met)) > 0:
-        candidates, cost = _candidates(equations.without(met), starts, generator)
-        distinct, _ = _distinct(torch.cat([met, candidates]), torch.cat([cost.new_full((len(met),), -1.0), cost]))
-        more = len(distinct) - len(met)
-        met = distinct[: len(met) + (missing + 1) // 2] if more else torch.cat([met, candidates[:1]])
+        candidates, _ = _candidates(equations.without(met), starts, generator)
+        other = candidates[~_near(candidates, met).any(dim=1)]
+        met = torch.cat([met, other[: (missing + 1) // 2] if len(other) else candidates[:1]])  # one at least
     return met
 
 
@@ -77,11 +76,17 @@ def _polished(equations: Equations, whitened: Tensor) -> Tensor:
 def _distinct(whitened: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """One of each group of tokens that are the same, the first in this order."""
     kept: list[int] = []
-    near = torch.cdist(whitened, whitened) < SAME * whitened.shape[1] ** 0.5
+    near = _near(whitened, whitened)
     for index in order.argsort().tolist():
         if not near[index, kept].any():
             kept.append(index)
     return whitened[kept], order[kept]
+
+
+def _near(whitened: Tensor, others: Tensor) -> Tensor:
+    """(tokens, others) bool: which are the same."""
+    near: Tensor = torch.cdist(whitened, others) < SAME * whitened.shape[1] ** 0.5
+    return near
 
 
 def minimise(
