@@ -159,6 +159,14 @@ def test_a_picture_is_fished_out_of_the_weights_after_several_steps(steps: dict[
     assert decibels(attacked(scenario, made, "patch_embedding"), pictures[1]) > least
 
 
+def test_an_epoch_without_the_tensors_that_tell_its_steps_is_not_read() -> None:
+    scenario = scenario_of(server="class_fishing", defences="withhold", local_steps=2, local_batch_size=2)
+    made = scenario.exchange(pictures_of(scenario))
+    model = with_weights(build_vit(scenario.network), made.changed[0])
+    with pytest.raises(AttackFailedError, match="the upload lacks backbone"):
+        scenario.server.made().isolate(made.upload, model, scenario.threat)  # type: ignore[union-attr]
+
+
 def test_the_dead_head_of_a_probe_says_how_often_labels_come_in_an_epoch() -> None:
     scenario = scenario_of(local_steps=4, local_batch_size=2)
     server = Scenario.parse({**scenario.model_dump(), "server": "class_fishing"}).server.made()  # type: ignore[union-attr]

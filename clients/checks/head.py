@@ -11,7 +11,7 @@ from clients.checks.trace import Trace
 BIAS = "head bias"
 ROWS = "head rows"
 CERTAIN = "certain pictures"
-ALIKE = 1e-4  # distance of features along a row; between pictures of fresh and trained networks it is 0.1 or more
+ALIKE = 1e-4  # distance of features along a row
 EQUAL = 1e-3  # distance of rows, relative to their length, that are equal
 FIRST, FACTOR, MOST = 10.0, 2.0, 1000.0
 

@@ -93,8 +93,12 @@ def isolated_gradient(upload: Upload, model: VitClassifier, threat: ThreatModel)
     tokens of patches. It holds where steps are read as they were.
 
     Raises:
-        AttackFailedError: If it holds for no step.
+        AttackFailedError: If it holds for no step, or tensors of it are withheld.
     """
+    if missing := [name for name in step_tensors(threat, model) if name not in upload.tensors]:
+        raise AttackFailedError(
+            f"the upload lacks {missing[0]}, which tells the step of the wanted picture"
+        )
     tried = [_places(threat, first) for first in range(1, _steps_of_epoch(threat) + 1)]
     best = tried[0]
     if len(tried) > 1:
