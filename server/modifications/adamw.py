@@ -96,9 +96,7 @@ def isolated_gradient(upload: Upload, model: VitClassifier, threat: ThreatModel)
         AttackFailedError: If it holds for no step, or tensors of it are withheld.
     """
     if missing := [name for name in step_tensors(threat, model) if name not in upload.tensors]:
-        raise AttackFailedError(
-            f"the upload lacks {missing[0]}, which tells the step of the wanted picture"
-        )
+        raise AttackFailedError(f"the upload lacks {missing[0]}, which tells the step of the wanted picture")
     tried = [_places(threat, first) for first in range(1, _steps_of_epoch(threat) + 1)]
     best = tried[0]
     if len(tried) > 1:
