@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from benchmarks.folder.study import ENVIRONMENTS, PLAN, TRIALS, keep_rows
+from benchmarks.folder.output import OutputFolder
+from benchmarks.folder.store import Store
+from benchmarks.folder.study import DIGITS, ENVIRONMENTS, PLAN, TRIALS, keep_rows, open_results, read_study, write_study
 from fedmjp.cli import main
 
 FILE = """\
@@ -79,6 +82,17 @@ def test_a_study_is_two_files_and_verifies(published: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "12 rows: 12 ok, 0 failed" in printed
     assert "Nothing contradicts the results." in printed
+
+
+def test_keys_are_cut_but_where_that_joined_trials(finished: Path, copied: Path) -> None:
+    ledger, store = open_results(OutputFolder(finished))
+    whole = ledger.trials["key"].tolist()
+    assert sorted(read_study(copied)[0].trials["key"]) == sorted(key[:DIGITS] for key in whole)
+    alike = {key: f"{'0' * DIGITS}{place}" for place, key in enumerate(whole)}
+    same = Store.in_memory()
+    same.put(replace(trial, key=alike[trial.key]) for trial in store.trials(whole))
+    write_study(copied / TRIALS, replace(ledger, trials=ledger.trials.replace({"key": alike})), same)
+    assert read_study(copied)[0].trials["key"].tolist() == list(alike.values())
 
 
 def test_its_leaderboard_is_that_of_the_run_but_for_pictures(finished: Path, published: Path, tmp_path: Path) -> None:

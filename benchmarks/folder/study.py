@@ -29,6 +29,7 @@ SHA256 = "trials_sha256"
 LARGEST = 2**30  # bytes of a manifest, or of a plan
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error)
 LEVEL = 19  # of zstd: a study is written once, and kept
+DIGITS = 16  # of 64 of a key: nothing compresses them, and all that a study's keys do is to keep its trials apart
 # Of the store, what the plan does not say.
 ROWS = (
     "status", "error", "model", "defence", "mask_ratio", "attack", "setting", "protocol", "realised_ratio",
@@ -43,6 +44,7 @@ def write_study(path: Path, ledger: Ledger, store: Store) -> None:
     rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
     for name in (*ledger.about["metrics"], COLOUR):
         rows[name] = [scores.get(name) for scores in rows["scores"]]
+    rows["key"] = _shortened(rows["key"])
     rows["diagnostics"] = [json.dumps(diagnostics) for diagnostics in rows["diagnostics"]]
     about = {**ledger.about, "keep": "none"}  # pictures do not travel
     said = {
@@ -145,6 +147,12 @@ def holds_plan(folder: Path) -> bool:
         raise OutputError(
             f"{path} is damaged ({' '.join(str(error).split())}); put a whole copy in its place"
         ) from None
+
+
+def _shortened(keys: "pd.Series[str]") -> "pd.Series[str]":
+    """Keys cut to ``DIGITS``, or whole where that would join two trials."""
+    short = keys.str[:DIGITS]
+    return short if short.is_unique else keys
 
 
 def _packed(said: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,69 @@
+"""Whether a campaign's memory grows as trials go by: of its processes together, from its first minute to its last.
+
+``python -m benchmarks.performance.campaign_memory --campaign FILE --data FOLDER --output DIR --json FILE``
+
+The campaign is run by its command, in the folder that ``--output`` names. What processes share counts once (PSS).
+"""
+
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import psutil
+import typer
+
+from benchmarks.scripts import Json, keep_figures
+from fedmjp.errors import FedmjpError
+from fedmjp.running import run_function
+
+SAMPLE_SECONDS = 2.0
+SPAN_SECONDS = 300.0  # samples of so long are one row
+GIGABYTE = 1e9
+
+
+def main(
+    json: Json,
+    campaign: Annotated[Path, typer.Option(help="The campaign's file.")],
+    data: Annotated[Path, typer.Option(help="Folder of its pictures.", metavar="FOLDER")],
+    output: Annotated[Path, typer.Option(help="Folder that its results go to.", metavar="DIR")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes that run its trials.")] = 1,
+) -> None:
+    """Run the campaign and look at its memory all along."""
+    command = ["campaign", "run", str(campaign), "--output", str(output), "--workers", str(workers)]
+    began = time.perf_counter()
+    spans: dict[int, list[float]] = {}
+    with subprocess.Popen([sys.executable, "-m", "fedmjp", *command, f"data.source={data}"]) as process:
+        while process.poll() is None:
+            passed = time.perf_counter() - began
+            spans.setdefault(int(passed // SPAN_SECONDS), []).append(memory_below(process.pid))
+            time.sleep(SAMPLE_SECONDS)
+    if process.returncode:
+        raise FedmjpError(f"the campaign ended with exit code {process.returncode}; what it printed says why")
+    rows = [
+        {
+            "minutes": number * SPAN_SECONDS / 60,
+            "median_gb": round(median(held), 3),
+            "largest_gb": round(max(held), 3),
+        }
+        for number, held in spans.items()
+    ]
+    keep_figures(json, {"minutes": round((time.perf_counter() - began) / 60, 1), "spans": rows}, {})
+
+
+def memory_below(pid: int) -> float:
+    """Gigabytes of a process and those below it; of those that have ended, none."""
+    held = 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with suppress(psutil.Error):
+                held += int(process.memory_full_info().pss)
+    return held / GIGABYTE
+
+
+if __name__ == "__main__":
+    run_function(main)
