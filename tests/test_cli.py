@@ -204,9 +204,9 @@ def test_doctor_names_a_package_that_shadows_ours(
 @pytest.mark.parametrize(
     ("study", "arguments", "message"),
     [
-        ("span_certificates", ["--data", "/nowhere", "--rows", "rows.csv"], "there is no folder /nowhere"),
-        ("span_certificates", ["--data", "bundled", "--rows", "rows.csv", "--model", "foo"], "'foo' is not KEY=VALUE"),
-        ("span_certificates", ["--data", "bundled", "--rows", "rows.csv", "--ratios", "2"], "'2' are no mask ratios"),
+        ("span_certificates", ["--data", "/nowhere", "--output", "study"], "there is no folder /nowhere"),
+        ("span_certificates", ["--data", "bundled", "--output", "study", "--model", "foo"], "'foo' is not KEY=VALUE"),
+        ("span_certificates", ["--data", "bundled", "--output", "study", "--ratios", "2"], "'2' are no mask ratios"),
         ("batches", ["--pictures", "/nowhere"], "there is no folder /nowhere"),
     ],
 )

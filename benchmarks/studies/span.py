@@ -1,6 +1,6 @@
-"""What the studies of ``mjp_span`` share: pictures that nothing was developed on, and a file that rows are added to."""
+"""What the studies of ``mjp_span`` share: pictures that nothing was developed on, and rows that outlive a kill."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,18 +9,20 @@ import torch
 import typer
 
 from attacks.held_out import developed_on, seen_before
+from benchmarks.scripts import keep_table
+from fedmjp import provenance
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.pictures import PictureSource
 from fedmjp.data.selection import Selection, open_source, select
 from fedmjp.errors import ConfigError
-from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.scenario import Scenario
 
-KEY = ["model", "weights", "ratio", "picture"]
-Data = Annotated[str, typer.Option(help="A picture source.")]
-Rows = Annotated[Path, typer.Option(help="CSV to append to.")]
+NAMED = ("ratio", "picture")
+DIGITS = 16  # of the digest of the code that made a row
+ROWS = "rows.csv"
+Data = Annotated[str, typer.Option(help="A picture source.", metavar="FOLDER")]
+Output = Annotated[Path, typer.Option(help=f"Folder of the study; its {ROWS} is added to.", metavar="DIR")]
 Ratios = Annotated[str, typer.Option(help="Mask ratios, comma-separated.")]
 Model = Annotated[str, typer.Option(help="KEY=VALUE,... of the model; weights=FILE for trained ones.")]
 
@@ -32,26 +34,33 @@ def undeveloped(source: PictureSource, count: int, *, development: bool) -> Sele
     )
 
 
-def rows_with(
-    path: Path,
-    measure: Callable[[Exchange, VitClassifier], dict[str, Any]],
+def keep_rows_of(
+    output: Path,
+    measure: Callable[..., dict[str, Any]],
     *,
+    options: Mapping[str, Any],
     model: str,
     data: str,
     count: int,
     ratios: str,
     development: bool = False,
 ) -> pd.DataFrame:
-    """All rows of a file, after one per picture and mask ratio that it lacks was measured and appended.
+    """Measure a row per picture and mask ratio, each appended when it is there, and keep all of them as a study.
+
+    Rows that the folder has of the same code and options are not measured again, others are left out.
 
     Args:
-        path: CSV.
-        measure: Gives the figures of one upload, with the network that it is of.
+        output: Folder of the study.
+        measure: Gives the figures of one upload, an exchange and its network, with the options as keywords.
+        options: Of ``measure``, with JSON-ready values.
         model: Comma-separated KEY=VALUE pairs of ``ModelConfig``; ``weights`` names a file.
         data: A picture source.
         count: Of the pictures.
         ratios: Comma-separated mask ratios.
         development: Whether to take the pictures that the attack was developed on.
+
+    Returns:
+        The rows.
 
     Raises:
         ConfigError: If model or ratios cannot be read.
@@ -61,29 +70,38 @@ def rows_with(
     weights = given.pop("weights", None)
     trained = {} if weights is None else {"weights": Checkpoint.of(weights)}
     config = ModelConfig.parse({"name": "deit_small", "unknown_embedding": True, **given, **trained})
-    options = (f"{key}={value}" for key, value in sorted(given.items()) if key != "name")
+    sizes = (f"{key}={value}" for key, value in sorted(given.items()) if key != "name")
     label = {
-        "model": " ".join([config.name, *options]),
+        "code": provenance.code_digest()[:DIGITS],
+        "model": " ".join([config.name, *sizes]),
         "weights": "untrained" if weights is None else "/".join(Path(weights).parts[-2:]),
+        **options,
     }
     chosen = undeveloped(
         open_source(data, size=config.image_size, classes=config.classes), count, development=development
     )
     network = build_vit(config)
-    done = set(_read(path)[KEY].itertuples(index=False, name=None)) if path.exists() else set()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = output / ROWS
+    done = set(_rows_of(path, label)[list(NAMED)].itertuples(index=False, name=None)) if path.exists() else set()
+    output.mkdir(parents=True, exist_ok=True)
     for entry in chosen.entries:
         for ratio in wanted:
-            key = {**label, "ratio": ratio, "picture": entry.name}
-            if tuple(key.values()) not in done:
+            if (ratio, entry.name) not in done:
                 scenario = Scenario.parse({"model": config, "defences": f"mjp:mask_ratio={ratio}"})
-                row = key | measure(scenario.exchange([chosen.load(entry)], model=network), network)
+                exchange = scenario.exchange([chosen.load(entry)], model=network)
+                row = {**label, "ratio": ratio, "picture": entry.name, **measure(exchange, network, **options)}
                 pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
-    return _read(path)
+    rows = _rows_of(path, label)
+    keep_table(output, rows, {"pictures": count, "mask_ratios": wanted})
+    return rows
 
 
-def _read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype=dict.fromkeys(("model", "weights", "picture"), str), float_precision="round_trip")
+def _rows_of(path: Path, label: Mapping[str, Any]) -> pd.DataFrame:
+    """Those of a file whose columns say what ``label`` says."""
+    texts = [name for name, value in label.items() if isinstance(value, str)]
+    rows = pd.read_csv(path, dtype=dict.fromkeys([*texts, "picture"], str), float_precision="round_trip")
+    alike = rows.reindex(columns=list(label)).eq(pd.Series(label, dtype=object)).all(axis=1)
+    return rows[alike]
 
 
 def _read_options(text: str) -> dict[str, str]:

@@ -1,9 +1,8 @@
 """How often ``mjp_span`` certifies the patches of a picture, whether that is right, and how long it takes.
 
-``python -m benchmarks.studies.span_certificates --data FOLDER --rows rows.csv --pictures 50 --ratios 0.09,0.27``
+``python -m benchmarks.studies.span_certificates --data FOLDER --output DIR --pictures 20 --ratios 0.09,0.27``
 
-One row per picture and mask ratio, appended as soon as it is there; rows that the file has are not
-computed again. The summary of all rows in the file lies beside it, with the ending ``.md``. A certificate is
+One row per picture and mask ratio. A certificate is
 wrong if any patch of the picture, the masked ones under the best assignment, is below 30 dB. It says nothing of their
 order: *in order* counts the certified pictures that are exact in true order. Where the draw of a mask masks nothing,
 there is nothing to certify, and the row counts nowhere in the summary.
@@ -14,7 +13,6 @@ alone that the attack was developed on.
 Many certificates in little time: ``--model name=deit_tiny,image_size=64,patch_size=8 --ratios 0.06,0.09,0.12``.
 """
 
-from functools import partial
 from typing import Annotated, Any
 
 import pandas as pd
@@ -24,10 +22,9 @@ from scipy.optimize import linear_sum_assignment
 
 from attacks.mjp.prior import MjpPrior
 from attacks.mjp.span.attack import MjpSpan
-from benchmarks.folder.output import write_text
 from benchmarks.leaderboard.entries import EXACT
 from benchmarks.leaderboard.statistics import share
-from benchmarks.studies.span import Data, Model, Ratios, Rows, rows_with
+from benchmarks.studies.span import Data, Model, Output, Ratios, keep_rows_of
 from fedmjp.exchange import Exchange
 from fedmjp.metrics import metric
 from fedmjp.models.classifier import VitClassifier
@@ -50,26 +47,32 @@ CERTIFICATE = {
 
 def main(
     data: Data,
-    rows: Rows,
+    output: Output,
     pictures: Annotated[int, typer.Option()] = 50,
     ratios: Ratios = "0.09,0.27",
     seconds: Annotated[float, typer.Option(help="Budget per upload.")] = 60.0,
     model: Model = "",
     development: Annotated[bool, typer.Option(help="The pictures that the attack was developed on.")] = False,
 ) -> None:
-    """Attack what is not in the file yet, and summarise."""
-    measure = partial(attacked, seconds=seconds)
-    table = rows_with(rows, measure, model=model, data=data, count=pictures, ratios=ratios, development=development)
-    text = summary(table)
-    write_text(rows.with_suffix(".md"), text)
-    typer.echo(text)
+    """Attack what the folder lacks, and print a summary."""
+    rows = keep_rows_of(
+        output,
+        attacked,
+        options={"seconds_allowed": seconds},
+        model=model,
+        data=data,
+        count=pictures,
+        ratios=ratios,
+        development=development,
+    )
+    typer.echo(summary(rows))
 
 
-def attacked(exchange: Exchange, network: VitClassifier, *, seconds: float) -> dict[str, Any]:
+def attacked(exchange: Exchange, network: VitClassifier, *, seconds_allowed: float) -> dict[str, Any]:
     """What the attack says of one upload, and the truth: ``worst_patch`` and PSNR in dB, of ``mjp_prior`` as well."""
     made, prior = (
         attack.reconstruct([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
-        for attack in (MjpSpan({"seconds": seconds}), MjpPrior())
+        for attack in (MjpSpan({"seconds": seconds_allowed}), MjpPrior())
     )
     psnr, diagnostics = metric("psnr").function, made.diagnostics
     return {

@@ -1,6 +1,6 @@
 """How exactly one upload determines the masked patches, were the equations of ``mjp_span`` solved.
 
-``python -m benchmarks.studies.span_information --data FOLDER --rows rows.csv --pictures 20 --ratios 0.09,0.27``
+``python -m benchmarks.studies.span_information --data FOLDER --output DIR --pictures 20 --ratios 0.09,0.27``
 
 What ``mjp_span`` does not find may be hidden, or only hard to find. At the true tokens, with the attention's
 output known, every equation measures a patch's coefficients with the noise that rounding of the upload gives it
@@ -11,8 +11,7 @@ say that nothing else solves the equations, nor how to get there.
 The ``second`` figures add the equations of the second block: what it gets of a token, z2 + MLP(z2), depends on
 that token alone once z2 = z + o is given, and after norm1 lies in the span that the gradient of its qkv has.
 
-One row per picture and mask ratio, appended as soon as it is there; rows that the file has are not computed
-again. Of pictures that nothing was developed on.
+One row per picture and mask ratio, of pictures that nothing was developed on.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from attacks.base import on_device
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.block import Linear, Norm, gelu, linear_of, norm_of
 from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
-from benchmarks.studies.span import Data, Model, Ratios, Rows, rows_with
+from benchmarks.studies.span import Data, Model, Output, Ratios, keep_rows_of
 from fedmjp.exchange import Exchange
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -59,14 +58,14 @@ class SecondBlock:
 
 def main(
     data: Data,
-    rows: Rows,
+    output: Output,
     pictures: Annotated[int, typer.Option()] = 20,
     ratios: Ratios = "0.03,0.09,0.27,0.5,0.9",
     model: Model = "",
 ) -> None:
-    """Compute what is not in the file yet, and summarise."""
-    table = rows_with(rows, bounds, model=model, data=data, count=pictures, ratios=ratios)
-    groups = table.groupby(["model", "ratio"])
+    """Compute what the folder lacks, and print a summary."""
+    rows = keep_rows_of(output, bounds, options={}, model=model, data=data, count=pictures, ratios=ratios)
+    groups = rows.groupby(["model", "ratio"])
     figures = groups[["median", "worst", "median_second", "worst_second"]].median().assign(uploads=groups.size())
     typer.echo(figures.round(1).to_string())
 
