@@ -14,7 +14,8 @@ which one direction of s_t is the only solution. Its length makes G2 - s_t a_t^T
 """
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -52,6 +53,11 @@ class Equations:
     first: Tensor  # (hidden, dim) G1
     second: Tensor  # (dim, hidden) G2
     count: int  # tokens that the gradients are sums over
+    until: float = math.inf  # of time.thread_time(): searches that are at work then end where they are
+
+    def time_is_up(self) -> bool:
+        """Whether searches are to end. This thread's work counts: another job on the machine changes no result."""
+        return time.thread_time() > self.until
 
     @cached_property
     def inputs(self) -> Span:
@@ -101,12 +107,16 @@ class Equations:
         return Point(inputs, before, after, self.inputs.remainder(inputs), self.activations.remainder(after))
 
     def normal(self, point: Point) -> tuple[Tensor, Tensor]:
-        """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns)."""
+        """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns).
+
+        Gradients decide where a search ends, and are exact. Matrices decide how fast it gets there, and are formed in
+        float32, in half the time.
+        """
         slopes = gelu_slope(point.before_gelu)
-        jacobian = slopes[:, :, None] * self._expanded
-        inside = self.activations.columns.mT @ jacobian
+        jacobian = slopes[:, :, None].float() * self._expanded.float()
+        inside = self.activations.columns.mT.float() @ jacobian
         gradient = (point.outside_activations * slopes) @ self._expanded + point.outside_inputs @ self._gained
-        return jacobian.mT @ jacobian - inside.mT @ inside + self._still, gradient
+        return (jacobian.mT @ jacobian - inside.mT @ inside).double() + self._still, gradient
 
     def excess(self, point: Point) -> Tensor:
         """(rows,) length of what is left over that which rounding leaves of a true token: about 1 for one."""
@@ -136,4 +146,4 @@ class Equations:
         point, (at_outputs, at_inner) = self.at(whitened), self.slopes(whitened)
         first = self.first - at_inner.mT @ point.inputs
         second = self.second - at_outputs.mT @ point.activations
-        return Equations(self.block, self.fc2, first, second, self.count - len(whitened))
+        return replace(self, first=first, second=second, count=self.count - len(whitened))

@@ -13,7 +13,7 @@ EASIER, HARDER, TRIES = 0.2, 10.0, 3  # factors of the damping, and how often it
 SLOW = 1e-5  # gain of a step, of the cost, that ends a row
 TRUE = 1.6  # excess: up to here a zero counts as a token
 SAME = 0.02  # distance of two whitened tokens, of their length, below which they are one
-DRY = 6  # rounds without a new token, after which the nearest misses are taken
+DRY = 6  # rounds without a new token, after which no further one is looked for
 CHUNK = 2**25  # entries of Jacobians that are held at a time
 
 
@@ -26,7 +26,15 @@ class Tokens:
 
 
 def search(equations: Equations, rounds: int, starts: int, generator: torch.Generator) -> Tokens:
-    """As many tokens as the gradients are sums over.
+    """As many tokens as the gradients are sums over."""
+    met = meet(equations, rounds, starts, generator)
+    return Tokens(_filled(equations, met, starts, generator), len(met))
+
+
+def meet(
+    equations: Equations, rounds: int, starts: int, generator: torch.Generator, *, dry_rounds: int = DRY
+) -> Tensor:
+    """Whitened tokens (tokens, dim) that prove themselves, as many as are met before rounds add nothing any more.
 
     Each round searches in the equations of what is left when the tokens met so far are taken out, where those are no
     zeros any more and the space is smaller, and then polishes in the equations of all.
@@ -41,9 +49,9 @@ def search(equations: Equations, rounds: int, starts: int, generator: torch.Gene
         met, excess = _distinct(torch.cat([met, candidates[likely]]), torch.cat([excess, left[likely]]))
         met, excess = met[: equations.count], excess[: equations.count]
         dry = 0 if len(met) > before else dry + 1
-        if len(met) == equations.count or dry == DRY:
+        if len(met) == equations.count or dry == dry_rounds or equations.time_is_up():
             break
-    return Tokens(_filled(equations, met, starts, generator), len(met))
+    return met
 
 
 def _filled(equations: Equations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
@@ -107,7 +115,7 @@ def _minimise(equations: Equations, unknowns: Tensor, steps: int, first: float, 
     alive = torch.ones_like(cost, dtype=torch.bool)
     for _ in range(steps):
         rows = alive.nonzero().flatten()
-        if not len(rows):
+        if not len(rows) or equations.time_is_up():
             break
         matrices, gradients = equations.normal(equations.at(unknowns[rows] @ equations.basis))
         if on_sphere:

@@ -18,6 +18,7 @@ from attacks.mjp.span.certificate import Certificate, certify, expected_error
 from attacks.mjp.span.equations import TENSORS, Equations, equations
 from attacks.mjp.span.naturalness import Naturalness
 from attacks.mjp.span.search import Search
+from attacks.mjp.span.tokens import stated_tokens, suffice
 from attacks.mjp.span.visible import IMPOSSIBLE
 from attacks.natural_patches import prior_refusal
 from attacks.reassembly import reassemble
@@ -28,28 +29,33 @@ from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
+SEARCHED = 0.6  # of the time, at most, for tokens that prove themselves
+
 
 class SpanOptions(Config):
     """Options of ``mjp_span``."""
 
     seconds: float = Field(
-        60.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no iteration goes on"
+        240.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no iteration goes on"
     )
 
 
 class MjpSpan(ClosedFacts[VitClassifier]):
     """Every token is an isolated zero of equations that the first block's gradients state.
 
-    The linear facts (``attacks.mjp.facts``) leave each patch in an affine space of M dimensions, M being the
-    number of masked patches. The MLP's weight gradients span its inputs and its activations, and a token
-    whose activations lie in that span is a true one (``equations``). From the most natural picture
-    (``attacks.mjp.closing``) the visible patches are solved together (``joint``). Masked ones are zeros that
-    many starts lead to (``search``); each proves itself without the others (``free``). When all are found,
-    everything is solved together, and a certificate tells from the residuals whether the patches are right
-    (``certificate``). It certifies the masked ones as a set (``content_certified``), never their order: the
-    upload says nothing of it, and they are put into their places by how they fit (``attacks.reassembly``). A
-    solution that rounding explains for most patches is answered even without a certificate; patches that no picture
-    has are then those of ``mjp_prior``, which is the answer altogether where the solution is not consistent.
+    The MLP's weight gradients span its inputs and its activations, and a token whose activations lie in that span is a
+    true one. Taken out of the sums one after the other, most tokens are met from random points, masked ones as well,
+    and each proves itself (``attacks.first_mlp``). The linear facts (``attacks.mjp.facts``) leave each patch in an
+    affine space of M dimensions, M being the number of masked patches, and tell the place of every token (``tokens``).
+    Then all patches are solved together (``joint``). Masked ones that are missing are zeros of the same equations
+    (``equations``) that many starts lead to (``search``); each proves itself without the others (``free``). Where most
+    tokens are not met, the visible patches are solved from the most natural picture on (``attacks.mjp.closing``).
+
+    A certificate tells from the residuals whether the patches are right (``certificate``). It certifies the masked ones
+    as a set (``content_certified``), never their order: the upload says nothing of it, and they are put into their
+    places by how they fit (``attacks.reassembly``). A solution that most tokens or most residuals speak for is answered
+    even without a certificate; patches that no picture has are then those of ``mjp_prior``, which is the answer
+    altogether where neither do. Patches that are nearly alike, as of a bright sky, may be mixed up by rounding.
 
     Without a mask the linear facts are the whole picture, and there is nothing to certify.
 
@@ -93,10 +99,12 @@ class MjpSpan(ClosedFacts[VitClassifier]):
             diagnostics = {"masked_patches": 0.0, "expected_error": expected_error(upload, facts, model, threat)}
         else:
             setup, affine = equations(upload, facts, model), AffinePatches(facts.known, facts.basis)
-            solved, certificate = solve(setup, affine, patches, model, began + self.options.seconds, generator)
-            if certificate.found and certificate.consistent:
+            setup = replace(setup, until=began + self.options.seconds)
+            tokens = stated_tokens(upload, setup, model, began + SEARCHED * self.options.seconds, generator)
+            solved, certificate = solve(setup, affine, patches, tokens, model, generator)
+            if certificate.found and (certificate.consistent or suffice(setup, tokens)):
                 patches = _in_order(solved, facts.mask, model, generator)
-            diagnostics = certificate.diagnostics()
+            diagnostics = {**certificate.diagnostics(), "tokens_met": float(len(tokens))}
         return Reconstruction(picture(patches, model), {**diagnostics, "seconds": time.thread_time() - began})
 
 
@@ -112,14 +120,14 @@ def solve(
     setup: Equations,
     affine: AffinePatches,
     natural: Tensor,
+    tokens: Tensor,
     model: VitClassifier,
-    deadline: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Certificate]:
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
     naturalness = Naturalness.of(affine, model)
     start = (natural - affine.known) @ affine.basis.mT
-    solution, count = Search(replace(setup, until=deadline), naturalness, start[setup.visible], generator).go()
+    solution, count = Search(setup, naturalness, start[setup.visible], tokens, generator).go()
     places, coefficients = solution.all_places(setup), solution.coefficients
     possible = naturalness.excess(coefficients, places) <= IMPOSSIBLE
     patches = natural.clone()

@@ -33,18 +33,18 @@ def free(equations: Equations, attended: Tensor) -> Zeros:
     return zeros
 
 
-def coefficients_of(equations: Equations, freed: Tensor, attention: Tensor) -> Tensor:
-    """(rows, unknowns) of masked patches, from z + o up to shift and scale, which norm2 hides, and an estimate of o.
+def coefficients_of(equations: Equations, places: Tensor, freed: Tensor, attention: Tensor) -> Tensor:
+    """(rows, unknowns) of patches at places (rows,), from z + o up to shift and scale, which norm2 hides, and o.
 
-    Solves z + o = scale * freed + shift with the level's equation for coefficients, scale and shift.
+    Solves z + o = scale * freed + shift, of masked ones with the level's equation, for coefficients, scale and shift.
     """
-    start = equations.start[equations.hole[0]]
     coefficients = torch.empty(len(freed), equations.unknowns, dtype=freed.dtype, device=freed.device)
     level = torch.cat([equations.level, torch.zeros_like(equations.level[:2])]) * LEVEL_WEIGHT
-    ones = torch.ones_like(start)
-    for row, (after, output) in enumerate(zip(freed, attention, strict=True)):
+    ones = torch.ones_like(equations.start[0])
+    for row, (place, after, output) in enumerate(zip(places.tolist(), freed, attention, strict=True)):
+        start, masked = equations.start[place], equations.mask[place].to(level)
         columns = torch.cat([equations.directions, torch.stack([-after, -ones], dim=1)], dim=1)
-        system = torch.cat([columns, level[None]])
-        right = torch.cat([-start - output, torch.full_like(start[:1], LEVEL_WEIGHT)])
+        system = torch.cat([columns, masked * level[None]])
+        right = torch.cat([-start - output, masked * torch.full_like(start[:1], LEVEL_WEIGHT)])
         coefficients[row] = torch.linalg.lstsq(system, right[:, None]).solution[: equations.unknowns, 0]
     return coefficients

@@ -12,9 +12,10 @@ from attacks.mjp.span.free import coefficients_of, free
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Deflation, Steps, Zeros, minimise
 from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.visible import SMALL, judged, known, restarted, solve_visible
+from attacks.mjp.span.tokens import settle, suffice
+from attacks.mjp.span.visible import SMALL, Visible, judged, known, restarted, solve_visible
 
-Kind = Literal["anywhere", "outside", "mixed"]
+Kind = Literal["anywhere", "outside", "mixed", "seen"]
 STARTS = 48  # per round
 FAR = Steps(14, damping=1e-2)
 PLAUSIBLE = 3.0  # times the median residual of the visible: more is no zero
@@ -22,7 +23,7 @@ SAME = 0.05  # of the residual: starts that ended nearer to each other are not b
 APART = 0.3  # of the residual: proven zeros that differ by less are one
 FOREIGN = 1.0  # a pixel that far outside of [0, 1] is of no picture
 PROVEN = 3.0  # times what rounding makes of a true token's residual: a freed token with less is true
-CYCLE: tuple[Kind | None, ...] = ("outside", "outside", None, "mixed", None)  # None: from anywhere, deflated
+CYCLE: tuple[Kind | None, ...] = ("seen", "outside", "outside", None, "mixed", None)  # None: from anywhere, deflated
 DRY = 2 * len(CYCLE)  # rounds without a new patch after which the search is given up
 REFRESH, FINISH = 4, 6  # steps of the joint iteration
 NEAR = Steps(10, damping=1e-4)
@@ -30,19 +31,28 @@ SAMPLE = 24  # visible patches that choose among stand-ins
 
 
 class Search:
-    """One attempt on one upload, from the coefficients (visible, unknowns) of a natural picture.
+    """One attempt on one upload, from the tokens (met, dim) that it states, or from a natural picture.
 
-    ``visible`` and ``masked`` are what is known of the picture, masked patches in no particular order. ``proofs`` are
-    the same as zeros of the freed equations, without any assumption on the attention.
+    ``start`` are that picture's coefficients (visible, unknowns). ``visible`` and ``masked`` are what is known of the
+    picture, masked patches in no particular order. ``proofs`` are the same as zeros of the freed equations, without
+    any assumption on the attention.
     """
 
     def __init__(
-        self, equations: Equations, naturalness: Naturalness, start: Tensor, generator: torch.Generator
+        self,
+        equations: Equations,
+        naturalness: Naturalness,
+        start: Tensor,
+        tokens: Tensor,
+        generator: torch.Generator,
     ) -> None:
         self.equations, self.naturalness, self.generator = equations, naturalness, generator
         self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
         began = time.thread_time()
-        self.visible = solve_visible(equations, naturalness, start, generator)
+        if suffice(equations, tokens):
+            self._begin_at(tokens, start)
+        else:
+            self.visible = solve_visible(equations, naturalness, start, generator)
         self.reserve = time.thread_time() - began
 
     def go(self) -> tuple[Known, int]:
@@ -64,10 +74,26 @@ class Search:
         self.equations = replace(self.equations, until=deadline)
         return self._finished(), len(self.masked)
 
+    def _begin_at(self, tokens: Tensor, start: Tensor) -> None:
+        """Take patches from tokens, visible ones that have none from ``start``, and solve what is known together."""
+        equations, settled = self.equations, settle(self.equations, tokens)
+        coefficients, good = start.clone(), torch.zeros_like(equations.visible, dtype=torch.bool)
+        coefficients[settled.rows], good[settled.rows] = settled.known.visible, True
+        residual = equations.at(settled.attended(equations.tokens(coefficients, equations.visible))).cost.sqrt()
+        self.visible = Visible(coefficients, residual, good)
+        slots = equations.hole[:1].expand(len(settled.known.masked))
+        possible = self.naturalness.excess(settled.known.masked, slots) < FOREIGN
+        masked, slots = settled.known.masked[possible], slots[possible]
+        after = settled.attended(equations.tokens(masked, slots))
+        point = equations.at(after)
+        self.masked = Zeros(masked, point.cost.sqrt(), equations.normal(point, masked, slots)[0])
+        self.proofs = free(equations, after)
+        self._refresh()
+
     def _round(self, kind: Kind | None) -> int:
         """Add masked patches that one set of starts leads to; how many."""
         equations, masked = self.equations, self.masked
-        begun = _starts(kind or "anywhere", STARTS, equations.level, masked.coefficients, self.generator)
+        begun = self._starts(kind or "anywhere")
         deflation = Deflation.of(masked, begun) if kind is None and len(masked) else None
         with_attention = attended(equations, known(equations, self.visible, masked.coefficients))
         slots = equations.hole[:1].expand(len(begun))
@@ -78,6 +104,14 @@ class Search:
         ended = ended[ended.distinct(masked, SAME)]
         return self._prove(ended, with_attention) if len(ended) else 0
 
+    def _starts(self, kind: Kind) -> Tensor:
+        """(starts, unknowns): like visible patches, which pictures repeat in places that are masked, or drawn."""
+        if kind != "seen":
+            return _drawn(kind, STARTS, self.equations.level, self.masked.coefficients, self.generator)
+        seen = self.visible.coefficients[self.visible.good]
+        order = torch.randperm(len(seen), generator=self.generator)[:STARTS].to(seen.device)
+        return seen[order] / (seen[order] @ self.equations.level)[:, None]
+
     def _prove(self, ended: Zeros, with_attention: Attended) -> int:
         """Add those that stand on their own, differ from those known, and are possible patches; how many."""
         equations = self.equations
@@ -86,7 +120,7 @@ class Search:
         after = with_attention(tokens)
         freed = free(equations, after)
         released = freed.coefficients @ equations.freed.directions.T
-        coefficients = coefficients_of(equations, released, after - tokens)
+        coefficients = coefficients_of(equations, slots, released, after - tokens)
         stands = freed.residual < PROVEN * equations.noise(equations.at(released))
         stands &= self.naturalness.excess(coefficients, slots) < FOREIGN
         rows = stands.nonzero().flatten()
@@ -136,7 +170,7 @@ class Search:
         return coefficients[costs.index(min(costs))].expand(missing, -1)
 
 
-def _starts(kind: Kind, count: int, level: Tensor, coefficients: Tensor, generator: torch.Generator) -> Tensor:
+def _drawn(kind: Kind, count: int, level: Tensor, coefficients: Tensor, generator: torch.Generator) -> Tensor:
     """Draw start points, all with level.c = 1, as every masked patch has it.
 
     "anywhere" is isotropic. "outside" is isotropic in the Euclidean complement of the patches found, where the

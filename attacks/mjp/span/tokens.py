@@ -1,0 +1,93 @@
+"""Where the tokens belong that the first MLP states one by one, and with them the patches of one upload.
+
+The gradients of the first MLP single out every token behind the first attention, masked or not, without any other fact
+(``attacks.first_mlp``): each z_t + o_t, but for the scale and the shift that norm2 hides. Here z_t = s_t + Z c_t with
+few unknowns c_t, and o_t is nearly the same for all. So what of a token lies outside of Z tells its place: one of the
+visible ones, the hole, where all masked ones are alike, or the class token's. Its coefficients follow by least squares,
+and then the attention, from all of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks.base import on_device
+from attacks.first_mlp.equations import Equations as MlpEquations
+from attacks.first_mlp.search import meet
+from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, centred
+from attacks.mjp.span.block import linear_of
+from attacks.mjp.span.equations import Attended, Equations, Known, attended
+from attacks.mjp.span.free import coefficients_of
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Upload
+
+ROUNDS, STARTS = 25, 96  # of the search for tokens, as ``first_mlp`` has them
+DRY = 2  # rounds without a new token: what is left is nearly equal to others, and found better from these
+MOST = 0.5  # of all tokens: with more of them a search begins there
+PASSES = 3  # in which coefficients and attention follow from each other
+
+
+def stated_tokens(
+    upload: Upload, equations: Equations, model: VitClassifier, until: float, generator: torch.Generator
+) -> Tensor:
+    """Whitened tokens (met, dim) behind the first attention, in no order, that are met before the time is up."""
+    first, second = (on_device(upload, name, model) for name in (FC1_WEIGHT, FC2_WEIGHT))
+    count = 1 + len(equations.mask)
+    of_mlp = MlpEquations(equations.block, linear_of(model, "0.mlp.fc2"), first, second, count, until)
+    return meet(of_mlp, ROUNDS, STARTS, generator, dry_rounds=DRY)
+
+
+def suffice(equations: Equations, tokens: Tensor) -> bool:
+    """Whether a search can begin at so many tokens: each proves itself, but attention needs most of them."""
+    return len(tokens) > MOST * (1 + len(equations.mask))
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Tokens in their places."""
+
+    known: Known  # visible patches that have a token, and masked ones
+    rows: Tensor  # (visible with a token,) which these are of ``Equations.visible``
+    attended: Attended  # what these patches make of the attention
+
+
+def settle(equations: Equations, whitened: Tensor) -> Settled:
+    """Patches of tokens (tokens, dim), each in a place of its own."""
+    visible, hidden, hole = equations.visible, equations.unknowns, equations.hole[:1]
+    mean = equations.mean_attention / equations.shares.sum()
+    costs = _costs(equations, whitened, mean)
+    costs = torch.cat([costs[:, :-2], costs[:, -2:-1].expand(-1, hidden), costs[:, -1:]], dim=1)
+    tokens, slots = (torch.from_numpy(places) for places in linear_sum_assignment(costs.cpu().numpy()))
+    seen, masked = slots < len(visible), (slots >= len(visible)) & (slots < len(visible) + hidden)
+    rows = slots[seen].to(visible.device)
+    after = whitened[torch.cat([tokens[seen], tokens[masked]]).to(whitened.device)]
+    places = torch.cat([visible[rows], hole.expand(int(masked.sum()))])
+    coefficients = coefficients_of(equations, places, after, mean.expand(len(after), -1))
+    for _ in range(PASSES):
+        known = Known(visible[rows], coefficients[: len(rows)], coefficients[len(rows) :])
+        with_attention, entering = attended(equations, known), equations.tokens(coefficients, places)
+        coefficients = coefficients_of(equations, places, after, with_attention(entering) - entering)
+    known = known.moved(coefficients)
+    return Settled(known, rows, attended(equations, known))
+
+
+def _costs(equations: Equations, whitened: Tensor, attention: Tensor) -> Tensor:
+    """(tokens, visible + 2) how far, as a logarithm, a token is from each visible place, the hole and the class token.
+
+    The squared distance of z + o from the multiples of the token, outside of what coefficients and a shift reach.
+    """
+    starts = torch.cat([equations.start[equations.visible], equations.start[equations.hole[:1]]]) + attention
+    ones = torch.ones_like(attention)[:, None]
+    reached, _ = torch.linalg.qr(torch.cat([equations.directions, ones], dim=1))
+    starts, outside = (rows - rows @ reached @ reached.mT for rows in (starts, whitened))
+    class_token, whole = centred(equations.class_token + attention), centred(whitened)
+    squares = torch.cat([_apart(outside, starts), _apart(whole, class_token)], dim=1)
+    return squares.clamp(min=torch.finfo(squares.dtype).tiny).log()
+
+
+def _apart(rows: Tensor, others: Tensor) -> Tensor:
+    """(rows, others) squared distances of the others from the lines along the rows."""
+    shadows = (rows @ others.mT).square() / rows.square().sum(dim=1, keepdim=True)
+    return others.square().sum(dim=1) - shadows
