@@ -22,6 +22,7 @@ from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
+STEP = 1 / 255  # of pixels
 AGREED = 0.05  # root mean square by which two ways to one picture differ at most, in the network's input space
 
 
@@ -130,6 +131,7 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
             "uploads_kept": float(len(read)),
             "uploads_linked": float(len(uploads)),
             "uploads_undecided": float(len(links.undecided)),
+            "unnoticed_exposure": min(links.unnoticed * float(model.std.mean()) / STEP, 1 / STEP),
             "masked_in_all": float(torch.stack([part.mask for part in facts]).all(dim=0).sum()),
             "unknowns_per_patch": float(len(affine.basis)),
             "residual": float(left.square().mean().sqrt()),

@@ -23,10 +23,10 @@ Under loud noise all of this decides nothing. But uploads of the same weights an
 but for noise, of a variance that the server is told: a difference of any other kind is louder.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ UNSURE = 2500.0
 RIDGE = 1e-6
 # A group states a direction if its members do so at least half as surely as one upload alone.
 SURELY = 0.5
+CHANNELS = 3
+TELLING = 12  # patches, and directions, that tell how loud noise is in a few of them
 DEVIATIONS = 8.0  # of the mean square of normal noise, from which on a difference between uploads is more than that
 
 
@@ -67,6 +69,7 @@ class Comparison:
     difference: float  # square of the largest difference in a single direction
     unlike: float  # the same, had one of them shown its patches in other places
     directions: int  # outside of the joint span
+    unnoticed: float = math.inf  # exposure, in the network's input space, up to which a copy passes for the picture
 
     @property
     def verdict(self) -> Verdict:
@@ -87,6 +90,7 @@ class Statement:
     unexplained: Tensor  # (equations, values), noise alone
     unseen: Tensor  # (patches,) bool, True where the patch was masked in every upload
     errs: int = 0  # directions in which ``known`` is wrong (fact 10)
+    uneven: bool = False  # whether errors may be far louder in some directions than in others
 
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Statement":
@@ -95,45 +99,105 @@ class Statement:
         unexplained = torch.cat([upload.unexplained for upload in facts])
         if len(facts) == 1:
             (fact,) = facts
-            return Statement(fact.stated, fact.open, fact.covariance, fact.variance, unexplained, unseen, fact.errs)
+            known = (fact.stated, fact.open, fact.covariance, fact.variance)
+            return Statement(*known, unexplained, unseen, fact.errs, fact.uneven)
         stack = Stack.of(facts)
         covariance = torch.stack([upload.covariance for upload in facts]).mean(dim=0) / SURELY
         variance = torch.stack([upload.variance for upload in facts]).amax(dim=0) / SURELY
-        errs = sum(fact.errs for fact in facts)
-        return Statement(*stack.solve(stack.strengths < SURELY), covariance, variance, unexplained, unseen, errs)
+        errs, uneven = sum(fact.errs for fact in facts), any(fact.uneven for fact in facts)
+        known = (*stack.solve(stack.strengths < SURELY), covariance, variance)
+        return Statement(*known, unexplained, unseen, errs, uneven)
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """What lies outside of the joint span of what two statements leave open, and the noise there."""
+
+    joint: Tensor  # (span, values) orthonormal rows
+    root: Tensor  # (patches, patches) of the covariance of the differences of seen patches
+    noise: list[Tensor]  # per statement (equations, values), noise alone
+    directions: int
+    errs: int  # of these, in which the statements err by fact 10
+    uneven: bool  # whether noise may be far louder in some of them than in others
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Rows (any, values) without their part along the joint span."""
+        return rows - (rows @ self.joint.mT) @ self.joint
+
+    def whiten(self, patches: Tensor) -> Tensor:
+        """Combinations of the patches (patches, any) that have noise of the same variance each."""
+        return torch.linalg.solve_triangular(self.root, patches, upper=False)
+
+    def louder(self, along: Tensor) -> Tensor:
+        """(any,): how much louder than in other directions noise is along rows; at least 1."""
+        squares = [(rest @ along.mT).square().mean(0) / _mean_square(rest, self.directions) for rest in self.noise]
+        return torch.stack(squares).amax(dim=0).clamp(min=1)
 
 
 def compare(one: Statement, other: Statement) -> Comparison:
     """Compare what is stated outside of the joint span of what both leave open."""
+    outside = _outside(one, other)
+    if outside is None:
+        return Comparison(0.0, 0.0, 0)
+    seen = ~(one.unseen & other.unseen)
+    first, second = outside.project(one.known[seen]), outside.project(other.known[seen])
+    elsewhere = torch.randperm(len(second), generator=torch.Generator().manual_seed(0)).to(second.device)
+    difference = outside.whiten(first - second)
+    even, unnoticed = _even(difference, outside)
+    unlike = _largest(outside.whiten(first - second[elsewhere]), outside)
+    return Comparison(max(even, _largest(difference, outside)), unlike, outside.directions, unnoticed)
+
+
+def _outside(one: Statement, other: Statement) -> _Outside | None:
+    """None if nothing lies outside, or how loud noise is there is not known."""
     spans = torch.cat([one.basis, other.basis])
-    errs = one.errs + other.errs
-    directions = spans.shape[1] - len(spans)
+    directions, errs = spans.shape[1] - len(spans), one.errs + other.errs
     seen = ~(one.unseen & other.unseen)
     covariance = (one.covariance + other.covariance)[seen][:, seen]
     if directions <= errs or not covariance.any() or not covariance.isfinite().all():
-        return Comparison(0.0, 0.0, 0)
-    joint = torch.linalg.qr(spans.mT).Q
-    noise = [rest - (rest @ joint) @ joint.mT for rest in (one.unexplained, other.unexplained)]
+        return None
+    joint = torch.linalg.qr(spans.mT).Q.mT
+    noise = [rest - (rest @ joint.mT) @ joint for rest in (one.unexplained, other.unexplained)]
     ridge = RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
-    root = torch.linalg.cholesky(covariance + ridge)
+    return _Outside(joint, torch.linalg.cholesky(covariance + ridge), noise, directions, errs, one.uneven or other.uneven)
 
-    def largest(difference: Tensor) -> float:
-        """Square of its largest singular value, white over the patches, over what noise has in its direction.
 
-        Those in which the statements err by fact 10 are left out.
-        """
-        outside = difference - (difference @ joint) @ joint.mT
-        white = torch.linalg.solve_triangular(root, outside, upper=False)
-        _, singular, along = torch.linalg.svd(white, full_matrices=False)
-        louder = torch.stack([(rest @ along.mT).square().mean(0) / _mean_square(rest, directions) for rest in noise])
-        reach = (len(white) ** 0.5 + directions**0.5) ** 2
-        relative = singular.square() / louder.amax(dim=0).clamp(min=1)
-        square = relative.sort(descending=True).values[errs : errs + 1].sum() / reach
-        return float(square / UNSURE if errs else square)
+def _largest(white: Tensor, outside: _Outside) -> float:
+    """Square of the largest singular value over what noise has in its direction, in units of what noise reaches.
 
-    first, second = one.known[seen], other.known[seen]
-    elsewhere = torch.randperm(len(second), generator=torch.Generator().manual_seed(0)).to(second.device)
-    return Comparison(largest(first - second), largest(first - second[elsewhere]), directions)
+    Those in which the statements err by fact 10 are left out.
+    """
+    _, singular, along = torch.linalg.svd(white, full_matrices=False)
+    relative = (singular.square() / outside.louder(along)).sort(descending=True).values
+    square = relative[outside.errs : outside.errs + 1].sum() / _reach(len(white), outside.directions)
+    return float(square / UNSURE if outside.errs else square)
+
+
+def _even(white: Tensor, outside: _Outside) -> tuple[float, float]:
+    """Square of what all patches differ by alike, evenly over the pixels of a channel, in units of what noise reaches.
+
+    Noise is what the same combination of the patches differs by in other directions, or what other combinations differ
+    by in the same, whichever is louder. Second, the exposure that would just have been noticed, in the network's input
+    space; infinite where noise is not told so.
+    """
+    patches, values = white.shape
+    if outside.errs or outside.uneven or min(patches, outside.directions) < TELLING:
+        return 0.0, math.inf
+    channels = outside.project(torch.eye(CHANNELS).to(white).repeat_interleave(values // CHANNELS, dim=1))
+    along = torch.linalg.qr(channels.mT).Q.mT
+    alike = outside.whiten(white.new_ones(patches, 1))[:, 0]
+    combined = alike @ white / alike.norm()
+    even = along @ combined
+    same_patches = outside.louder(along) * _mean_square((combined - even @ along)[None], outside.directions - CHANNELS)
+    same_direction = ((white @ along.mT).square().sum(dim=0) - even.square()) / (patches - 1)
+    loud = torch.maximum(same_patches, same_direction) * _reach(1, CHANNELS)
+    step = alike.norm() * (along @ channels.sum(dim=0))
+    return float((even.square() / loud).sum()), float((BEYOND / (step.square() / loud).sum()).sqrt())
+
+
+def _reach(patches: int, directions: int) -> float:
+    """Largest square that white noise has in a single direction of so many patches and values."""
+    return (patches**0.5 + directions**0.5) ** 2
 
 
 def _mean_square(rest: Tensor, directions: int) -> Tensor:
@@ -147,6 +211,7 @@ class Links:
 
     same: list[int]  # of its picture, itself included
     undecided: list[int]  # perhaps of its picture
+    unnoticed: float = 0.0  # ``Comparison.unnoticed`` of the member of ``same`` that tells the least
 
 
 def same_but_for_noise(one: Upload, other: Upload, threat: ThreatModel) -> bool:
@@ -165,34 +230,34 @@ def link(facts: Sequence[LinearFacts], same: Sequence[int] = ()) -> Links:
     """Which uploads are of the same picture as the first, as ``same`` are, and of which that cannot be told."""
     alone = [Statement.of([upload]) for upload in facts]
     group, pending = [0, *same], [index for index in range(1, len(facts)) if index not in same]
-    stated = Statement.of([facts[index] for index in group])
-    while pending:
+    stated, joined = Statement.of([facts[index] for index in group]), True
+    while pending and joined:
         verdicts = {index: compare(stated, alone[index]).verdict for index in pending}
         joined = [index for index, verdict in verdicts.items() if verdict is Verdict.SAME]
         pending = [index for index, verdict in verdicts.items() if verdict is Verdict.UNDECIDED]
         group += joined
-        if not joined:
-            break
         stated = Statement.of([facts[index] for index in group])
-    if any(compare(stated, alone[index]).verdict is Verdict.DIFFERENT for index in group):
-        agreeing = _agreeing([alone[index] for index in group])
-        pending = sorted(pending + [index for place, index in enumerate(group) if place not in agreeing])
-        group = [group[place] for place in agreeing]
-    return Links(sorted(group), pending)
+    agreeing, unnoticed = _agreeing(facts, group)
+    doubtful = [index for index in group if index not in agreeing]
+    return Links(agreeing, sorted(pending + doubtful), unnoticed)
 
 
-def _agreeing(members: Sequence[Statement]) -> list[int]:
-    """Places of members, the first among them, that contradict none of the others: who contradicts most goes first."""
-    contradict = torch.zeros(len(members), len(members))
-    for one, other in combinations(range(len(members)), 2):
-        if compare(members[one], members[other]).verdict is Verdict.DIFFERENT:
-            contradict[one, other] = contradict[other, one] = 1
-    left = list(range(len(members)))
-    while contradict.any():
-        worst = 1 + int(contradict[1:].sum(dim=1).argmax())
-        contradict[worst] = contradict[:, worst] = 0
-        left.remove(worst)
-    return left
+def _agreeing(facts: Sequence[LinearFacts], group: Sequence[int]) -> tuple[list[int], float]:
+    """Those of the group, ascending, that what all others state together does not contradict, and what is unnoticed.
+
+    What is contradicted most goes first. If that is the first upload, it is alone.
+    """
+    left = sorted(group)
+    while len(left) > 1:
+        compared = {
+            index: compare(Statement.of([facts[other] for other in left if other != index]), Statement.of([facts[index]]))
+            for index in left
+        }
+        worst = max(left, key=lambda index: compared[index].difference)
+        if compared[worst].verdict is not Verdict.DIFFERENT:
+            return left, max(comparison.unnoticed for comparison in compared.values())
+        left = [index for index in left if index != worst] if worst else [worst]
+    return left, 0.0
 
 
 def groups(facts: Sequence[LinearFacts]) -> list[list[int]]:
