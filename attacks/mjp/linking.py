@@ -272,7 +272,7 @@ def link(facts: Sequence[LinearFacts], same: Sequence[int] = ()) -> Links:
 
 
 def _agreeing(facts: Sequence[LinearFacts], group: Sequence[int]) -> tuple[list[int], float]:
-    """Those of the group, ascending, whom what all others state together does not contradict, and ``unnoticed``.
+    """Members, ascending, that agree with what all others state together, and the largest ``unnoticed`` of these.
 
     Who is contradicted most goes first. If that is the first upload, it stays alone.
     """
