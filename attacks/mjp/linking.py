@@ -41,9 +41,9 @@ from attacks.mjp.facts import LinearFacts
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
-# In units of the largest square that noise alone has: from here on a difference is none of noise. Between uploads of one
-# picture on DeiT-S and ``zoo:coarse-mjp-0`` it was at most 3.6 but for 3 of 2,100 pairs (results/linking), and at least
-# 21 between a picture and a copy with other values in one pixel.
+# In units of the largest square that noise alone has: from here on a difference is none of noise. Between uploads of
+# one picture on DeiT-S and ``zoo:coarse-mjp-0`` it was at most 3.6 but for 3 of 2,100 pairs (results/linking), and at
+# least 21 between a picture and a copy with other values in one pixel.
 BEYOND = 4.0
 # Two explanations are told apart if they expect squares this far apart.
 APART = 10.0
