@@ -193,3 +193,13 @@ def test_where_noise_hides_the_empty_dimension_nothing_is_said_of_it_and_nothing
         facts.append(linear_facts(replace(upload, tensors=disturbed), model))
     assert all(each.covariance.isinf().all() and each.leak.diagonal().isinf().all() for each in facts)
     assert link(facts).same == [0]
+
+
+def test_nearly_flat_patches_leave_open_all_that_they_span(defended: VitClassifier, pictures: Selection) -> None:
+    """Their small singular values, after a wide gap, are no rounding that repeats itself."""
+    batch = batch_of(pictures, Picture.CLEAN)
+    masked = batch.mask[0].view(8, 8).repeat_interleave(8, 0).repeat_interleave(8, 1)
+    sky = 0.02 + 0.01 * torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    image = torch.where(masked, sky, batch.clean)
+    facts = linear_facts(upload_of(defended, replace(batch, clean=image, shuffled=image)), defended)
+    assert len(facts.open) == int(batch.mask.sum()) - 1

@@ -86,6 +86,68 @@ def test_copies_that_differ_in_one_direction_are_told_apart(
         assert all(one is Verdict.DIFFERENT for one, unseen in zip(told, hidden, strict=True) if not unseen)
 
 
+def test_under_large_masks_another_exposure_is_told_by_what_all_patches_differ_by(crops: Selection) -> None:
+    """Pictures of which two masks of a half nearly span all that is even; uploads of the picture itself stay joined."""
+    models = [small_model(defence="mjp", seed=seed) for seed in range(3)]
+    for index in (5, 7):
+        picture = crops.load(crops.entries[index])
+        copy = replace(picture, image=brighter(picture.image))
+        one, other = (facts_of(models[number], [picture], number, mask_ratio=0.5) for number in (0, 1))
+        assert verdict(one, other) is Verdict.SAME
+        assert verdict(one, facts_of(models[2], [copy], 2, mask_ratio=0.5)) is Verdict.DIFFERENT
+
+
+VALUES = 192
+
+
+def unmasked(patches: Tensor, span: Tensor, generator: torch.Generator) -> LinearFacts:
+    """What an upload would state of patches outside of a span (open, values), with white noise of 0.01."""
+    noisy = patches + 0.01 * torch.randn(patches.shape, generator=generator, dtype=torch.float64)
+    known = noisy - (noisy @ span.mT) @ span
+    return LinearFacts(
+        mask=torch.zeros(len(patches), dtype=torch.bool),
+        basis=span,
+        known=known,
+        level=torch.zeros(VALUES, dtype=torch.float64),
+        contrast=1.0,
+        open=span,
+        stated=known,
+        leak=torch.zeros(len(span), 1, dtype=torch.float64),
+        covariance=1e-4 * torch.eye(len(patches), dtype=torch.float64),
+        variance=torch.full((len(patches),), 1e-4, dtype=torch.float64),
+        unexplained=0.01 * torch.randn(200, VALUES, generator=generator, dtype=torch.float64),
+    )
+
+
+EVEN = torch.ones(1, VALUES, dtype=torch.float64) / VALUES**0.5
+REDDER = torch.nn.functional.normalize(torch.tensor([[2.0, -1, -1]], dtype=torch.float64).repeat_interleave(64, dim=1))
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.9, 0.999])
+def test_the_exposure_that_may_go_unnoticed_is_told(hidden: float) -> None:
+    """A span holds that share of what is even; a mean over 100 patches has noise of 0.01 / sqrt(19,200)."""
+    generator = torch.Generator().manual_seed(0)
+    span = hidden * EVEN + (1 - hidden**2) ** 0.5 * REDDER
+    picture = torch.rand(100, VALUES, generator=generator, dtype=torch.float64)
+    first = Statement.of([unmasked(picture, span, generator)])
+    unnoticed = compare(first, Statement.of([unmasked(picture, span, generator)])).unnoticed
+    deviation = 0.01 * (2 / 19_200) ** 0.5 / (1 - hidden**2) ** 0.5
+    assert 5 * deviation < unnoticed < 15 * deviation
+    copies = [Statement.of([unmasked(picture + share * unnoticed, span, generator)]) for share in (0.1, 1.2)]
+    assert [compare(first, copy).verdict for copy in copies] == [Verdict.SAME, Verdict.DIFFERENT]
+
+
+def test_a_copy_that_the_first_upload_cannot_tell_leaves_the_group_that_can() -> None:
+    generator = torch.Generator().manual_seed(0)
+    picture = torch.rand(100, VALUES, generator=generator, dtype=torch.float64)
+    first = unmasked(picture, EVEN, generator)
+    others = [unmasked(shown, REDDER, generator) for shown in (picture, picture, picture + 0.001)]
+    assert link([first, others[2]]).same == [0, 1]
+    assert link([first, others[2]]).unnoticed > 1e6
+    links = link([first, *others])
+    assert (links.same, links.undecided) == ([0, 1, 2], [3])
+
+
 def test_an_upload_agrees_or_not_with_a_whole_group(facts: list[list[LinearFacts]]) -> None:
     group = Statement.of(facts[0][:2])
     assert compare(group, Statement.of([facts[0][2]])).verdict is Verdict.SAME

@@ -22,6 +22,7 @@ from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
+STEP = 1 / 255  # of a channel of 8 bits
 AGREED = 0.05  # root mean square by which two ways to one picture differ at most, in the network's input space
 
 
@@ -46,7 +47,9 @@ class MjpIntersection(ClosedFacts[Entrance]):
     upload shows another one: only what is linked by its equations is joined then.
 
     Uploads of pictures that differ by more than noise are not joined, however little it is. Where that cannot be
-    decided they are not joined either: ``uploads_undecided`` counts these.
+    decided they are not joined either: ``uploads_undecided`` counts these. Of those that were joined any may be of a
+    copy that differs by an exposure of ``unnoticed_exposure``, in steps of 1/255, or less; 255 says that nothing is
+    known.
 
     Of *batches* each picture is found by the uploads that show it in other company (``attacks.mjp.batches``),
     as long as all patches of an upload are fewer than the dimensions of a token, and what two uploads leave open
@@ -130,6 +133,7 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
             "uploads_kept": float(len(read)),
             "uploads_linked": float(len(uploads)),
             "uploads_undecided": float(len(links.undecided)),
+            "unnoticed_exposure": min(links.unnoticed * float(model.std.mean()) / STEP, 1 / STEP),
             "masked_in_all": float(torch.stack([part.mask for part in facts]).all(dim=0).sum()),
             "unknowns_per_patch": float(len(affine.basis)),
             "residual": float(left.square().mean().sqrt()),

@@ -123,8 +123,9 @@ def _measure(client: Client, mask_ratio: float) -> Iterator[dict[str, Any]]:
     cell = {"client": client.name, "mask_ratio": mask_ratio}
     once = scenario.model_copy(update={"uploads_per_picture": 1})
     same = [pair for uploads in facts for pair in combinations(uploads, 2)]
-    yield {**cell, "pairs": "of one picture", **_compared(same)}
-    yield {**cell, "pairs": "of two pictures", **_compared(_different(facts, len(same), crops=client.crops))}
+    step = STEP / float(model.std.mean())
+    yield {**cell, "pairs": "of one picture", **_compared(same, step)}
+    yield {**cell, "pairs": "of two pictures", **_compared(_different(facts, len(same), crops=client.crops), step)}
     for name, change in COPIES.items():
         pairs = []
         for picture, uploads in zip(client.pictures, facts, strict=True):
@@ -132,7 +133,7 @@ def _measure(client: Client, mask_ratio: float) -> Iterator[dict[str, Any]]:
             of_copy = linear_facts(once.exchange([copy], model=model, number=UPLOADS).upload, model)
             differ = to_patches((copy.image - picture.image)[None], model.patch_size)[0].any(dim=1)
             pairs += [(one, of_copy) for one in uploads if (differ & ~(one.mask & of_copy.mask)).any()]
-        yield {**cell, "pairs": f"of a copy: {name}", **_compared(pairs)}
+        yield {**cell, "pairs": f"of a copy: {name}", **_compared(pairs, step)}
     yield {**cell, "pairs": "grouped", **_grouped(facts)}
 
 
@@ -142,10 +143,12 @@ def _different(facts: list[list[LinearFacts]], count: int, *, crops: bool) -> li
     return pairs[:: max(1, len(pairs) // count)]
 
 
-def _compared(pairs: Sequence[tuple[LinearFacts, LinearFacts]]) -> dict[str, Any]:
+def _compared(pairs: Sequence[tuple[LinearFacts, LinearFacts]], step: float) -> dict[str, Any]:
+    """How many are joined or not; ``step`` is an exposure of 1/255 in the network's input space."""
     comparisons = [compare(Statement.of([one]), Statement.of([other])) for one, other in pairs]
     decided = [comparison for comparison in comparisons if comparison.verdict is not Verdict.UNDECIDED]
     verdicts = Counter(comparison.verdict for comparison in comparisons)
+    unnoticed = [comparison.unnoticed / step for comparison in comparisons if comparison.verdict is Verdict.SAME]
     ratios = [comparison.difference / BEYOND for comparison in decided]
     return {
         "count": len(comparisons),
@@ -153,6 +156,9 @@ def _compared(pairs: Sequence[tuple[LinearFacts, LinearFacts]]) -> dict[str, Any
         # Below 1: joined. How close any pair came to the wrong side.
         "least_difference_to_bound": min(ratios, default=None),
         "largest_difference_to_bound": max(ratios, default=None),
+        # Of those joined, in steps of 1/255: by what exposure a copy may differ unnoticed.
+        "least_unnoticed_exposure": min(unnoticed, default=None),
+        "largest_unnoticed_exposure": max(unnoticed, default=None),
     }
 
 
