@@ -21,7 +21,7 @@ from fedmjp.models.build import blueprint, build_vit, with_weights
 from fedmjp.records import Disclosure, Features, Reconstruction, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
-from tests.conftest import small_model, small_scenario
+from tests.conftest import SMALL, small_model, small_scenario
 
 STEP = {"update": "delta", "local_optimiser": "adamw", "local_learning_rate": 1e-3, "local_weight_decay": 0.05}
 LABELS = [7, 3, 9, 7]
@@ -185,11 +185,18 @@ def test_an_epoch_without_the_tensors_that_tell_its_steps_is_not_read() -> None:
         scenario.server.made().isolate(made.upload, model, scenario.threat)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("steps", "smoothing"), [(4, 0.0), (16, 0.1)])
-def test_the_dead_head_of_a_probe_says_how_often_labels_come_in_an_epoch(steps: int, smoothing: float) -> None:
-    scenario = scenario_of(local_steps=steps, local_batch_size=2, label_smoothing=smoothing)
+@pytest.mark.parametrize(("steps", "classes", "smoothing"), [(4, 1000, 0.0), (16, 10, 0.1)])
+def test_the_dead_head_of_a_probe_says_how_often_labels_come_in_epochs(
+    steps: int, classes: int, smoothing: float
+) -> None:
+    scenario = scenario_of(
+        local_steps=steps,
+        local_batch_size=2,
+        label_smoothing=smoothing,
+        model={"name": "deit_tiny", "classes": classes, **SMALL},
+    )
     server = Scenario.parse({**scenario.model_dump(), "server": "class_fishing"}).server.made()  # type: ignore[union-attr]
-    model, pictures = build_vit(scenario.network), pictures_of(scenario)
+    model, pictures = build_vit(scenario.network), pictures_of(scenario_of())
     for labels, told in (([7, 3, 9, 7], (3, 7, 7, 9)), ([5, 5, 1, 2], (1, 2, 5, 5)), ([6, 8, 8, 6], (6, 6, 8, 8))):
         batch = [replace(picture, label=label) for picture, label in zip(pictures, labels, strict=True)]
         sent = scenario.exchange(batch, model=with_weights(model, server.probe(model, scenario.threat))).upload
