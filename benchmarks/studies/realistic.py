@@ -24,7 +24,6 @@ A row per picture, or per refusal, with its reason. A search is slow: it has few
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +37,7 @@ from matplotlib.figure import Figure
 from attacks import ATTACKS
 from benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from benchmarks.report.drawing import CEILING, STYLE, Scale
-from benchmarks.scripts import Pictures, keep_table, timed, unseen
+from benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp import facade, records
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
@@ -184,19 +183,18 @@ def rows_of(
 def attacked(
     scenario: Scenario, approach: Approach, exchange: Exchange, network: VitClassifier, gallery: Sequence[PrivateBatch]
 ) -> Iterator[dict[str, Any]]:
-    """Scores of each picture that the server is after, and the seconds that the attack took for all; or its failure."""
+    """Scores of each picture that the server is after, or the attack's failure."""
     sent = with_weights(network, exchange.changed[0] if exchange.changed else {})
     private = exchange.private.of_places(scenario.wanted(exchange.private.labels.tolist()))
     about = [{"picture": name, "picture_sha256": private.sha256(place)} for place, name in enumerate(private.pictures)]
-    work = partial(facade.attack, approach.attack, exchange.upload, scenario, options=approach.options, model=sent)
     try:
-        disclosed, seconds = timed(work)
+        disclosed = facade.attack(approach.attack, exchange.upload, scenario, options=approach.options, model=sent)
     except AttackFailedError as error:
         yield from ({**one, "error": str(error)} for one in about)
         return
     scores = facade.score(disclosed, private, metrics=("psnr",), model=sent, gallery=gallery)
     for place, one in enumerate(about):
-        yield {**one, **{name: float(values[place]) for name, values in scores.items()}, "seconds": round(seconds, 4)}
+        yield {**one, **{name: float(values[place]) for name, values in scores.items()}}
 
 
 def stated(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
