@@ -28,7 +28,8 @@ def table(age: Scenario) -> pd.DataFrame:
 
 
 def test_train_mode_and_steps_hide_no_single_picture_and_batches_are_mixtures(table: pd.DataFrame) -> None:
-    medians = table[table["attack"] == "patch_embedding"].groupby(["step", "batch"])["psnr"].median()
+    scored = table[table["attack"] == "patch_embedding"].dropna(subset="psnr")
+    medians = scored.groupby(["step", "batch"])["psnr"].median()
     assert (medians[["gradient", "train", "steps"]].xs(1, level="batch") > 60).all()
     assert (medians.drop(1, level="batch") < 40).all()
     assert ("mixup", 1) not in medians.index
@@ -36,9 +37,11 @@ def test_train_mode_and_steps_hide_no_single_picture_and_batches_are_mixtures(ta
 
 def test_what_refuses_says_why_once_per_cell(table: pd.DataFrame) -> None:
     refused = table[table["refusal"].notna()]
-    assert set(refused["attack"]) == {"mjp_prior", "class_token", "class_fishing, patch_embedding"}
+    assert set(refused["attack"]) == {approach.name for approach in CLOSED} - {"grey"}
     assert refused[["psnr", "rank1"]].isna().all(axis=None)
-    assert "one picture" in refused["refusal"].iloc[0]
+    by_step = refused.groupby("step")["refusal"]
+    assert by_step.get_group("gradient").str.contains("one picture").any()
+    assert by_step.get_group("adamw").str.contains("reads one step of AdamW, not 5").all()
     assert summary(table)["n"].sum() == table["refusal"].isna().sum()
     assert len(figure(table).axes) == 4
 
@@ -49,6 +52,16 @@ def test_a_server_that_fishes_takes_a_picture_out_of_a_batch_and_features_tell_a
     told = whole[whole["attack"] == "class_token"]
     assert (told["label_accuracy"] == 1).all()
     assert (told[told["step"] == "gradient"]["feature_error"] < 1e-3).all()
+
+
+def test_a_server_made_for_adamw_takes_a_picture_out_of_its_steps_with_drop_path_and_smoothing(
+    table: pd.DataFrame,
+) -> None:
+    fished = table[(table["batch"] == 4) & (table["attack"] == "class_fishing, patch_embedding")]
+    medians = fished.groupby("step")["psnr"].median()
+    assert (medians[["adamw", "adamw_train", "adamw_smoothed"]] > 40).all()
+    assert medians["adamw_as_sgd"] < 20
+    assert medians["adamw_train"] != medians["adamw"]
 
 
 def test_a_client_in_train_mode_uploads_another_gradient(age: Scenario) -> None:

@@ -11,8 +11,12 @@ recorded. ``step`` says what the client did:
 - ``mixup``: FedSGD with label smoothing on pictures mixed in pairs, as the recipe says; scores are of mixed pictures;
 - ``steps``: the weight change of five SGD steps on the batch;
 - ``epochs``: the weight change of two epochs of SGD with momentum, four pictures a step;
-- ``adamw``: the weight change of five steps of AdamW with drop path and label smoothing. No attack can be told of
-  AdamW: those of SGD are tried.
+- ``adamw``: the weight change of five steps of AdamW on the batch;
+- ``adamw_train``: the same with drop path, and ``adamw_smoothed`` with label smoothing as well;
+- ``adamw_epochs``: the weight change of two epochs of AdamW, four pictures a step;
+- ``adamw_epochs_train``: the same with drop path and label smoothing;
+- ``adamw_as_sgd``: the weight change of five steps of AdamW by the recipe's own loop, with drop path and label
+  smoothing, before a server that takes them for SGD's: its attacks and its ``class_fishing`` are those made for SGD.
 
 A row per picture, or per refusal, with its reason. A search is slow: it has fewer pictures and rounds.
 """
@@ -20,7 +24,6 @@ A row per picture, or per refusal, with its reason. A search is slow: it has few
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,19 +37,20 @@ from matplotlib.figure import Figure
 from attacks import ATTACKS
 from benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from benchmarks.report.drawing import CEILING, STYLE, Scale
-from benchmarks.scripts import Pictures, keep_table, timed, unseen
-from fedmjp import facade
+from benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp import facade, records
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import AttackFailedError, BadInputError, ConfigError, RecordError
-from fedmjp.exchange import Exchange, private_of
+from fedmjp.exchange import Exchange, private_of, update_of, upload_of
 from fedmjp.learning import Learning, Recipe
 from fedmjp.models.build import build, build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
+from fedmjp.seeds import derive, scoped_randomness
 from fedmjp.training.loop import Schedule, Trainer
 from server.uploads import WEIGHTS
 
@@ -179,19 +183,18 @@ def rows_of(
 def attacked(
     scenario: Scenario, approach: Approach, exchange: Exchange, network: VitClassifier, gallery: Sequence[PrivateBatch]
 ) -> Iterator[dict[str, Any]]:
-    """Scores of each picture that the server is after, and the seconds that the attack took for all; or its failure."""
+    """Scores of each picture that the server is after, or the attack's failure."""
     sent = with_weights(network, exchange.changed[0] if exchange.changed else {})
     private = exchange.private.of_places(scenario.wanted(exchange.private.labels.tolist()))
     about = [{"picture": name, "picture_sha256": private.sha256(place)} for place, name in enumerate(private.pictures)]
-    work = partial(facade.attack, approach.attack, exchange.upload, scenario, options=approach.options, model=sent)
     try:
-        disclosed, seconds = timed(work)
+        disclosed = facade.attack(approach.attack, exchange.upload, scenario, options=approach.options, model=sent)
     except AttackFailedError as error:
         yield from ({**one, "error": str(error)} for one in about)
         return
     scores = facade.score(disclosed, private, metrics=("psnr",), model=sent, gallery=gallery)
     for place, one in enumerate(about):
-        yield {**one, **{name: float(values[place]) for name, values in scores.items()}, "seconds": seconds}
+        yield {**one, **{name: float(values[place]) for name, values in scores.items()}}
 
 
 def stated(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
@@ -207,11 +210,30 @@ def trained(scenario: Scenario, pictures: list[LabelledPicture], network: VitCla
 
 
 def stepped(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
-    """The weight change of a client that takes steps of AdamW in train mode."""
+    """The weight change of a client that takes steps of AdamW in train mode, as the recipe has them."""
     plain, trainer, batch = _client(scenario, pictures, network)
     before = _weights(trainer.model)
     trainer.epoch(0, [batch] * LOCAL_STEPS)
     return _with(plain, {name: value - before[name] for name, value in _weights(trainer.model).items()})
+
+
+def dropping(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
+    """The upload that the scenario describes, of a client that drops paths, also while a server probes it."""
+    client = build_vit(scenario.network, drop_path=RECIPE.drop_path).train()
+    private = private_of(scenario, pictures, 0)
+
+    def upload(changed: Sequence[Mapping[str, torch.Tensor]]) -> records.Upload:
+        digest = records.weights_digest({**network.state_dict(), **(changed[0] if changed else {})})
+        sent = update_of(scenario, client, private, 0, changed)
+        return upload_of(scenario, sent, private, server_round=1, node=0, weights=digest)
+
+    changed: Sequence[Mapping[str, torch.Tensor]] = ()
+    with scoped_randomness(derive(SEED, "drop path", *private.pictures)):
+        if scenario.server is not None:
+            server, threat = scenario.server.made(), scenario.threat
+            known = server.learn(upload([server.probe(network, threat)]), network, threat)
+            changed = server.weights(network, threat, known)
+        return Exchange(private, upload(changed), tuple(changed))
 
 
 def _client(
@@ -236,14 +258,20 @@ def _with(exchange: Exchange, tensors: Mapping[str, torch.Tensor]) -> Exchange:
 
 SMOOTHED = {"label_smoothing": RECIPE.label_smoothing}
 SEVERAL = {"update": "delta", "local_steps": LOCAL_STEPS}
-EPOCHS = {"update": "delta", "local_steps": 8, "local_batch_size": 4, "local_momentum": 0.9}
+EPOCHS = {"update": "delta", "local_steps": 8, "local_batch_size": 4}
+ADAMW = {"local_optimiser": "adamw", "local_learning_rate": 1e-3, "local_weight_decay": 0.05}
 STEPS: Mapping[str, Step] = {
     "gradient": Step({}, stated),
     "train": Step(SMOOTHED, trained),
     "mixup": Step(SMOOTHED | {"mixup": 0.8}, stated, smallest=2),
     "steps": Step(SEVERAL, stated),
-    "epochs": Step(EPOCHS, stated, smallest=16),
-    "adamw": Step(SEVERAL | SMOOTHED, stepped),
+    "epochs": Step(EPOCHS | {"local_momentum": 0.9}, stated, smallest=16),
+    "adamw": Step(SEVERAL | ADAMW, stated),
+    "adamw_train": Step(SEVERAL | ADAMW, dropping),
+    "adamw_smoothed": Step(SEVERAL | ADAMW | SMOOTHED, dropping),
+    "adamw_epochs": Step(EPOCHS | ADAMW, stated, smallest=16),
+    "adamw_epochs_train": Step(EPOCHS | ADAMW | SMOOTHED, dropping, smallest=16),
+    "adamw_as_sgd": Step(SEVERAL | SMOOTHED, stepped),
 }
 
 

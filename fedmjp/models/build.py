@@ -49,9 +49,9 @@ def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
     return model
 
 
-def build_vit(config: ModelConfig) -> VitClassifier:
+def build_vit(config: ModelConfig, *, drop_path: float = 0.0) -> VitClassifier:
     """The same for what attacks read: a vision transformer; ConfigError if the model is none."""
-    return _as_vit(build(config), config)
+    return _as_vit(build(config, drop_path=drop_path), config)
 
 
 def blueprint(config: ModelConfig) -> VitClassifier:

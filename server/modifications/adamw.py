@@ -2,9 +2,11 @@
 
 AdamW divides each entry of a gradient by its size, unless it is below epsilon (``attacks.adamw``). So gradients of the
 body are made that small, by a class token so long that the last LayerNorm, which divides by its length, leaves next to
-nothing. Gradients behind the LayerNorm stay large, and AdamW moves what is there by whole steps. That does no harm: the
-row that fishes is longer by as much as the gradients are fainter, and no step moves it. So only the step that shows the
-wanted picture has a gradient in the body, and it comes out of the weights after an epoch.
+nothing. Gradients behind the LayerNorm stay large, and AdamW moves what is there by whole steps, which must not change
+logits. So the LayerNorm's weight is larger than float32 has digits for a step, and its bias undoes what the weight
+makes of the class token: the feature of every picture is zero after every step, and no row of the head moves a logit.
+Biases do, by a learning rate a step: label smoothing stays met to some percent. So only the step that shows the wanted
+picture has a gradient in the body, and it comes out of the weights after an epoch.
 
 All other tokens are made smaller: a step is then larger beside the rounding of the weights that make them.
 """
@@ -28,10 +30,9 @@ from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
-LONG = 1e15  # entries of the class token
+LONG = 2.0**50  # entries of the class token; a power of two is divided by without rounding
+STEADY = 2.0**26  # learning rates: two of them less, in float32, is the same number
 CODED = 1e10  # the same while labels are read: codes of classes are then longer than steps, and logits still precise
-# The same where a logit must meet label smoothing: the row that fishes is then short enough not to move it.
-LONG_ENOUGH = 1e6
 # Of tokens. An eighth gave 10 dB more than the tokens as they are, a 32nd less on DeiT-S: LayerNorm's epsilon shows.
 SMALLER = 1 / 8
 # Sizes of gradients, in epsilons, that steps show best: once, and again and again, where they must not move weights.
@@ -49,24 +50,21 @@ def adamw_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str 
         return None
     if not model.prefix_tokens or names.CLASS_TOKEN not in dict(model.named_parameters()):
         return f"{server}: makes the class token long where clients take steps of AdamW, and the model has none"
-    if threat.local_steps > 1 and threat.label_smoothing:
-        return (
-            f"{server}: {threat.local_steps} steps of AdamW move the logits that would have to meet label smoothing "
-            f"{threat.label_smoothing:g}: state one step, or no smoothing"
-        )
     if not model.has_positions:
         return f"{server}: reads the position embedding, which the model does not have"
     return changed_entries(threat) and f"{server}: {changed_entries(threat)}"
 
 
 def fishing_weights(model: VitClassifier, row: Tensor, threat: ThreatModel) -> tuple[dict[str, Tensor], Tensor]:
-    """Weights of the tokens, and the row that fishes, from honest weights and a row of any length."""
+    """Weights of tokens and the last LayerNorm, and the row that fishes, from honest weights and any row."""
     known = dict(model.named_parameters())
     made = (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING)
     sent = {name: SMALLER * known[name].detach() for name in made if name in known}
-    sent[names.CLASS_TOKEN] = _long_token(model, LONG_ENOUGH if threat.label_smoothing else LONG)
-    feature = _feature(model)
-    row = row - (row @ feature) / (feature @ feature) * feature  # no picture moves the logit
+    signs, gain = _signs(model), 2.0 ** math.ceil(math.log2(STEADY * threat.local_learning_rate))
+    sent[names.CLASS_TOKEN] = _long_token(model, LONG)
+    sent[names.NORM_WEIGHT], sent[names.NORM_BIAS] = torch.full_like(signs, gain), -gain * signs
+    for same in (signs > 0, signs < 0):  # rounded otherwise, a feature has one value on each of them: no logit shows it
+        row = row - same * row[same].mean()
     return sent, row * _length(with_weights(model, sent), row, threat)
 
 
@@ -232,9 +230,10 @@ def _moved_counts(upload: Upload, threat: ThreatModel) -> Tensor:
     when = [
         (first, count) for first in range(1, _steps_of_epoch(threat) + 1) for count in range(_step_size(threat) + 1)
     ]
-    shares = torch.zeros(threat.local_steps, len(when), dtype=torch.float64)
+    smoothing = threat.label_smoothing
+    shares = torch.full((threat.local_steps, len(when)), smoothing / len(moved), dtype=torch.float64)
     for place, (first, count) in enumerate(when):
-        shares[[step - 1 for step in _places(threat, first)], place] = count / _step_size(threat)
+        shares[[step - 1 for step in _places(threat, first)], place] += (1 - smoothing) * count / _step_size(threat)
     sums = torch.full((threat.local_steps,), math.log(len(moved)), dtype=torch.float64)
     for _ in range(PASSES):
         expected = _bias_moves(shares, sums, threat)
@@ -249,7 +248,7 @@ def _bias_moves(shares: Tensor, sums: Tensor, threat: ThreatModel) -> Tensor:
     """(steps + 1, ...) how far biases that began at zero have moved before each step and in the end, in learning rates.
 
     Args:
-        shares: (steps, ...) of each step's pictures that are of the class.
+        shares: (steps, ...) of each step's targets that are the class's.
         sums: (steps,) logarithm of the sum of all classes' exponentials, before each step.
         threat: States the recipe.
     """

@@ -54,7 +54,8 @@ class ClassFishing(Modification):
     Which class to fish for, it reads off the upload of an honest round of the same batch: the first label that occurs
     once; a label that is stated needs no such round. A class that occurs twice gives a mixture.
 
-    Against steps of AdamW the class token is changed too, and the first round is not honest (``adamw``).
+    Against steps of AdamW the class token and the last LayerNorm are changed too, and the first round is not honest
+    (``adamw``).
 
     A sum over clients hides nothing, as long as the class occurs once in it.
     """
@@ -99,16 +100,16 @@ class ClassFishing(Modification):
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
         row = (torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])).to(head)
-        share, tokens = threat.label_smoothing / len(bias), dict[str, Tensor]()
+        share, body = threat.label_smoothing / len(bias), dict[str, Tensor]()
         bias[wanted] = math.log(share / (1 - share) * (len(bias) - 1)) if share else SILENT
         if threat.local_optimiser == "adamw":
-            tokens, row = adamw.fishing_weights(model, row, threat)
+            body, row = adamw.fishing_weights(model, row, threat)
         elif share:
             row *= FAINT
         elif threat.update == "delta":
             row *= LOUD / threat.local_learning_rate
         head[wanted] = row
-        return [{**tokens, names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
+        return [{**body, names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
 
     def _wanted(self, labels: Sequence[int]) -> int | None:
         """The class to fish for; None if nothing is known of the labels."""
