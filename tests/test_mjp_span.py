@@ -20,6 +20,8 @@ from attacks.mjp.span.certificate import certify
 from attacks.mjp.span.equations import Equations, Known, attended, equations
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Steps, minimise
+from attacks.mjp.span.naturalness import Naturalness
+from attacks.mjp.span.search import Search
 from attacks.mjp.span.tokens import settle, stated_tokens, suffice
 from attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
@@ -218,6 +220,20 @@ def test_a_search_without_tokens_begins_at_a_natural_picture(usual: Case, genera
     patches, certificate = solve(setup, usual.affine, natural, none, usual.model, generator)
     assert certificate.holds
     assert (patches[setup.visible] - usual.patches[setup.visible]).abs().max() < 0.02
+
+
+def test_a_search_goes_on_where_no_visible_patch_is_solved(usual: Case, generator: torch.Generator) -> None:
+    """As where all are masked but a few that rounding drowns."""
+    naturalness = Naturalness.of(usual.affine, usual.model)
+    setup = replace(usual.setup, until=time.thread_time() + 60)
+    start = usual.truth.visible
+    of_all = true_tokens(usual)[: len(usual.setup.mask)]
+    search = Search(setup, naturalness, start, of_all, generator)
+    search.visible = replace(search.visible, good=torch.zeros_like(search.visible.good))
+    search.masked, search.proofs = (zeros[torch.arange(2)] for zeros in (search.masked, search.proofs))
+    solution, found = search.go()
+    assert 2 <= found <= setup.unknowns
+    assert solution.coefficients.isfinite().all()
 
 
 def test_nine_of_ten_patches_masked_in_one_upload_hide_nothing_but_their_order(

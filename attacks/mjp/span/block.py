@@ -63,17 +63,17 @@ class FirstBlock:
         """Of tokens (tokens, dim)."""
         dim = tokens.shape[-1]
         both = self.norm1(tokens) @ self.qkv.weight[dim:].T + self.qkv.bias[dim:]
-        keys, values = both.view(len(tokens), 2, self.heads, -1).permute(1, 2, 0, 3)
+        keys, values = both.view(len(tokens), 2, self.heads, dim // self.heads).permute(1, 2, 0, 3)
         return keys, values
 
     def attention(self, tokens: Tensor, seen: KeysValues) -> Tensor:
         """Output o of tokens (tokens, dim) that attend to what is ``seen``."""
         dim = tokens.shape[-1]
         asked = self.norm1(tokens) @ self.qkv.weight[:dim].T + self.qkv.bias[:dim]
-        queries = asked.view(len(tokens), self.heads, -1).transpose(0, 1)
+        queries = asked.view(len(tokens), self.heads, dim // self.heads).transpose(0, 1)
         keys, values = seen
         weights = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
-        return self.proj((weights @ values).transpose(0, 1).reshape(len(tokens), -1))
+        return self.proj((weights @ values).transpose(0, 1).reshape(len(tokens), dim))
 
 
 def gelu_slope(inputs: Tensor) -> Tensor:
