@@ -92,6 +92,7 @@ def keep_rows_of(
                 row = {**label, "ratio": ratio, "picture": entry.name, **measure(exchange, network, **options)}
                 pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
     rows = _rows_of(path, label)
+    rows = rows[rows["picture"].isin([entry.name for entry in chosen.entries]) & rows["ratio"].isin(wanted)]
     keep_table(output, rows, {"pictures": count, "mask_ratios": wanted})
     return rows
 
