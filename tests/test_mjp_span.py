@@ -62,6 +62,10 @@ def case(pictures: Selection, *, wide: bool = False) -> Case:
         named = dict(model.named_parameters())
         gradients = torch.autograd.grad(loss, list(named.values()))
         upload = replace(upload, tensors=dict(zip(named, gradients, strict=True)))
+    return case_of(model, batch, upload)
+
+
+def case_of(model: VitClassifier, batch: PrivateBatch, upload: Upload) -> Case:
     facts = linear_facts(upload, model)
     setup = equations(upload, facts, model)
     patches = to_patches((batch.clean.double() - model.mean) / model.std, model.patch_size)[0]

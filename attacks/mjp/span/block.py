@@ -66,13 +66,14 @@ class FirstBlock:
         keys, values = both.view(len(tokens), 2, self.heads, dim // self.heads).permute(1, 2, 0, 3)
         return keys, values
 
-    def attention(self, tokens: Tensor, seen: KeysValues) -> Tensor:
-        """Output o of tokens (tokens, dim) that attend to what is ``seen``."""
+    def attention(self, tokens: Tensor, seen: KeysValues, counts: Tensor | None = None) -> Tensor:
+        """Output o of tokens (tokens, dim) that attend to what is ``seen``, as often as ``counts`` say, or once."""
         dim = tokens.shape[-1]
         asked = self.norm1(tokens) @ self.qkv.weight[:dim].T + self.qkv.bias[:dim]
         queries = asked.view(len(tokens), self.heads, dim // self.heads).transpose(0, 1)
         keys, values = seen
-        weights = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
+        scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+        weights = (scores if counts is None else scores + counts.log()).softmax(dim=-1)
         return self.proj((weights @ values).transpose(0, 1).reshape(len(tokens), dim))
 
 

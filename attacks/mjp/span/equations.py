@@ -190,14 +190,14 @@ class Equations:
         matrices = self.level.new_empty(rows, unknowns, unknowns)
         for start in range(0, rows, CHUNK):
             some = torch.arange(start, min(start + CHUNK, rows))
-            inputs, activations = self._jacobians(point[some])
+            inputs, activations = self.jacobians(point[some])
             gram = _gram_outside(inputs, self.inputs) + _gram_outside(activations, self.activations)
             matrices[some] = gram.double()
         level = self.mask[places].to(self.level)[:, None] * LEVEL_WEIGHT
         matrices += (level.square() * self.level)[:, :, None] * self.level
-        return matrices, self._gradient(point) + level * self.level_error(coefficients, places)[:, None] * self.level
+        return matrices, self.gradient(point) + level * self.level_error(coefficients, places)[:, None] * self.level
 
-    def _gradient(self, point: Point) -> Tensor:
+    def gradient(self, point: Point) -> Tensor:
         """(rows, unknowns), J^T r without J and without the level's."""
         after = point.outside_activations * gelu_slope(point.before_gelu)
         white = after @ self._gained + point.outside_inputs * self.block.norm2.gain
@@ -205,7 +205,7 @@ class Equations:
         gradient: Tensor = ((white - point.whitened * along) / point.deviation) @ self._centred
         return gradient
 
-    def _jacobians(self, point: Point) -> tuple[Tensor, Tensor]:
+    def jacobians(self, point: Point) -> tuple[Tensor, Tensor]:
         """(dim, rows, unknowns) of h and (hidden, rows, unknowns) of a, float32."""
         white = point.whitened
         along = (white @ self._centred / white.shape[1]).float()  # layer normalisation removes it
@@ -271,17 +271,21 @@ class Known:
         return torch.cat([self.places, setup.hole[: len(self.masked)]])
 
 
-def attended(setup: Equations, known: Known) -> Attended:
+def attended(setup: Equations, known: Known, counts: Tensor | None = None) -> Attended:
     """The map z -> z + o(z), with o from the keys and values of what is known, and a common correction.
 
     As long as tokens are missing, o is off by nearly the same vector everywhere. The mean of o with the
     shares as weights is known exactly, so that the correction follows from the class token and the
-    visible patches, whose shares are known. With every token known there is nothing to correct.
+    visible patches, whose shares are known. With every token known there is nothing to correct, nor if
+    ``counts`` (masked,) say how often each known masked patch occurs.
     """
     block = setup.block
     seen = torch.cat([setup.class_token, setup.tokens(known.visible, known.places)])
     hidden = setup.tokens(known.masked, setup.hole[: len(known.masked)])
     looked_at = block.keys_values(torch.cat([seen, hidden]))
+    if counts is not None:
+        weights = torch.cat([torch.ones_like(seen[:, 0]), counts])
+        return lambda tokens: tokens + block.attention(tokens, looked_at, weights)
     correction = torch.zeros_like(setup.mean_attention)
     if len(seen) + len(hidden) < 1 + len(setup.mask):
         shares = torch.cat([setup.shares[:1], setup.shares[1 + known.places]])

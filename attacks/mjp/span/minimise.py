@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -60,11 +61,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Pull:
-    """Cost plus a quadratic pull: weight (c - centre)^T metric (c - centre).
-
-    ``value`` gives it (rows,) from the cost (rows,) at coefficients (rows, unknowns); ``rows`` says which problems
-    these are. ``adapt`` turns Gauss-Newton matrices and gradients of the cost into its own, in place.
-    """
+    """Cost plus a quadratic pull, a ``Merit``: weight (c - centre)^T metric (c - centre)."""
 
     weight: float
     centre: Tensor  # (problems, unknowns)
@@ -82,49 +79,14 @@ class Pull:
         gradients += self.weight * (coefficients - self.centre[rows]) @ self.metric
 
 
-@dataclass(frozen=True)
-class Deflation:
-    """cost (1 / n(c) + 1 / s): lifts the cost on the span of zeros that were found already.
-
-    n(c) is the squared length of L^T c outside of the span of the found ones, L L^T their mean curvature.
-    Its methods are those of ``Pull``.
-    """
-
-    root: Tensor  # (unknowns, unknowns), L
-    span: Tensor  # (unknowns, found), orthonormal
-    scale: float  # s, what n is at typical starts
-
-    @staticmethod
-    def of(zeros: Zeros, starts: Tensor) -> "Deflation":
-        """From the zeros found, and where the search starts (rows, unknowns)."""
-        mean = zeros.curvature.mean(dim=0)
-        tiny = 1e-9 * mean.diagonal().mean() * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
-        root = torch.linalg.cholesky(mean + tiny)
-        span, _ = torch.linalg.qr((zeros.coefficients @ root).T)
-        unscaled = Deflation(root, span, 1.0)
-        return Deflation(root, span, float(unscaled._outside(starts).square().sum(dim=1).median()))
+class Merit(Protocol):
+    """What is minimised in place of the plain cost |r|^2: made of it, with Gauss-Newton matrices to match."""
 
     def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        """The lifted cost."""
-        del rows
-        return cost * (1 / self._outside(coefficients).square().sum(dim=1) + 1 / self.scale)
+        """(rows,) from the cost (rows,) at coefficients (rows, unknowns); ``rows`` says which problems these are."""
 
     def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
-        """Divided by 1 / n + 1 / s, which changes no step: with v = gradient of log sqrt(1 / n + 1 / s)."""
-        del rows
-        outside = self._outside(coefficients)
-        length = outside.square().sum(dim=1)
-        slope = -(outside @ self.root.T) / (length * (1 + length / self.scale))[:, None]
-        mixed = gradients[:, :, None] * slope[:, None]
-        matrices += mixed + mixed.mT + cost[:, None, None] * slope[:, :, None] * slope[:, None]
-        gradients += cost[:, None] * slope
-
-    def _outside(self, coefficients: Tensor) -> Tensor:
-        seen = coefficients @ self.root
-        return seen - (seen @ self.span) @ self.span.T
-
-
-Merit = Pull | Deflation  # what is minimised in place of the plain cost |r|^2
+        """Turn Gauss-Newton matrices and gradients of the cost into its own, in place."""
 
 
 @dataclass(frozen=True)

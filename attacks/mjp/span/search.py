@@ -1,21 +1,23 @@
-"""The masked patches: zeros are collected from many starts until every one is found."""
+"""The masked patches: zeros are collected from many starts, then told apart, until every one is found."""
 
 import time
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from attacks.mjp.span.apart import Apart
+from attacks.mjp.span.counts import with_copies
 from attacks.mjp.span.equations import Attended, Equations, Known, attended
 from attacks.mjp.span.free import coefficients_of, free
 from attacks.mjp.span.joint import solve_jointly
-from attacks.mjp.span.minimise import Deflation, Steps, Zeros, minimise
+from attacks.mjp.span.minimise import Steps, Zeros, minimise
 from attacks.mjp.span.naturalness import Naturalness
+from attacks.mjp.span.separation import separate
+from attacks.mjp.span.starts import Kind, starts
 from attacks.mjp.span.tokens import settle, suffice
 from attacks.mjp.span.visible import SMALL, Visible, judged, known, restarted, solve_visible
 
-Kind = Literal["anywhere", "outside", "mixed", "seen"]
 STARTS = 48  # per round
 FAR = Steps(14, damping=1e-2)
 PLAUSIBLE = 3.0  # times the median residual of the visible: more is no zero
@@ -24,10 +26,10 @@ APART = 0.3  # of the residual: proven zeros that differ by less are one
 FOREIGN = 1.0  # a pixel that far outside of [0, 1] is of no picture
 PROVEN = 3.0  # times what rounding makes of a true token's residual: a freed token with less is true
 CYCLE: tuple[Kind | None, ...] = ("seen", "outside", "outside", None, "mixed", None)  # None: from anywhere, deflated
+COLLECTED = 0.5  # of the time, at most, for patches from anywhere; the rest is for those that resemble them
 DRY = 2 * len(CYCLE)  # rounds without a new patch after which the search is given up
 REFRESH, FINISH = 4, 6  # steps of the joint iteration
 NEAR = Steps(10, damping=1e-4)
-SAMPLE = 24  # visible patches that choose among stand-ins
 
 
 class Search:
@@ -49,7 +51,8 @@ class Search:
         self.equations, self.naturalness, self.generator = equations, naturalness, generator
         self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
         began = time.thread_time()
-        if suffice(equations, tokens):
+        self.stated = suffice(equations, tokens)
+        if self.stated:
             self._begin_at(tokens, start)
         else:
             self.visible = solve_visible(equations, naturalness, start, generator)
@@ -58,11 +61,23 @@ class Search:
     def go(self) -> tuple[Known, int]:
         """All visible patches, and as many masked ones as there are, unless none was found; and how many were.
 
-        The last ones stand in for those that were not. The search leaves as much time as the visible patches took, in
-        which everything is solved together.
+        The last ones are copies of those that were. The search leaves as much time as it took to begin, in which
+        everything is solved together.
         """
-        deadline = self.equations.until
-        self.equations = replace(self.equations, until=deadline - self.reserve)
+        deadline = self.equations.until - self.reserve
+        if not self.stated:
+            self._collect(time.thread_time() + COLLECTED * (deadline - time.thread_time()))
+        self.told_apart = len(self.masked) < self.equations.unknowns
+        if self.told_apart:
+            limited = replace(self.equations, until=deadline)
+            masked = self.masked.coefficients
+            self.visible, masked = separate(limited, self.naturalness, self.visible, masked, self.generator)
+            self.masked = Zeros.at(masked)
+        return self._finished(), len(self.masked)
+
+    def _collect(self, deadline: float) -> None:
+        """Collect masked patches from many starts, until all are found or rounds add nothing any more."""
+        whole, self.equations = self.equations, replace(self.equations, until=deadline)
         size, dry, pending = self.equations.unknowns, 0, 0
         leveled = bool(self.equations.level.any())  # starts are scaled by the level, which noise may blur away
         while leveled and len(self.masked) < size and dry < DRY and not self.equations.time_is_up():
@@ -71,8 +86,7 @@ class Search:
             if pending and (dry or pending >= size // 4 or len(self.masked) == size):
                 self._refresh()
                 pending = 0
-        self.equations = replace(self.equations, until=deadline)
-        return self._finished(), len(self.masked)
+        self.equations = whole
 
     def _begin_at(self, tokens: Tensor, start: Tensor) -> None:
         """Take patches from tokens, visible ones that have none from ``start``, and solve what is known together."""
@@ -93,24 +107,16 @@ class Search:
     def _round(self, kind: Kind | None) -> int:
         """Add masked patches that one set of starts leads to; how many."""
         equations, masked = self.equations, self.masked
-        begun = self._starts(kind or "anywhere")
-        deflation = Deflation.of(masked, begun) if kind is None and len(masked) else None
-        with_attention = attended(equations, known(equations, self.visible, masked.coefficients))
+        seen = self.visible.coefficients[self.visible.good]
+        begun = starts(kind or "anywhere", STARTS, equations.level, seen, masked.coefficients, self.generator)
+        there = known(equations, self.visible, masked.coefficients)
+        with_attention = attended(equations, there)
         slots = equations.hole[:1].expand(len(begun))
-        ended = minimise(equations, begun, slots, with_attention, FAR, deflation)
-        if deflation is not None:
-            ended = minimise(equations, ended.coefficients, slots, with_attention, FAR)
+        apart = Apart.of(equations, there, with_attention) if kind is None else None
+        ended = minimise(equations, begun, slots, with_attention, FAR, apart)
         ended = ended[ended.residual < PLAUSIBLE * max(self.visible.median, SMALL)]
         ended = ended[ended.distinct(masked, SAME)]
         return self._prove(ended, with_attention) if len(ended) else 0
-
-    def _starts(self, kind: Kind) -> Tensor:
-        """(starts, unknowns): like visible patches, which pictures repeat in places that are masked, or drawn."""
-        if kind != "seen":
-            return _drawn(kind, STARTS, self.equations.level, self.masked.coefficients, self.generator)
-        seen = self.visible.coefficients[self.visible.good]
-        order = torch.randperm(len(seen), generator=self.generator)[:STARTS].to(seen.device)
-        return seen[order] / (seen[order] @ self.equations.level)[:, None]
 
     def _prove(self, ended: Zeros, with_attention: Attended) -> int:
         """Add those that stand on their own, differ from those known, and are possible patches; how many."""
@@ -143,60 +149,12 @@ class Search:
 
     def _finished(self) -> Known:
         """All visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
-        equations, coefficients = self.equations, self.masked.coefficients
-        masked = torch.cat([coefficients, self._stand_ins()]) if len(coefficients) else coefficients
+        equations, masked = self.equations, self.masked.coefficients
         seen = Known(equations.visible, self.visible.coefficients, masked)
+        if self.told_apart:  # what is nearly alike would become one if it were solved together
+            missing = len(masked) < equations.unknowns
+            return with_copies(equations, seen) if missing and len(masked) else seen
         seen, _ = solve_jointly(equations, seen, steps=FINISH)
         there = attended(equations, seen)
         moved = minimise(equations, seen.coefficients, seen.all_places(equations), there, NEAR)
         return solve_jointly(equations, seen.moved(moved.coefficients), steps=FINISH)[0]
-
-    def _stand_ins(self) -> Tensor:
-        """(missing, unknowns): the masked patch found that explains best what the visible ones attend to.
-
-        What is not found in many rounds is nearly equal to something that is.
-        """
-        equations, coefficients = self.equations, self.masked.coefficients
-        missing = equations.unknowns - len(coefficients)
-        visible = Known(equations.visible, self.visible.coefficients, coefficients)
-        places = equations.visible[:: max(len(equations.visible) // SAMPLE, 1)]
-        tokens = equations.tokens(self.visible.coefficients[:: max(len(equations.visible) // SAMPLE, 1)], places)
-
-        def cost(copied: Tensor) -> float:
-            seen = replace(visible, masked=torch.cat([coefficients, copied.expand(missing, -1)]))
-            return float(equations.at(attended(equations, seen)(tokens)).cost.median())
-
-        costs = [cost(patch[None]) for patch in coefficients] if missing else [0.0]
-        return coefficients[costs.index(min(costs))].expand(missing, -1)
-
-
-def _drawn(kind: Kind, count: int, level: Tensor, coefficients: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw start points, all with level.c = 1, as every masked patch has it.
-
-    "anywhere" is isotropic. "outside" is isotropic in the Euclidean complement of the patches found, where the
-    missing ones have parts that no combination of the found ones has. "mixed" lies on and beyond the line between
-    such a point and a found patch.
-    """
-    drawn = _normal(3 * count, len(level), generator).to(level)
-    if kind == "anywhere" or not len(coefficients) or len(coefficients) >= len(level):
-        return _short(drawn, count, level, generator)
-    complement = torch.linalg.qr(coefficients.T, mode="complete")[0][:, len(coefficients) :]
-    outside = _short((drawn @ complement) @ complement.T, count, level, generator)
-    if kind == "outside":
-        return outside
-    anchors = coefficients[torch.randint(len(coefficients), (count,), generator=generator).to(coefficients.device)]
-    along = torch.rand(count, 1, generator=generator, dtype=torch.float64).to(level) * 2.5 - 0.75
-    scattered = _short(_normal(3 * count, len(level), generator).to(level), count, level, generator)
-    return anchors + along * (outside - anchors) + 0.3 * (scattered - outside)
-
-
-def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-
-
-def _short(drawn: Tensor, count: int, level: Tensor, generator: torch.Generator) -> Tensor:
-    """Scale to level.c = 1; directions that this makes long, being nearly orthogonal to the level, are left out."""
-    scaled = drawn / (drawn @ level)[:, None]
-    shortest = scaled.norm(dim=1).argsort()[: 2 * len(drawn) // 3]
-    chosen: Tensor = scaled[shortest[torch.randperm(len(shortest), generator=generator)[:count].to(shortest.device)]]
-    return chosen

@@ -1,0 +1,105 @@
+"""A merit that keeps tokens apart from those that are known, however alike they are.
+
+Two tokens that are nearly alike span a plane in which their mixtures leave a residual of second order, which rounding
+drowns: from anywhere near, a search ends at one of the two or between them. Seen from a known token, though, a mixture
+is as far from being a zero as it is from the other one. So the cost is divided by n, the squared length of what a token
+adds to the known ones within the spans, where their sums leave room for as many tokens as are missing:
+
+    merit(c) = |r(c)|^2 / n(c),    n(c) = |N1^T h(c)|^2 + |N2^T a(c)|^2,
+
+with orthonormal N1, N2 that complete the known tokens' h and a to the spans of all. It has no zero at a known token,
+none at mixtures of known ones, and next to a known token it is small in those directions alone where another one lies.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.mjp.span.block import gelu
+from attacks.mjp.span.equations import Attended, Equations, Known, Point, Span
+
+DEPENDENT = 1e-10  # of the largest singular value: known tokens that differ by less are one
+
+
+@dataclass(frozen=True)
+class Room:
+    """What known rows leave free of a span, and what each of them holds alone."""
+
+    free: Tensor  # (values, missing), orthonormal
+    held: Tensor  # (known, values) unit vectors of the span, each orthogonal to all other known rows
+
+    @staticmethod
+    def of(span: Span, known: Tensor) -> "Room":
+        """From known rows (known, values) of a span."""
+        inside = known @ span.columns
+        complete, _ = torch.linalg.qr(inside.mT, mode="complete")
+        duals = torch.linalg.pinv(inside, rtol=DEPENDENT).mT
+        held = (duals / duals.norm(dim=1, keepdim=True)) @ span.columns.mT
+        return Room(span.columns @ complete[:, len(known) :], held)
+
+    def added(self, rows: Tensor, held: Tensor | None) -> Tensor:
+        """(rows, values): what rows add to the known ones, or to all others of them if ``held`` (rows, values)."""
+        added = rows @ self.free @ self.free.mT
+        return added if held is None else added + (rows * held).sum(dim=1, keepdim=True) * held
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The merit of masked patches, a ``Merit``: of new ones, or of ``members`` that are known, against all others."""
+
+    equations: Equations
+    attended: Attended
+    inputs: Room
+    activations: Room
+    members: Tensor | None = None  # (rows,) which known tokens the rows stand for
+
+    @staticmethod
+    def of(equations: Equations, known: Known, attended: Attended) -> "Apart":
+        """Apart from the class token and all known patches."""
+        entering = torch.cat([equations.class_token, equations.tokens(known.coefficients, known.all_places(equations))])
+        inputs, activations = _rows(equations, equations.at(attended(entering)))
+        return Apart(
+            equations, attended, Room.of(equations.inputs, inputs), Room.of(equations.activations, activations)
+        )
+
+    def among(self, known: Known) -> "Apart":
+        """Of the known masked patches themselves, each against all others."""
+        first = 1 + len(known.visible)
+        return replace(self, members=torch.arange(first, first + len(known.masked), device=known.masked.device))
+
+    def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+        """The merit, of the cost (rows,) at coefficients (rows, unknowns)."""
+        added = self._added(self._point(coefficients), rows)
+        return cost / (added.outside_inputs.square().sum(dim=1) + added.outside_activations.square().sum(dim=1))
+
+    def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
+        """Divided by 1 / n, which changes no step: with v = gradient of log sqrt(1 / n)."""
+        added = self._added(self._point(coefficients), rows)
+        length = added.outside_inputs.square().sum(dim=1) + added.outside_activations.square().sum(dim=1)
+        slope = -self.equations.gradient(added) / length[:, None]
+        mixed = gradients[:, :, None] * slope[:, None]
+        matrices += mixed + mixed.mT + cost[:, None, None] * slope[:, :, None] * slope[:, None]
+        gradients += cost[:, None] * slope
+
+    def _point(self, coefficients: Tensor) -> Point:
+        places = self.equations.hole[:1].expand(len(coefficients))
+        return self.equations.at(self.attended(self.equations.tokens(coefficients, places)))
+
+    def _added(self, point: Point, rows: Tensor) -> Point:
+        """The point, with what tokens add to the known ones in place of what lies outside of the spans."""
+        inputs, activations = _rows(self.equations, point)
+        chosen = None if self.members is None else self.members[rows]
+        return replace(
+            point,
+            outside_inputs=self.inputs.added(inputs, None if chosen is None else self.inputs.held[chosen]),
+            outside_activations=self.activations.added(
+                activations, None if chosen is None else self.activations.held[chosen]
+            ),
+        )
+
+
+def _rows(equations: Equations, point: Point) -> tuple[Tensor, Tensor]:
+    """(rows, dim) h and (rows, hidden) a."""
+    norm = equations.block.norm2
+    return point.whitened * norm.gain + norm.bias, gelu(point.before_gelu)
