@@ -21,6 +21,9 @@ ERROR = 10 ** (-30 / 20)  # root mean square of a patch's error, of 1, that a ce
 # residuals on DeiT-Ti the worst patch's error was at most 12.7 times its estimate.
 MARGIN = 15.0
 FLOAT32 = 2.0**-24
+# Where some patches are missing or wrong, all residuals are larger, through attention. On development pictures medians
+# were up to 12 where a picture had become better than that of the prior.
+MOST, NEARLY = 0.5, 15.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Certificate:
     def consistent(self) -> bool:
         """Whether rounding explains most residuals: the solution is right but for some patches."""
         return self.median <= MEDIAN
+
+    @property
+    def likely(self) -> bool:
+        """Whether most patches are nearly right: most masked ones are found, and few residuals are far off."""
+        return self.consistent or (self.found > MOST * self.masked and self.median <= NEARLY)
 
     @property
     def holds(self) -> bool:

@@ -24,7 +24,7 @@ from attacks.mjp.span.visible import IMPOSSIBLE, Visible, known, restarted
 STARTS, VALUES = 192, 10_000  # most starts of a round, and most unknowns of all of them
 FAR, MASKED, VISIBLE = Steps(25, damping=1e-2), Steps(6, damping=1e-3), Steps(3, damping=1e-4)
 KINDS: tuple[Kind | Literal["beside"], ...] = ("beside", "seen", "outside")  # of starts, in turn until one adds
-PASSES = 2  # in which tokens and attention follow from each other
+PASSES, LAST = 2, 2  # in which tokens and attention follow from each other, and how often these are at the end
 SPARE = 3.0  # times the merit of its level: a known token with more adds nothing to the others
 BETTER = 0.5  # of its residual: a visible patch is replaced by one with less
 UNUSUAL = 3.0  # times the median of the residuals, in units of rounding's: more is wrong
@@ -54,6 +54,9 @@ def separate(
             masked = masked[_merits(equations, visible, masked) < SPARE * level.merit]
             dry = 0 if len(new) else dry + 1
         visible, masked = _repaired(equations, naturalness, visible, masked, generator)
+    if len(masked) == equations.unknowns:  # attention is that of all tokens now
+        for _ in range(LAST):
+            visible, masked = _polished(equations, visible, masked)
     return visible, masked
 
 
