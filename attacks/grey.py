@@ -17,7 +17,7 @@ class Grey(Attack[Entrance]):
 
     name = "grey"
     paper = "floor, no attack"
-    summary = f"constant picture {LEVEL}: the floor that every row is read against"
+    summary = "constant grey picture: the floor that every row is read against"
     requires = "nothing"
     exploits = "nothing"
     role = "floor"

@@ -22,11 +22,11 @@ from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.records import Upload, weights_digest
+from fedmjp.replies import mean_of
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
-from fedmjp.wire import mean_of
 
 
 @dataclass(frozen=True)

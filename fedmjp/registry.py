@@ -2,11 +2,13 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedmjp.errors import PluginError, UnknownNameError
+from fedmjp.stated import stated
 
 T = TypeVar("T")
 
@@ -53,3 +55,17 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} ({self._targets[name]}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
         return loaded
+
+    def state(self, name: str, *attributes: str) -> dict[str, Any]:
+        """What the class behind ``name`` states of itself: of ours its source is read, others' are imported.
+
+        Raises:
+            UnknownNameError: If there is no such name.
+            PluginError: If another package's class cannot be loaded.
+        """
+        self.require(name)
+        if name in self._own:
+            with suppress(ValueError):
+                return {attribute: stated(self._own[name], attribute) for attribute in attributes}
+        loaded = self.get(name)
+        return {attribute: getattr(loaded, attribute) for attribute in attributes}

@@ -6,7 +6,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedmjp.wire import ARRAYS, BUFFERS, COUNTS, EXAMPLES, METRICS, REFUSED, mean_of
+from fedmjp.replies import mean_of
+from fedmjp.wire import ARRAYS, BUFFERS, COUNTS, EXAMPLES, METRICS, REFUSED
 from server.screening import last_line, plausible
 
 

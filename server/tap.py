@@ -11,7 +11,8 @@ from torch import Tensor
 from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
-from fedmjp.wire import BUFFERS, EXAMPLES, are_weights
+from fedmjp.replies import are_weights
+from fedmjp.wire import BUFFERS, EXAMPLES
 from server.screening import last_line
 from server.uploads import UploadFolder
 

@@ -59,10 +59,44 @@ def test_workers_and_clients_start_without_scipy_which_few_of_them_need(imported
     assert "scipy" not in imported
 
 
-@pytest.mark.parametrize("command", ["weights", "compare run"])
-def test_commands_that_compute_nothing_start_without_torch(tmp_path: Path, command: str) -> None:
+# To import torch is an error.
+COMMAND = "import sys; sys.modules['torch'] = None; from fedmjp.cli import main; main()"
+EVERY_HELP = """
+import sys
+import typer
+from fedmjp.cli import app
+def of(command, *words):
+    yield words
+    for name, below in getattr(command, "commands", {}).items():
+        yield from of(below, *words, name)
+helped = list(of(typer.main.get_command(app)))
+for words in helped:
+    app([*words, "--help"], standalone_mode=False)
+assert ("campaign", "status") in helped
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ["weights"],
+        ["compare run"],
+        ["gate show gate.jsonl"],
+        ["deploy init hospital --sites north", "deploy down hospital"],
+        *([f"list {kind}"] for kind in ("attacks", "defences", "servers", "models", "metrics", "models deit_small")),
+    ],
+    ids=" ".join,
+)
+def test_commands_that_compute_nothing_start_without_torch(tmp_path: Path, commands: list[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "history.csv").write_text("epoch,top1\n1,0.5\n")
-    code = "import sys; sys.modules['torch'] = None; from fedmjp.cli import main; main()"  # to import it is an error
-    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "gate.jsonl").touch()
+    for command in commands:
+        words = [sys.executable, "-c", COMMAND, *command.split()]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_of_every_command_comes_without_torch() -> None:
+    assert "torch" not in modules(EVERY_HELP)

@@ -7,6 +7,7 @@ import torch
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import BadInputError, ConfigError, UnknownNameError
+from fedmjp.models.architectures import PARAMETERS
 from fedmjp.models.build import ARCHITECTURES, architecture, blueprint, build, build_vit, parameter_count
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.settings import Picture
@@ -117,6 +118,12 @@ def test_every_model_answers_and_its_last_layer_reads_its_features(name: str) ->
         assert features.ndim == 2
         assert torch.allclose(model.logits(features), logits, atol=1e-6)
         assert parameter_count(config_of(name, defence)) == sum(p.numel() for p in model.parameters())
+
+
+def test_parameters_are_as_many_as_are_listed() -> None:
+    sizes = {name: known.patch_size or 16 for name, known in ARCHITECTURES.items()}
+    counted = {name: parameter_count(ModelConfig(name=name, patch_size=size)) for name, size in sizes.items()}
+    assert counted == PARAMETERS
 
 
 @pytest.mark.parametrize("name", ["deit_micro", "swin_tiny", "timm:vit_tiny_patch16_224"])

@@ -18,10 +18,11 @@ from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import SeededRandomness
 from fedmjp.records import Upload, record_name
+from fedmjp.replies import mean_of
 from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import local_update
-from fedmjp.wire import evaluator_of_round, mean_of, uploads_of_round
+from fedmjp.wire import evaluator_of_round, uploads_of_round
 from server.refusals import RefusalFile
 from tests.federations import MICRO, PLAIN, play, scenario_of
 

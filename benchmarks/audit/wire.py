@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.audit.running import Records
-from fedmjp.wire import are_weights
+from fedmjp.replies import are_weights
 
 Kind = str  # "weights", "gradient", "unknown" or "nothing"
 

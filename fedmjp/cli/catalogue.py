@@ -4,20 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import fedmjp
 from fedmjp.servers import SCOPE
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
 
-# What a table has room for; the rest is told of one by its name.
-COLUMNS = {
-    "attacks": ("name", "role", "summary"),
-    "defences": ("name", "stage", "summary"),
-    "servers": ("name", "summary"),
-    "models": ("name", "parameters", "summary"),
-    "metrics": ("name", "range", "definition"),
-}
 MORE = {
     "attacks": """Which one to take:
   one picture, no MJP           patch_embedding
@@ -43,89 +36,104 @@ def catalogue(
     """List attacks, defences, malicious servers, models or metrics, and which one to take; or tell all of one."""
     from fedmjp.errors import UnknownNameError
 
-    kinds = {"attacks": _attacks, "defences": _defences, "servers": _servers, "models": _models, "metrics": _metrics}
-    if kind not in kinds:
-        raise UnknownNameError("list", kind, kinds)
-    entries = kinds[kind]()
-    if name is not None:
-        names = [entry["name"] for entry in entries]
-        if name not in names:
-            raise UnknownNameError(kind.removesuffix("s"), name, names)
-        entries = [entry for entry in entries if entry["name"] == name]
-    _show(kind, entries, as_json=as_json, whole=name is not None)
+    if kind not in MORE:
+        raise UnknownNameError("list", kind, MORE)
+    names = list(getattr(fedmjp, kind.upper()))
+    if name is not None and name not in names:
+        raise UnknownNameError(kind.removesuffix("s"), name, names)
+    if name is None and not as_json:
+        _show_table(kind, names)
+    else:
+        _show_whole(kind, names if name is None else [name], as_json=as_json)
 
 
-def _show(kind: str, entries: list[dict[str, str]], *, as_json: bool, whole: bool) -> None:
+def _show_whole(kind: str, names: list[str], *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from fedmjp.cli.console import tell
+
+    whole = {"attacks": _attack, "defences": _defence, "servers": _server, "models": _model, "metrics": _metric}
+    entries, console = [whole[kind](name) for name in names], Console()
+    if as_json:
+        console.print_json(data=entries)
+    else:
+        tell(console, *(f"{key}: {value}" for entry in entries for key, value in entry.items()))
+
+
+def _show_table(kind: str, names: list[str]) -> None:
     from rich.console import Console
 
     from fedmjp.cli.console import tell
 
     console = Console()
-    if as_json:
-        console.print_json(data=entries)
-    elif whole:
-        tell(console, *(f"{key}: {value}" for entry in entries for key, value in entry.items()))
-    else:
-        _print_table(entries, COLUMNS[kind], console)
-        console.print(MORE[kind], highlight=False, markup=False)
-        tell(console, f"\n`fedmjp list {kind} NAME` tells all of one, --json all of all.")
+    _print_table([_row(kind, name) for name in names], console)
+    console.print(MORE[kind], highlight=False, markup=False)
+    tell(console, f"\n`fedmjp list {kind} NAME` tells all of one, --json all of all.")
 
 
-def _print_table(entries: list[dict[str, str]], columns: tuple[str, ...], console: "Console") -> None:
+def _print_table(rows: list[dict[str, str]], console: "Console") -> None:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
+    for column in rows[0]:
         table.add_column(column, no_wrap=column == "name", overflow="fold")
-    for entry in entries:
-        table.add_row(*(escape(entry[column]) for column in columns))
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
     console.print(table)
 
 
-def _attacks() -> list[dict[str, str]]:
-    from attacks import ATTACKS
+def _row(kind: str, name: str) -> dict[str, str]:
+    """What a table has room for of one, read without what computes."""
+    if kind == "attacks":
+        return fedmjp.ATTACKS.state(name, "name", "role", "summary")
+    if kind == "defences":
+        stated = fedmjp.DEFENCES.state(name, "name", "stages", "summary")
+        return {"name": stated["name"], "stage": " and ".join(stated["stages"]), "summary": stated["summary"]}
+    if kind == "servers":
+        return fedmjp.SERVERS.state(name, "name", "summary")
+    if kind == "models":
+        model = _model(name)
+        return {column: model[column] for column in ("name", "parameters", "summary")}
+    metric = fedmjp.METRICS[name]
+    return {"name": name, "range": metric.bounds, "definition": metric.definition}
 
+
+def _attack(name: str) -> dict[str, str]:
+    attack = fedmjp.ATTACKS.get(name)
     columns = ("name", "summary", "role", "requires", "exploits")
-    return [
-        {key: getattr(a, key) for key in columns} | {"options": _options(a.options_type), "paper": a.paper}
-        for a in map(ATTACKS.get, ATTACKS)
-    ]
+    return {
+        **{column: getattr(attack, column) for column in columns},
+        "options": _options(attack.options_type),
+        "paper": attack.paper,
+    }
 
 
-def _defences() -> list[dict[str, str]]:
-    from fedmjp.defences import DEFENCES
-
+def _defence(name: str) -> dict[str, str]:
+    defence = fedmjp.DEFENCES.get(name)
     seen = {"tensor": "one tensor", "update": "the whole update", "example": "each picture"}
-    return [
-        {
-            "name": d.name,
-            "summary": d.summary,
-            "stage": " and ".join(d.stages),
-            "sees at once": seen[d.scope],
-            "the server is told": d.told,
-            "leaves uploads": " and ".join(sorted(d.marks)),
-            "options": _options(d.options_type),
-            "paper": d.paper,
-        }
-        for d in map(DEFENCES.get, DEFENCES)
-    ]
+    return {
+        "name": defence.name,
+        "summary": defence.summary,
+        "stage": " and ".join(defence.stages),
+        "sees at once": seen[defence.scope],
+        "the server is told": defence.told,
+        "leaves uploads": " and ".join(sorted(defence.marks)),
+        "options": _options(defence.options_type),
+        "paper": defence.paper,
+    }
 
 
-def _servers() -> list[dict[str, str]]:
-    from fedmjp.servers import SERVERS
-
-    return [
-        {
-            "name": s.name,
-            "summary": s.summary,
-            "options": _options(s.options_type),
-            "paper": s.paper,
-            "scope": SCOPE,
-        }
-        for s in map(SERVERS.get, SERVERS)
-    ]
+def _server(name: str) -> dict[str, str]:
+    server = fedmjp.SERVERS.get(name)
+    return {
+        "name": server.name,
+        "summary": server.summary,
+        "options": _options(server.options_type),
+        "paper": server.paper,
+        "scope": SCOPE,
+    }
 
 
 def _options(options_type: type["BaseModel"]) -> str:
@@ -139,32 +147,25 @@ def _options(options_type: type["BaseModel"]) -> str:
     return "; ".join(texts) or "none"
 
 
-def _models() -> list[dict[str, str]]:
-    from fedmjp.config import ModelConfig
-    from fedmjp.models.build import ARCHITECTURES, parameter_count
+def _model(name: str) -> dict[str, str]:
+    from fedmjp.models.architectures import PARAMETERS
 
-    return [
-        {
-            "name": name,
-            "timm": a.timm_name,
-            "summary": a.summary,
-            "parameters": f"{parameter_count(ModelConfig(name=name, patch_size=a.patch_size or 16)):,}",
-            "for": a.purpose,
-        }
-        for name, a in ARCHITECTURES.items()
-    ]
+    model = fedmjp.MODELS[name]
+    return {
+        "name": name,
+        "timm": model.timm_name,
+        "summary": model.summary,
+        "parameters": f"{PARAMETERS[name]:,}",
+        "for": model.purpose,
+    }
 
 
-def _metrics() -> list[dict[str, str]]:
-    from fedmjp.metrics import METRICS
-
-    return [
-        {
-            "name": name,
-            "definition": m.definition,
-            "range": m.bounds,
-            "reveals more when": "higher" if m.higher_leaks else "lower",
-            "available here": "yes" if m.missing() is None else "no",
-        }
-        for name, m in METRICS.items()
-    ]
+def _metric(name: str) -> dict[str, str]:
+    metric = fedmjp.METRICS[name]
+    return {
+        "name": name,
+        "definition": metric.definition,
+        "range": metric.bounds,
+        "reveals more when": "higher" if metric.higher_leaks else "lower",
+        "available here": "yes" if metric.missing() is None else "no",
+    }

@@ -9,33 +9,41 @@ the leaderboard's business.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from math import inf
-from typing import Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedmjp.errors import UnknownNameError
-from fedmjp.metrics.disclosed import feature_error, found_among, label_accuracy, membership
-from fedmjp.metrics.perceptual import lpips_alex, missing_backbone
-from fedmjp.metrics.pictures import fft2d, mse, psnr, ssim, ssim_mjp
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WHOLE = "0 or 1"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A named variant of a metric."""
+    """A named variant of a metric, loaded when it is computed: what there is can be read without."""
 
-    # One value per picture; of pictures by (reconstruction, target), of others by arguments of its own.
-    function: Callable[..., Tensor]
+    home: str  # "module:function" of this package
     higher_leaks: bool  # whether a higher value means that more of the private picture is revealed
     bounds: str
     lowest: float  # the same as numbers
     highest: float
     definition: str  # the exact variant and its source
-    missing: Callable[[], str | None] = lambda: None  # why it cannot be computed on this machine
+    hindrance: str = ""  # "module:function" that says why it cannot be computed on this machine, where that may be
     of: Literal["pictures", "features", "labels"] = "pictures"  # what has to be revealed for it
+
+    @property
+    def function(self) -> "Callable[..., Tensor]":
+        """Gives one value per picture; of pictures by (reconstruction, target), of others by arguments of its own."""
+        function: Callable[..., Tensor] = _load(self.home)
+        return function
+
+    def missing(self) -> str | None:
+        """Why it cannot be computed on this machine; None if it can."""
+        reason: str | None = _load(self.hindrance)() if self.hindrance else None
+        return reason
 
     @property
     def whole(self) -> bool:
@@ -43,15 +51,23 @@ class Metric:
         return self.bounds == WHOLE
 
 
+def _load(home: str) -> Any:
+    module, _, name = home.partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
 METRICS = {
-    "mse": Metric(mse, False, "0 (exact) to 1", 0, 1, "mean squared error over pixels and channels"),
-    "psnr": Metric(psnr, True, "0 to 200 dB", 0, 200, "-10 log10(MSE), peak 1, per image; capped at 200 dB"),
+    "mse": Metric("pictures:mse", False, "0 (exact) to 1", 0, 1, "mean squared error over pixels and channels"),
+    "psnr": Metric("pictures:psnr", True, "0 to 200 dB", 0, 200, "-10 log10(MSE), peak 1, per image; capped at 200 dB"),
     "ssim": Metric(
-        ssim, True, "-1 to 1 (exact)", -1, 1, "scikit-image: Gaussian 11x11, sigma 1.5, population covariance, range 1"
+        "pictures:ssim", True, "-1 to 1 (exact)", -1, 1,
+        "scikit-image: Gaussian 11x11, sigma 1.5, population covariance, range 1",
     ),
-    "ssim_mjp": Metric(ssim_mjp, True, "-1 to 1 (exact)", -1, 1, "MJP's eval/basic.py: the same window, zero padding"),
+    "ssim_mjp": Metric(
+        "pictures:ssim_mjp", True, "-1 to 1 (exact)", -1, 1, "MJP's eval/basic.py: the same window, zero padding"
+    ),
     "fft2d": Metric(
-        fft2d,
+        "pictures:fft2d",
         False,
         "from 0",
         0,
@@ -59,42 +75,42 @@ METRICS = {
         "MJP's eval/cal_fft2d.py: |1 - sum(uv) / sqrt(sum(u^2) sum(v^2))| over complex FFT2",
     ),
     "lpips_alex": Metric(
-        lpips_alex,
+        "perceptual:lpips_alex",
         False,
         "from 0 (exact)",
         0,
         inf,
         "lpips 0.1 with its AlexNet head on ImageNet weights",
-        missing_backbone,
+        "perceptual:missing_backbone",
     ),
     "label_accuracy": Metric(
-        label_accuracy, True, WHOLE, 0, 1, "1 where the picture's label is told; each label told counts once",
-        of="labels",
+        "disclosed:label_accuracy", True, WHOLE, 0, 1,
+        "1 where the picture's label is told; each label told counts once", of="labels",
     ),
     "feature_error": Metric(
-        feature_error, False, "from 0 (exact)", 0, inf,
+        "disclosed:feature_error", False, "from 0 (exact)", 0, inf,
         "distance of the feature told from the picture's, over that from the batch's mean (of one picture: the "
         "gallery's), which itself scores 1; features are matched one to one by least squares", of="features",
     ),
     "rank1": Metric(
-        partial(found_among, most=1), True, WHOLE, 0, 1,
+        "disclosed:rank1", True, WHOLE, 0, 1,
         "1 where, of all pictures attacked, none is nearer to the feature told; by chance 1 of them", of="features",
     ),
     "rank5": Metric(
-        partial(found_among, most=5), True, WHOLE, 0, 1,
+        "disclosed:rank5", True, WHOLE, 0, 1,
         "the same where four are nearer at most; by chance 5 of them", of="features",
     ),
     "rank1_crop": Metric(
-        partial(found_among, most=1), True, WHOLE, 0, 1,
+        "disclosed:rank1", True, WHOLE, 0, 1,
         "as rank1, among another crop of each picture: three quarters of its side, at a place drawn for the picture",
         of="features",
     ),
     "rank5_crop": Metric(
-        partial(found_among, most=5), True, WHOLE, 0, 1, "as rank5, among another crop of each picture",
+        "disclosed:rank5", True, WHOLE, 0, 1, "as rank5, among another crop of each picture",
         of="features",
     ),
     "membership": Metric(
-        membership, True, WHOLE, 0, 1,
+        "disclosed:membership", True, WHOLE, 0, 1,
         "1 where the picture is nearer to a feature told than the threshold that 0.001 of the pictures outside of the "
         "upload pass; with fewer than 1,000 of these, nearer than all of them", of="features",
     ),

@@ -6,6 +6,7 @@ private ones. All functions compute in float64 and return one value per private 
 """
 
 from collections import Counter
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -102,6 +103,9 @@ def found_among(disclosed: Tensor, gallery: Tensor, places: Tensor, most: int) -
     of_right = distances.gather(1, places[:, None])
     nearer = (distances < of_right).sum(dim=1)
     return (nearer < most).double()
+
+
+rank1, rank5 = partial(found_among, most=1), partial(found_among, most=5)
 
 
 def membership(disclosed: Tensor, gallery: Tensor, places: Tensor) -> Tensor:

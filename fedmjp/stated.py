@@ -1,0 +1,56 @@
+"""What classes state of themselves, read from their source: to import them may take seconds."""
+
+import ast
+import importlib.util
+from functools import lru_cache
+from importlib.abc import InspectLoader
+from typing import Any
+
+
+def stated(target: str, attribute: str) -> Any:
+    """The literal that class ``module:Class``, or the nearest of its bases, gives an attribute.
+
+    Raises:
+        ValueError: If none of them gives it a value, or one that is no literal.
+    """
+    module, _, name = target.partition(":")
+    value = _value(module, name, attribute)
+    if value is None:
+        raise ValueError(f"the source of {target} gives {attribute} no value")
+    return ast.literal_eval(value)
+
+
+def _value(module: str, name: str, attribute: str) -> ast.expr | None:
+    """What an attribute is given in a class that a module defines or imports, or in its bases; None if nothing."""
+    for node in _parsed(module).body:
+        match node:
+            case ast.ClassDef() if node.name == name:
+                return _value_in(node, module, attribute)
+            case ast.ImportFrom(module=str(source)):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return _value(source, alias.name, attribute)
+    return None
+
+
+def _value_in(definition: ast.ClassDef, module: str, attribute: str) -> ast.expr | None:
+    for node in definition.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=given)], value=value) if given == attribute:
+                return value
+            case ast.AnnAssign(target=ast.Name(id=given), value=ast.expr() as value) if given == attribute:
+                return value
+    for base in definition.bases:
+        named = base.value if isinstance(base, ast.Subscript) else base
+        inherited = _value(module, named.id, attribute) if isinstance(named, ast.Name) else None
+        if inherited is not None:
+            return inherited
+    return None
+
+
+@lru_cache
+def _parsed(module: str) -> ast.Module:
+    spec = importlib.util.find_spec(module)
+    loader = spec.loader if spec else None
+    source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
+    return ast.parse(source or "")
