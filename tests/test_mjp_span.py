@@ -16,7 +16,7 @@ from attacks.mjp.affine import AffinePatches
 from attacks.mjp.closing import close
 from attacks.mjp.facts import linear_facts
 from attacks.mjp.span.attack import MjpSpan, solve
-from attacks.mjp.span.certificate import certify
+from attacks.mjp.span.certificate import Certificate, certify
 from attacks.mjp.span.equations import Equations, Known, attended, equations
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Steps, minimise
@@ -158,6 +158,15 @@ def test_a_wrong_patch_is_not_certified(usual: Case) -> None:
     assert not twice.holds
     assert twice.found == usual.setup.unknowns - 1, "even if its residuals were small"
     assert not certify(usual.setup, usual.truth, usual.setup.unknowns - 1, PIXEL).holds
+
+
+@pytest.mark.parametrize(
+    ("found", "median", "likely"), [(30, 5.0, True), (6, 5.0, False), (30, 40.0, False), (6, 1.1, True)]
+)
+def test_a_solution_is_likely_if_residuals_are_small_or_most_is_found(found: int, median: float, likely: bool) -> None:
+    certificate = Certificate(found=found, masked=52, median=median, largest=60.0, expected=0.01)
+    assert certificate.likely == likely
+    assert not certificate.holds
 
 
 def test_a_certificate_says_nothing_of_the_order(usual: Case) -> None:

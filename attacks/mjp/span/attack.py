@@ -50,15 +50,19 @@ class MjpSpan(ClosedFacts[VitClassifier]):
     true one. Taken out of the sums one after the other, most tokens are met from random points, masked ones as well,
     and each proves itself (``attacks.first_mlp``). The linear facts (``attacks.mjp.facts``) leave each patch in an
     affine space of M dimensions, M being the number of masked patches, and tell the place of every token (``tokens``).
-    Then all patches are solved together (``joint``). Masked ones that are missing are zeros of the same equations
-    (``equations``) that many starts lead to (``search``); each proves itself without the others (``free``). Where most
-    tokens are not met, the visible patches are solved from the most natural picture on (``attacks.mjp.closing``).
+    Then all patches are solved together (``joint``). Where most tokens are not met, the visible patches are solved from
+    the most natural picture on (``attacks.mjp.closing``), and masked ones are zeros of the same equations
+    (``equations``) that many starts lead to (``search``); each proves itself without the others (``free``).
+
+    What is missing then resembles what is known. Known tokens are kept apart from each other, missing ones are sought
+    beside them (``separation``), and those that cannot be told apart are copies, as many as the visible patches attend
+    to (``counts``).
 
     A certificate tells from the residuals whether the patches are right (``certificate``). It certifies the masked ones
     as a set (``content_certified``), never their order: the upload says nothing of it, and they are put into their
     places by how they fit (``attacks.reassembly``). A solution that most tokens or most residuals speak for is answered
     even without a certificate; patches that no picture has are then those of ``mjp_prior``, which is the answer
-    altogether where neither do. Patches that are nearly alike, as of a bright sky, may be mixed up by rounding.
+    altogether where neither do.
 
     Without a mask the linear facts are the whole picture, and there is nothing to certify.
 
