@@ -26,6 +26,7 @@ FAR, MASKED, VISIBLE = Steps(25, damping=1e-2), Steps(6, damping=1e-3), Steps(3,
 KINDS: tuple[Kind | Literal["beside"], ...] = ("beside", "seen", "outside")  # of starts, in turn until one adds
 PASSES, LAST = 2, 2  # in which tokens and attention follow from each other, and how often these are at the end
 SPARE = 3.0  # times the merit of its level: a known token with more adds nothing to the others
+UNLIKE = 10.0  # times the median merit: nor has it less than this, or attention is to blame
 BETTER = 0.5  # of its residual: a visible patch is replaced by one with less
 UNUSUAL = 3.0  # times the median of the residuals, in units of rounding's: more is wrong
 
@@ -51,7 +52,8 @@ def separate(
         while len(masked) < equations.unknowns and dry < len(KINDS) and len(masked) and not equations.time_is_up():
             new = _round(equations, naturalness, visible, masked, level, KINDS[dry], generator)
             visible, masked = _polished(equations, visible, torch.cat([masked, new]))
-            masked = masked[_merits(equations, visible, masked) < SPARE * level.merit]
+            merits = _merits(equations, visible, masked)
+            masked = masked[merits < max(SPARE * level.merit, UNLIKE * float(merits.median()))]
             dry = 0 if len(new) else dry + 1
         visible, masked = _repaired(equations, naturalness, visible, masked, generator)
     if len(masked) == equations.unknowns:  # attention is that of all tokens now
