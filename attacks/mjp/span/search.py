@@ -51,7 +51,7 @@ class Search:
         self.equations, self.naturalness, self.generator = equations, naturalness, generator
         self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
         began = time.thread_time()
-        self.stated = suffice(equations, tokens)
+        self.stated, self.told_apart = suffice(equations, tokens), False
         if self.stated:
             self._begin_at(tokens, start)
         else:
@@ -67,12 +67,13 @@ class Search:
         deadline = self.equations.until - self.reserve
         if not self.stated:
             self._collect(time.thread_time() + COLLECTED * (deadline - time.thread_time()))
-        self.told_apart = len(self.masked) < self.equations.unknowns
-        if self.told_apart:
-            limited = replace(self.equations, until=deadline)
-            masked = self.masked.coefficients
-            self.visible, masked = separate(limited, self.naturalness, self.visible, masked, self.generator)
-            self.masked = Zeros.at(masked)
+        if len(self.masked) < self.equations.unknowns:
+            limited, begun = replace(self.equations, until=deadline), self.masked.coefficients
+            visible, masked = separate(limited, self.naturalness, self.visible, begun, self.generator)
+            # Where attention is far off, tokens are driven away from each other instead: then nothing is told apart.
+            self.told_apart = 0 < len(begun) <= len(masked)
+            if self.told_apart:
+                self.visible, self.masked = visible, Zeros.at(masked)
         return self._finished(), len(self.masked)
 
     def _collect(self, deadline: float) -> None:
@@ -151,9 +152,10 @@ class Search:
         """All visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
         equations, masked = self.equations, self.masked.coefficients
         seen = Known(equations.visible, self.visible.coefficients, masked)
+        if 0 < len(masked) < equations.unknowns:
+            seen = with_copies(equations, seen)
         if self.told_apart:  # what is nearly alike would become one if it were solved together
-            missing = len(masked) < equations.unknowns
-            return with_copies(equations, seen) if missing and len(masked) else seen
+            return seen
         seen, _ = solve_jointly(equations, seen, steps=FINISH)
         there = attended(equations, seen)
         moved = minimise(equations, seen.coefficients, seen.all_places(equations), there, NEAR)
