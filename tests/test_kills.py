@@ -90,8 +90,12 @@ class Run:
 
 
 def descendants() -> set[psutil.Process]:
-    own = psutil.Process().children(recursive=True)
-    return {process for process in own if "resource_tracker" not in "".join(process.cmdline())}
+    running = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has just ended, and may wait to be reaped
+            if "resource_tracker" not in "".join(process.cmdline()):
+                running.add(process)
+    return running
 
 
 @pytest.fixture(scope="module")
