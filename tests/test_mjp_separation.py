@@ -148,3 +148,19 @@ def test_all_are_told_apart_from_some_and_a_mixture(repeated: Case, generator: t
     rows, columns = linear_sum_assignment(torch.cdist(masked, truth.masked).numpy())
     errors = (masked[rows] - truth.masked[columns]).norm(dim=1) / pixels
     assert errors.median() < 0.1 * ALIKE
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_where_nothing_says_enough_it_ends_with_what_is_finite(
+    repeated: Case, generator: torch.Generator, blind: bool
+) -> None:
+    """Without a level, or, blind, without a visible patch that is solved."""
+    setup = repeated.setup if blind else replace(repeated.setup, level=torch.zeros_like(repeated.setup.level))
+    truth, some = repeated.truth, without(repeated.truth, 0, 7).masked
+    nothing = torch.zeros_like(truth.visible[:, 0])
+    visible = Visible(truth.visible, nothing, (nothing == 0) & (not blind))
+    seen, masked = separate(setup, Naturalness.of(repeated.affine, repeated.model), visible, some, generator)
+    assert len(seen.coefficients) == len(truth.visible)
+    assert len(masked)
+    assert seen.coefficients.isfinite().all()
+    assert masked.isfinite().all()

@@ -70,14 +70,12 @@ class Apart:
 
     def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
         """The merit, of the cost (rows,) at coefficients (rows, unknowns)."""
-        added = self._added(self._point(coefficients), rows)
-        return cost / (added.outside_inputs.square().sum(dim=1) + added.outside_activations.square().sum(dim=1))
+        return cost / self._added(self._point(coefficients), rows).cost
 
     def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
         """Divided by 1 / n, which changes no step: with v = gradient of log sqrt(1 / n)."""
         added = self._added(self._point(coefficients), rows)
-        length = added.outside_inputs.square().sum(dim=1) + added.outside_activations.square().sum(dim=1)
-        slope = -self.equations.gradient(added) / length[:, None]
+        slope = -self.equations.gradient(added) / added.cost[:, None]
         mixed = gradients[:, :, None] * slope[:, None]
         matrices += mixed + mixed.mT + cost[:, None, None] * slope[:, :, None] * slope[:, None]
         gradients += cost[:, None] * slope
@@ -87,7 +85,7 @@ class Apart:
         return self.equations.at(self.attended(self.equations.tokens(coefficients, places)))
 
     def _added(self, point: Point, rows: Tensor) -> Point:
-        """The point, with what tokens add to the known ones in place of what lies outside of the spans."""
+        """The point with what tokens add to the known ones, not what lies outside of the spans: its cost is n."""
         inputs, activations = _rows(self.equations, point)
         chosen = None if self.members is None else self.members[rows]
         return replace(

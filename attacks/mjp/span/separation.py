@@ -47,10 +47,12 @@ def separate(
 ) -> tuple[Visible, Tensor]:
     """The visible patches, and (found, unknowns) masked ones that differ, from some of each."""
     visible, masked = _polished(equations, visible, masked)
+    # Other starts are scaled by the level, which noise may blur away.
+    kinds = KINDS if equations.level.any() else KINDS[:1]
     for level in LEVELS:
         dry = 0
-        while len(masked) < equations.unknowns and dry < len(KINDS) and len(masked) and not equations.time_is_up():
-            new = _round(equations, naturalness, visible, masked, level, KINDS[dry], generator)
+        while 0 < len(masked) < equations.unknowns and dry < len(kinds) and not equations.time_is_up():
+            new = _round(equations, naturalness, visible, masked, level, kinds[dry], generator)
             visible, masked = _polished(equations, visible, torch.cat([masked, new]))
             merits = _merits(equations, visible, masked)
             masked = masked[merits < max(SPARE * level.merit, UNLIKE * float(merits.median()))]
@@ -84,7 +86,7 @@ def _round(
     places = equations.hole[:1].expand(len(begun))
     ended = minimise(equations, begun, places, with_attention, FAR, apart)
     cost, noise = _cost_and_noise(equations, ended.coefficients, places, with_attention)
-    usual = max(float(_relative(equations, there, with_attention).median()), 1.0)
+    usual = max(1.0, float(_relative(equations, there, with_attention).median()))  # of no visible one the median is nan
     fits = ended.residual < level.noise * usual * noise
     fits &= naturalness.excess(ended.coefficients, places) < IMPOSSIBLE
     candidates, cost = ended.coefficients[fits], cost[fits]
@@ -130,7 +132,7 @@ def _repaired(
     with_attention = attended_in_full(equations, known(equations, visible, masked))
     cost, noise = _cost_and_noise(equations, visible.coefficients, equations.visible, with_attention)
     relative = cost.sqrt() / noise
-    usual = relative < UNUSUAL * max(float(relative.median()), 1.0)
+    usual = relative < UNUSUAL * max(1.0, float(relative.median()))
     good = visible.good & usual & (naturalness.excess(visible.coefficients, equations.visible) < IMPOSSIBLE)
     if good.all() or equations.time_is_up():
         return visible, masked
