@@ -21,8 +21,8 @@ ERROR = 10 ** (-30 / 20)  # root mean square of a patch's error, of 1, that a ce
 # residuals on DeiT-Ti the worst patch's error was at most 12.7 times its estimate.
 MARGIN = 15.0
 FLOAT32 = 2.0**-24
-# Where some patches are missing or wrong, all residuals are larger, through attention. On development pictures medians
-# were up to 12 where a picture had become better than that of the prior.
+# Where some patches are missing or wrong, all residuals are larger, through attention. Of four bundled pictures with
+# medians of 4 to 12, three were 8 to 9 dB better than those of the prior, and one 0.3 dB worse.
 MOST, NEARLY = 0.5, 15.0
 
 

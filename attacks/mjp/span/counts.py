@@ -17,6 +17,7 @@ from attacks.mjp.span.equations import Attended, Equations, Known, attended
 SAMPLE = 48  # visible patches that tell counts during a search
 PASSES = 2  # in which counts and the weights of the residuals follow from each other
 FIRM = 1e3  # weight of the equation that the counts add up, of the others'
+GAIN = 1e-9  # of the cost: moving one copy must lower it by more
 TINY = 1e-10  # of the mean diagonal, which makes the normal matrix positive definite
 
 
@@ -91,7 +92,7 @@ def _whole(matrix: Tensor, vector: Tensor, counts: Tensor, total: int) -> Tensor
     while True:
         moved = (whole + one[None] - one[:, None]).flatten(0, 1)
         after = torch.where((moved >= 0).all(dim=1), costs(moved), math.inf)
-        best = int(after.argmin())
-        if not after[best] < costs(whole[None])[0] * (1 - math.copysign(1e-9, float(costs(whole[None])[0]))):
+        best, before = int(after.argmin()), costs(whole[None])[0]
+        if not after[best] < before - GAIN * before.abs():
             return whole.long()
         whole = moved[best]
