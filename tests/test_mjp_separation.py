@@ -1,5 +1,6 @@
 """Masked patches that resemble one another: the merit that keeps them apart, where to look, and how many there are."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,15 +13,16 @@ from attacks.mjp.span.counts import with_copies
 from attacks.mjp.span.equations import Known, attended
 from attacks.mjp.span.minimise import Steps, minimise
 from attacks.mjp.span.naturalness import Naturalness
+from attacks.mjp.span.search import Search
 from attacks.mjp.span.separation import separate
 from attacks.mjp.span.tangents import directions_from
-from attacks.mjp.span.visible import Visible
+from attacks.mjp.span.visible import IMPOSSIBLE, Visible
 from fedmjp.data.selection import Selection
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.settings import Picture
 from tests.conftest import batch_of, small_model, upload_of
-from tests.test_mjp_span import Case, case_of
+from tests.test_mjp_span import Case, case_of, true_tokens
 
 ALIKE = 0.03  # of 1: how far a patch is from the one that it resembles
 
@@ -150,17 +152,38 @@ def test_all_are_told_apart_from_some_and_a_mixture(repeated: Case, generator: t
     assert errors.median() < 0.1 * ALIKE
 
 
-@pytest.mark.parametrize("blind", [False, True])
-def test_where_nothing_says_enough_it_ends_with_what_is_finite(
-    repeated: Case, generator: torch.Generator, blind: bool
-) -> None:
-    """Without a level, or, blind, without a visible patch that is solved."""
-    setup = repeated.setup if blind else replace(repeated.setup, level=torch.zeros_like(repeated.setup.level))
+def test_without_a_visible_patch_it_ends_with_what_is_finite(repeated: Case, generator: torch.Generator) -> None:
     truth, some = repeated.truth, without(repeated.truth, 0, 7).masked
     nothing = torch.zeros_like(truth.visible[:, 0])
-    visible = Visible(truth.visible, nothing, (nothing == 0) & (not blind))
-    seen, masked = separate(setup, Naturalness.of(repeated.affine, repeated.model), visible, some, generator)
+    visible = Visible(truth.visible, nothing, nothing > 0)
+    naturalness = Naturalness.of(repeated.affine, repeated.model)
+    seen, masked = separate(repeated.setup, naturalness, visible, some, generator)
     assert len(seen.coefficients) == len(truth.visible)
     assert len(masked)
     assert seen.coefficients.isfinite().all()
     assert masked.isfinite().all()
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_a_search_returns_no_patch_that_is_driven_away(
+    repeated: Case, generator: torch.Generator, level: float
+) -> None:
+    """As where the level is blurred away, without which masked patches have no size."""
+    setup = replace(repeated.setup, level=level * repeated.setup.level, until=time.thread_time() + 20)
+    naturalness = Naturalness.of(repeated.affine, repeated.model)
+    search = Search(setup, naturalness, repeated.truth.visible, true_tokens(repeated)[:-3], generator)
+    solution, found = search.go()
+    assert found
+    assert solution.coefficients.isfinite().all()
+    assert search.told_apart == bool(level)
+    assert not level or naturalness.excess(solution.masked, setup.hole).max() < IMPOSSIBLE
+
+
+def test_what_no_picture_has_is_not_kept(repeated: Case, generator: torch.Generator) -> None:
+    truth = repeated.truth
+    some = torch.cat([1e3 * truth.masked[:2], truth.masked[2:6]])
+    setup = replace(repeated.setup, until=0.0)  # time for one round of polishing, and none of starts
+    nothing = torch.zeros_like(truth.visible[:, 0])
+    visible = Visible(truth.visible, nothing, nothing == 0)
+    _, masked = separate(setup, Naturalness.of(repeated.affine, repeated.model), visible, some, generator)
+    torch.testing.assert_close(masked, truth.masked[2:6])

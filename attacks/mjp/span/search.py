@@ -65,12 +65,13 @@ class Search:
         everything is solved together.
         """
         deadline = self.equations.until - self.reserve
-        if not self.stated:
+        leveled = bool(self.equations.level.any())  # it holds masked patches to their size; noise may blur it away
+        if leveled and not self.stated:
             self._collect(time.thread_time() + COLLECTED * (deadline - time.thread_time()))
-        if len(self.masked) < self.equations.unknowns:
+        if leveled and len(self.masked) < self.equations.unknowns:
             limited, begun = replace(self.equations, until=deadline), self.masked.coefficients
             visible, masked = separate(limited, self.naturalness, self.visible, begun, self.generator)
-            # Where attention is far off, tokens are driven away from each other instead: then nothing is told apart.
+            # Where attention is far off, patches come out that no picture has: then nothing is told apart.
             self.told_apart = 0 < len(begun) <= len(masked)
             if self.told_apart:
                 self.visible, self.masked = visible, Zeros.at(masked)
@@ -80,8 +81,7 @@ class Search:
         """Collect masked patches from many starts, until all are found or rounds add nothing any more."""
         whole, self.equations = self.equations, replace(self.equations, until=deadline)
         size, dry, pending = self.equations.unknowns, 0, 0
-        leveled = bool(self.equations.level.any())  # starts are scaled by the level, which noise may blur away
-        while leveled and len(self.masked) < size and dry < DRY and not self.equations.time_is_up():
+        while len(self.masked) < size and dry < DRY and not self.equations.time_is_up():
             new = self._round(CYCLE[dry % len(CYCLE)])
             dry, pending = (0 if new else dry + 1), pending + new
             if pending and (dry or pending >= size // 4 or len(self.masked) == size):

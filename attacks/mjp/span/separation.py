@@ -47,15 +47,15 @@ def separate(
 ) -> tuple[Visible, Tensor]:
     """The visible patches, and (found, unknowns) masked ones that differ, from some of each."""
     visible, masked = _polished(equations, visible, masked)
-    # Other starts are scaled by the level, which noise may blur away.
-    kinds = KINDS if equations.level.any() else KINDS[:1]
+    masked = masked[_possible(equations, naturalness, masked)]
     for level in LEVELS:
         dry = 0
-        while 0 < len(masked) < equations.unknowns and dry < len(kinds) and not equations.time_is_up():
-            new = _round(equations, naturalness, visible, masked, level, kinds[dry], generator)
+        while 0 < len(masked) < equations.unknowns and dry < len(KINDS) and not equations.time_is_up():
+            new = _round(equations, naturalness, visible, masked, level, KINDS[dry], generator)
             visible, masked = _polished(equations, visible, torch.cat([masked, new]))
             merits = _merits(equations, visible, masked)
-            masked = masked[merits < max(SPARE * level.merit, UNLIKE * float(merits.median()))]
+            useful = merits < max(SPARE * level.merit, UNLIKE * float(merits.median()))
+            masked = masked[useful & _possible(equations, naturalness, masked)]
             dry = 0 if len(new) else dry + 1
         visible, masked = _repaired(equations, naturalness, visible, masked, generator)
     if len(masked) == equations.unknowns:  # attention is that of all tokens now
@@ -88,7 +88,7 @@ def _round(
     cost, noise = _cost_and_noise(equations, ended.coefficients, places, with_attention)
     usual = max(1.0, float(_relative(equations, there, with_attention).median()))  # of no visible one the median is nan
     fits = ended.residual < level.noise * usual * noise
-    fits &= naturalness.excess(ended.coefficients, places) < IMPOSSIBLE
+    fits &= _possible(equations, naturalness, ended.coefficients)
     candidates, cost = ended.coefficients[fits], cost[fits]
     new = masked[:0]
     while len(candidates) and len(masked) + len(new) < equations.unknowns:
@@ -114,6 +114,11 @@ def _polished(equations: Equations, visible: Visible, masked: Tensor) -> tuple[V
         coefficients[visible.good], residual[visible.good] = moved.coefficients, moved.residual
         visible = Visible(coefficients, residual, visible.good)
     return visible, masked
+
+
+def _possible(equations: Equations, naturalness: Naturalness, masked: Tensor) -> Tensor:
+    """(masked,) bool: which masked patches some picture may have."""
+    return naturalness.excess(masked, equations.hole[:1].expand(len(masked))) < IMPOSSIBLE
 
 
 def _merits(equations: Equations, visible: Visible, masked: Tensor) -> Tensor:
