@@ -171,7 +171,9 @@ def test_a_search_returns_no_patch_that_is_driven_away(
     """As where the level is blurred away, without which masked patches have no size."""
     setup = replace(repeated.setup, level=level * repeated.setup.level, until=time.thread_time() + 20)
     naturalness = Naturalness.of(repeated.affine, repeated.model)
-    search = Search(setup, naturalness, repeated.truth.visible, true_tokens(repeated)[:-3], generator)
+    hidden = 1 + setup.hole[3:6]
+    stated = [row for row in range(1 + len(setup.mask)) if row not in hidden.tolist()]
+    search = Search(setup, naturalness, repeated.truth.visible, true_tokens(repeated)[stated], generator)
     solution, found = search.go()
     assert found
     assert solution.coefficients.isfinite().all()
