@@ -12,9 +12,9 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import jacfwd
 
-from attacks.mjp.span.equations import Attended, Equations, Known, attended
+from attacks.mjp.span.equations import Equations, Known, attended
 
-SAMPLE = 48  # visible patches that tell counts during a search
+SAMPLE = 48  # visible patches that tell counts
 PASSES = 2  # in which counts and the weights of the residuals follow from each other
 FIRM = 1e3  # weight of the equation that the counts add up, of the others'
 GAIN = 1e-9  # of the cost: moving one copy must lower it by more
@@ -22,34 +22,26 @@ TINY = 1e-10  # of the mean diagonal, which makes the normal matrix positive def
 
 
 def with_copies(equations: Equations, known: Known) -> Known:
-    """As many masked patches as there are: the known ones, then copies of them."""
-    counts, matrix, vector = _fitted(equations, known, torch.arange(len(known.visible)))
-    copies = _whole(matrix.cpu(), vector.cpu(), counts.cpu(), equations.unknowns - len(known.masked))
+    """As many masked patches as there are: the known ones, then copies of them, unless none is known."""
+    missing, kinds = equations.unknowns - len(known.masked), len(known.masked)
+    if not missing or not kinds:
+        return known
+    copies = torch.full((kinds,), missing // kinds)
+    copies[: missing % kinds] += 1
+    if len(known.visible):
+        counts, matrix, vector = _fitted(equations, known)
+        copies = _whole(matrix.cpu(), vector.cpu(), counts.cpu(), missing)
     again = known.masked.repeat_interleave(copies.to(known.masked.device), dim=0)
     return Known(known.places, known.visible, torch.cat([known.masked, again]))
 
 
-def attended_in_full(equations: Equations, known: Known) -> Attended:
-    """The map z -> z + o(z), with the masked patches that are missing as copies, in parts, of known ones.
-
-    Or with a common correction in their place, where that fits the visible patches better.
-    """
-    corrected = attended(equations, known)
-    if not len(known.visible) or not len(known.masked) or len(known.masked) == equations.unknowns:
-        return corrected
-    rows = torch.arange(0, len(known.visible), max(len(known.visible) // SAMPLE, 1))
-    copied = attended(equations, known, 1 + _fitted(equations, known, rows)[0])
-    tokens = equations.tokens(known.visible, known.places)
-    costs = [float(equations.at(with_attention(tokens)).cost.median()) for with_attention in (corrected, copied)]
-    return copied if costs[1] < costs[0] else corrected
-
-
-def _fitted(equations: Equations, known: Known, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(masked,) how many more of each masked patch there are, in parts, by what these visible patches attend to.
+def _fitted(equations: Equations, known: Known) -> tuple[Tensor, Tensor, Tensor]:
+    """(masked,) how many more of each masked patch there are, in parts, by what visible patches attend to.
 
     And the matrix and vector of the quadratic that they minimise.
     """
     missing, kinds = equations.unknowns - len(known.masked), len(known.masked)
+    rows = torch.arange(0, len(known.visible), max(len(known.visible) // SAMPLE, 1), device=known.masked.device)
     counts = torch.full_like(known.masked[:, 0], missing / kinds)
     tokens = equations.tokens(known.visible[rows], known.places[rows])
 

@@ -59,8 +59,8 @@ class _Problem:
         point = self.equations.at(self.attended(values))
         blocks, _ = self.equations.normal(point, values, self.places)
         # J v comes from J^T: w -> J^T w is linear, and its transpose is J.
-        _, transposed = _transposed(self.residuals, values)
-        _, forward = _transposed(transposed, torch.zeros_like(residuals))
+        _, transposed = transpose_of(self.residuals, values)
+        _, forward = transpose_of(transposed, torch.zeros_like(residuals))
         gradient, extra = transposed(residuals), torch.zeros_like(blocks)
         if self.pull is not None:
             rows = torch.arange(len(values), device=values.device)
@@ -86,7 +86,7 @@ class _Problem:
         return step
 
 
-def _transposed(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def transpose_of(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The function at these values, and the transpose of its derivative there."""
     pair: Any = vjp(function, values)
     result: Tensor = pair[0]

@@ -16,6 +16,7 @@ from attacks.mjp.span.naturalness import Naturalness
 from attacks.mjp.span.separation import separate
 from attacks.mjp.span.starts import Kind, starts
 from attacks.mjp.span.tokens import settle, suffice
+from attacks.mjp.span.unseen import Tokens
 from attacks.mjp.span.visible import SMALL, Visible, judged, known, restarted, solve_visible
 
 STARTS = 48  # per round
@@ -49,9 +50,11 @@ class Search:
         generator: torch.Generator,
     ) -> None:
         self.equations, self.naturalness, self.generator = equations, naturalness, generator
+        self.natural = start
         self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
         began = time.thread_time()
-        self.stated, self.told_apart = suffice(equations, tokens), False
+        self.stated = suffice(equations, tokens)
+        self.apart: Tokens | None = None
         if self.stated:
             self._begin_at(tokens, start)
         else:
@@ -70,11 +73,10 @@ class Search:
             self._collect(time.thread_time() + COLLECTED * (deadline - time.thread_time()))
         if leveled and len(self.masked) < self.equations.unknowns:
             limited, begun = replace(self.equations, until=deadline), self.masked.coefficients
-            visible, masked = separate(limited, self.naturalness, self.visible, begun, self.generator)
+            apart = separate(limited, self.naturalness, self.visible, begun, self.natural, self.generator)
             # Where attention is far off, patches come out that no picture has: then nothing is told apart.
-            self.told_apart = 0 < len(begun) <= len(masked)
-            if self.told_apart:
-                self.visible, self.masked = visible, Zeros.at(masked)
+            if 0 < len(begun) <= len(apart.masked):
+                self.visible, self.masked, self.apart = apart.visible, Zeros.at(apart.masked), apart
         return self._finished(), len(self.masked)
 
     def _collect(self, deadline: float) -> None:
@@ -146,16 +148,15 @@ class Search:
         residuals[visible.good] = residual[: len(solved.visible)]
         visible = judged(equations, self.naturalness, coefficients, residuals, attended(equations, solved))
         self.masked = Zeros(solved.masked, residual[len(solved.visible) :], self.masked.curvature)
-        self.visible = restarted(equations, self.naturalness, visible, solved.masked, self.generator)
+        with_attention = attended(equations, known(equations, visible, solved.masked))
+        self.visible = restarted(equations, self.naturalness, visible, with_attention, self.generator)
 
     def _finished(self) -> Known:
         """All visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
         equations, masked = self.equations, self.masked.coefficients
-        seen = Known(equations.visible, self.visible.coefficients, masked)
-        if 0 < len(masked) < equations.unknowns:
-            seen = with_copies(equations, seen)
-        if self.told_apart:  # what is nearly alike would become one if it were solved together
-            return seen
+        if self.apart is not None:  # what is nearly alike would become one if it were solved together
+            return self.apart.all(equations)
+        seen = with_copies(equations, Known(equations.visible, self.visible.coefficients, masked))
         seen, _ = solve_jointly(equations, seen, steps=FINISH)
         there = attended(equations, seen)
         moved = minimise(equations, seen.coefficients, seen.all_places(equations), there, NEAR)

@@ -3,28 +3,31 @@
 A search from random points meets the patches that stand alone. What it leaves is nearly alike to something that is
 known, or it is known as a mixture. Here every known token is first minimised apart from all others (``apart``), which
 takes mixtures to one of what they mix; then new ones are sought beside the known ones (``tangents``) and among what is
-seen of the picture. Each must fit, and must add to the known ones more than its residual.
+seen of the picture. Each must fit, and must add to the known ones more than its residual. What is still missing has
+stand-ins in the attention (``unseen``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from attacks.mjp.span.apart import Apart
-from attacks.mjp.span.counts import attended_in_full
+from attacks.mjp.span.counts import with_copies
 from attacks.mjp.span.equations import Attended, Equations, Known
 from attacks.mjp.span.minimise import Steps, minimise
 from attacks.mjp.span.naturalness import Naturalness
 from attacks.mjp.span.starts import Kind, starts
 from attacks.mjp.span.tangents import starts_beside
+from attacks.mjp.span.unseen import Tokens, fitted
 from attacks.mjp.span.visible import IMPOSSIBLE, Visible, known, restarted
 
 STARTS, VALUES = 192, 10_000  # most starts of a round, and most unknowns of all of them
-FAR, MASKED, VISIBLE = Steps(25, damping=1e-2), Steps(6, damping=1e-3), Steps(3, damping=1e-4)
+FAR, MASKED = Steps(25, damping=1e-2), Steps(6, damping=1e-3)
 KINDS: tuple[Kind | Literal["beside"], ...] = ("beside", "seen", "outside")  # of starts, in turn until one adds
-PASSES, LAST = 2, 2  # in which tokens and attention follow from each other, and how often these are at the end
+FITTED = 3  # steps of the others, each time
+STIRRED = 0.01  # of the length of a copy
 SPARE = 3.0  # times the merit of its level: a known token with more adds nothing to the others
 UNLIKE = 10.0  # times the median merit: nor has it less than this, or attention is to blame
 BETTER = 0.5  # of its residual: a visible patch is replaced by one with less
@@ -43,39 +46,54 @@ LEVELS = (Level(0.01, 2.0), Level(0.03, 4.0))
 
 
 def separate(
-    equations: Equations, naturalness: Naturalness, visible: Visible, masked: Tensor, generator: torch.Generator
-) -> tuple[Visible, Tensor]:
-    """The visible patches, and (found, unknowns) masked ones that differ, from some of each."""
-    visible, masked = _polished(equations, visible, masked)
+    equations: Equations,
+    naturalness: Naturalness,
+    visible: Visible,
+    masked: Tensor,
+    natural: Tensor,
+    generator: torch.Generator,
+) -> Tokens:
+    """All tokens, the masked ones that are found told apart, from visible ones and some masked ones.
+
+    ``natural`` (visible, unknowns) are in the place of visible patches that no picture has.
+    """
+    visible = _as_pictures_are(equations, naturalness, visible, natural)
     masked = masked[_possible(equations, naturalness, masked)]
+    tokens = _polished(equations, _with_copies(equations, visible, masked, generator))
+    tokens = tokens.without(~_possible(equations, naturalness, tokens.masked))
     for level in LEVELS:
+        tokens = _repaired(equations, naturalness, tokens, natural, generator)
         dry = 0
-        while 0 < len(masked) < equations.unknowns and dry < len(KINDS) and not equations.time_is_up():
-            new = _round(equations, naturalness, visible, masked, level, KINDS[dry], generator)
-            visible, masked = _polished(equations, visible, torch.cat([masked, new]))
-            merits = _merits(equations, visible, masked)
-            useful = merits < max(SPARE * level.merit, UNLIKE * float(merits.median()))
-            masked = masked[useful & _possible(equations, naturalness, masked)]
+        while 0 < len(tokens.masked) < equations.unknowns and dry < len(KINDS) and not equations.time_is_up():
+            new = _round(equations, naturalness, tokens, level, KINDS[dry], generator)
+            if len(new):
+                masked = torch.cat([tokens.masked, new])
+                tokens = _polished(equations, _with_copies(equations, tokens.visible, masked, generator))
+                merits = _merits(equations, tokens)
+                useful = merits < max(SPARE * level.merit, UNLIKE * float(merits.median()))
+                tokens = tokens.without(~(useful & _possible(equations, naturalness, tokens.masked)))
             dry = 0 if len(new) else dry + 1
-        visible, masked = _repaired(equations, naturalness, visible, masked, generator)
-    if len(masked) == equations.unknowns:  # attention is that of all tokens now
-        for _ in range(LAST):
-            visible, masked = _polished(equations, visible, masked)
-    return visible, masked
+    return _polished(equations, _repaired(equations, naturalness, tokens, natural, generator))
+
+
+def _with_copies(equations: Equations, visible: Visible, masked: Tensor, generator: torch.Generator) -> Tokens:
+    """With copies of these masked patches, stirred as equal ones would stay equal, as stand-ins for the others."""
+    copies = with_copies(equations, known(equations, visible, masked)).masked[len(masked) :]
+    noise = torch.randn(copies.shape, generator=generator, dtype=torch.float64).to(copies)
+    size = STIRRED * copies.norm(dim=1, keepdim=True) / copies.shape[1] ** 0.5
+    return Tokens(visible, masked, copies + size * noise)
 
 
 def _round(
     equations: Equations,
     naturalness: Naturalness,
-    visible: Visible,
-    masked: Tensor,
+    tokens: Tokens,
     level: Level,
     kind: Kind | Literal["beside"],
     generator: torch.Generator,
 ) -> Tensor:
     """(new, unknowns) masked patches that one set of starts leads to."""
-    there = known(equations, visible, masked)
-    with_attention = attended_in_full(equations, there)
+    there, masked, with_attention = tokens.found(equations), tokens.masked, tokens.attended(equations)
     apart = Apart.of(equations, there, with_attention)
     count = min(STARTS, max(VALUES // equations.unknowns, 1))
     if kind == "beside":
@@ -97,23 +115,18 @@ def _round(
         if not merits[best] < level.merit:
             break
         new = torch.cat([new, candidates[best][None]])
-        apart = Apart.of(equations, known(equations, visible, torch.cat([masked, new])), with_attention)
+        apart = Apart.of(equations, known(equations, tokens.visible, torch.cat([masked, new])), with_attention)
     return new
 
 
-def _polished(equations: Equations, visible: Visible, masked: Tensor) -> tuple[Visible, Tensor]:
-    """Known tokens minimised one by one, masked ones apart from all others."""
-    for _ in range(PASSES):
-        there = known(equations, visible, masked)
-        with_attention = attended_in_full(equations, there)
-        apart = Apart.of(equations, there, with_attention).among(there)
-        places = equations.hole[:1].expand(len(masked))
-        moved = minimise(equations, there.visible, there.places, with_attention, VISIBLE)
-        masked = minimise(equations, masked, places, with_attention, MASKED, apart).coefficients
-        coefficients, residual = visible.coefficients.clone(), visible.residual.clone()
-        coefficients[visible.good], residual[visible.good] = moved.coefficients, moved.residual
-        visible = Visible(coefficients, residual, visible.good)
-    return visible, masked
+def _polished(equations: Equations, tokens: Tokens) -> Tokens:
+    """Masked patches minimised one by one, apart from all others, and before and after it all others fitted to them."""
+    tokens = fitted(equations, tokens, FITTED)
+    there, with_attention = tokens.found(equations), tokens.attended(equations)
+    apart = Apart.of(equations, there, with_attention).among(there)
+    places = equations.hole[:1].expand(len(tokens.masked))
+    masked = minimise(equations, tokens.masked, places, with_attention, MASKED, apart).coefficients
+    return fitted(equations, replace(tokens, masked=masked), FITTED)
 
 
 def _possible(equations: Equations, naturalness: Naturalness, masked: Tensor) -> Tensor:
@@ -121,33 +134,39 @@ def _possible(equations: Equations, naturalness: Naturalness, masked: Tensor) ->
     return naturalness.excess(masked, equations.hole[:1].expand(len(masked))) < IMPOSSIBLE
 
 
-def _merits(equations: Equations, visible: Visible, masked: Tensor) -> Tensor:
-    """(masked,) of each known masked patch, apart from all others."""
-    there = known(equations, visible, masked)
-    with_attention = attended_in_full(equations, there)
+def _merits(equations: Equations, tokens: Tokens) -> Tensor:
+    """(found,) of each known masked patch, apart from all others."""
+    masked, there, with_attention = tokens.masked, tokens.found(equations), tokens.attended(equations)
     cost = _cost_and_noise(equations, masked, equations.hole[:1].expand(len(masked)), with_attention)[0]
     rows = torch.arange(len(masked), device=masked.device)
     return Apart.of(equations, there, with_attention).among(there).value(cost, masked, rows)
 
 
 def _repaired(
-    equations: Equations, naturalness: Naturalness, visible: Visible, masked: Tensor, generator: torch.Generator
-) -> tuple[Visible, Tensor]:
+    equations: Equations, naturalness: Naturalness, tokens: Tokens, natural: Tensor, generator: torch.Generator
+) -> Tokens:
     """Start visible patches again that do not fit, and polish all if there were any."""
-    with_attention = attended_in_full(equations, known(equations, visible, masked))
+    visible, with_attention = tokens.visible, tokens.attended(equations)
     cost, noise = _cost_and_noise(equations, visible.coefficients, equations.visible, with_attention)
     relative = cost.sqrt() / noise
     usual = relative < UNUSUAL * max(1.0, float(relative.median()))
     good = visible.good & usual & (naturalness.excess(visible.coefficients, equations.visible) < IMPOSSIBLE)
     if good.all() or equations.time_is_up():
-        return visible, masked
+        return tokens
     begun = Visible(visible.coefficients, cost.sqrt(), good)
-    again = restarted(equations, naturalness, begun, masked, generator)
+    again = restarted(equations, naturalness, begun, with_attention, generator)
     impossible = naturalness.excess(begun.coefficients, equations.visible) >= IMPOSSIBLE
     better = (impossible | (again.residual < BETTER * begun.residual))[:, None]
-    coefficients = torch.where(better, again.coefficients, begun.coefficients)
-    possible = naturalness.excess(coefficients, equations.visible) < IMPOSSIBLE
-    return _polished(equations, Visible(coefficients, begun.residual, possible), masked)
+    repaired = replace(begun, coefficients=torch.where(better, again.coefficients, begun.coefficients))
+    repaired = _as_pictures_are(equations, naturalness, replace(repaired, good=torch.ones_like(good)), natural)
+    return _polished(equations, replace(tokens, visible=repaired))
+
+
+def _as_pictures_are(equations: Equations, naturalness: Naturalness, visible: Visible, natural: Tensor) -> Visible:
+    """With natural patches in place of what no picture has, which is not good."""
+    possible = naturalness.excess(visible.coefficients, equations.visible) < IMPOSSIBLE
+    coefficients = torch.where(possible[:, None], visible.coefficients, natural)
+    return Visible(coefficients, visible.residual, visible.good & possible)
 
 
 def _relative(equations: Equations, there: Known, with_attention: Attended) -> Tensor:

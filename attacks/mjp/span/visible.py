@@ -58,17 +58,21 @@ def solve_visible(equations: Equations, naturalness: Naturalness, start: Tensor,
         pull = Pull(weight, start, naturalness.metric) if weight else None
         now, residual = solve_jointly(equations, now, steps=STEPS, pull=pull)
     visible = judged(equations, naturalness, now.visible, residual, attended(equations, now))
-    return restarted(equations, naturalness, visible, start[:0], generator)
+    with_attention = attended(equations, known(equations, visible, start[:0]))
+    return restarted(equations, naturalness, visible, with_attention, generator)
 
 
 def restarted(
-    equations: Equations, naturalness: Naturalness, visible: Visible, masked: Tensor, generator: torch.Generator
+    equations: Equations,
+    naturalness: Naturalness,
+    visible: Visible,
+    with_attention: Attended,
+    generator: torch.Generator,
 ) -> Visible:
     """Start outliers again from what their neighbours, other patches and natural ones look like."""
     outliers = (~visible.good).nonzero().flatten().tolist()
     if not outliers:
         return visible
-    with_attention = attended(equations, known(equations, visible, masked))
     coefficients, residual = visible.coefficients.clone(), visible.residual.clone()
     for row in outliers:
         if equations.time_is_up():

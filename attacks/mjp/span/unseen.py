@@ -1,0 +1,169 @@
+"""Patches of which nothing is known but that others attend to them.
+
+While tokens are missing, attention is off, and all equations with it. So every missing patch has a stand-in that takes
+part in the attention and need not fulfil equations of its own. The stand-ins follow, together with the visible patches,
+from the equations of these: Gauss-Newton as in ``joint``, in units of rounding. Masked patches that are found are held
+fixed, which would become one where they are nearly alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.func import jacfwd
+
+from attacks.linear_systems import NEGLIGIBLE
+from attacks.mjp.closing import conjugate_gradients
+from attacks.mjp.span.equations import LEVEL_WEIGHT, Attended, Equations, Known, Point, attended
+from attacks.mjp.span.joint import transpose_of
+from attacks.mjp.span.minimise import HARDER, SOFTER
+from attacks.mjp.span.visible import Visible, known
+
+TRIALS, DAMPING = 4, 1e-3
+ENOUGH = 0.01  # the iteration ends when the cost falls by less than this share
+CONJUGATE, TOLERANCE = 40, 0.02  # steps of conjugate gradients, and where they may end
+SAMPLE = 24  # visible patches from which the stand-ins' part of the preconditioner is taken
+FIRM = 1e-6  # of its mean diagonal, always added to it: hardly determined directions stay where they are
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """All patches of a picture: those that have been found, and stand-ins for the others."""
+
+    visible: Visible  # those that are not good are stand-ins
+    masked: Tensor  # (found, unknowns)
+    unseen: Tensor  # (missing, unknowns) stand-ins for masked ones
+
+    def found(self, equations: Equations) -> Known:
+        """Those that fulfil their own equations."""
+        return known(equations, self.visible, self.masked)
+
+    def all(self, equations: Equations) -> Known:
+        """All of them."""
+        return Known(equations.visible, self.visible.coefficients, torch.cat([self.masked, self.unseen]))
+
+    def attended(self, equations: Equations) -> Attended:
+        """The map z -> z + o(z), with all of them in the attention."""
+        return attended(equations, self.all(equations))
+
+    def without(self, dropped: Tensor) -> "Tokens":
+        """With the dropped (found,) masked patches as stand-ins."""
+        return replace(self, masked=self.masked[~dropped], unseen=torch.cat([self.unseen, self.masked[dropped]]))
+
+
+def fitted(equations: Equations, tokens: Tokens, steps: int) -> Tokens:
+    """Move stand-ins, and good visible patches with them, to where the visible patches' equations hold best."""
+    problem = _Problem(equations, tokens)
+    if not len(problem.stated):
+        return tokens
+    values, damping = problem.start, DAMPING
+    for _ in range(steps):
+        residuals = problem.residuals(values)
+        solver, before = problem.solver(values, residuals), float(residuals.square().sum())
+        cost = before
+        for _ in range(TRIALS):
+            if equations.time_is_up():
+                break
+            step = solver(damping)
+            if step is not None:
+                cost = float(problem.residuals(values + step).square().sum())
+                if cost < before:
+                    values, damping = values + step, damping * SOFTER
+                    break
+            damping *= HARDER
+        if not cost < before * (1 - ENOUGH):
+            break
+    return problem.moved(values)
+
+
+class _Problem:
+    """``values`` are the coefficients of good visible patches, which are ``stated``, then those of all stand-ins."""
+
+    def __init__(self, equations: Equations, tokens: Tokens) -> None:
+        self.equations, self.tokens = equations, tokens
+        whole, good = tokens.all(equations), tokens.visible.good
+        self.whole, self.places = whole.coefficients, whole.all_places(equations)
+        first, last = len(good) + len(tokens.masked), len(self.whole)
+        self.stated = good.nonzero().flatten()
+        self.stand_ins = torch.cat([(~good).nonzero().flatten(), torch.arange(first, last, device=good.device)])
+        self.moving = torch.cat([self.stated, self.stand_ins])
+        self.weights = 1 / equations.noise(self._point(self.whole, self.stated))
+
+    @property
+    def start(self) -> Tensor:
+        return self.whole[self.moving]
+
+    def residuals(self, values: Tensor) -> Tensor:
+        """Of all equations, in units of what rounding makes of them."""
+        whole = self._with(values)
+        level = self.equations.level_error(whole, self.places)[self.moving] * self.weights.median()
+        return torch.cat([self._outside(whole, self.stated, self.weights), level])
+
+    def moved(self, values: Tensor) -> Tokens:
+        """The tokens at these values."""
+        whole, visible = self._with(values), self.tokens.visible
+        seen, found = len(visible.good), len(self.tokens.masked)
+        return Tokens(replace(visible, coefficients=whole[:seen]), self.tokens.masked, whole[seen + found :])
+
+    def solver(self, values: Tensor, residuals: Tensor) -> Callable[[float], Tensor | None]:
+        """Steps from these values by damping; None where the system is not positive definite in floating point."""
+        whole, count = self._with(values), len(self.stated)
+        point = self._point(whole, self.stated)
+        blocks, _ = self.equations.normal(point, whole[self.stated], self.places[self.stated])
+        blocks = blocks * self.weights.square()[:, None, None]
+        scales = blocks.diagonal(dim1=1, dim2=2)
+        of_one = self._of_a_stand_in(whole) if len(self.stand_ins) else blocks[0]
+        firm = of_one.diagonal()
+        masked = self.equations.mask[self.places[self.stand_ins]].to(of_one)
+        level = LEVEL_WEIGHT * self.weights.median() * masked[:, None] * self.equations.level
+        of_stand_ins = of_one + level[:, :, None] * level[:, None]
+        # J v comes from J^T: w -> J^T w is linear, and its transpose is J.
+        _, back = transpose_of(self.residuals, values)
+        _, forward = transpose_of(back, torch.zeros_like(residuals))
+
+        def step(damping: float) -> Tensor | None:
+            held = damping * scales + NEGLIGIBLE * scales.mean(1, keepdim=True)
+            held_firmly = damping * firm + FIRM * firm.mean()
+            factors, failures = torch.linalg.cholesky_ex(blocks + torch.diag_embed(held))
+            others, failed = torch.linalg.cholesky_ex(of_stand_ins + torch.diag(held_firmly))
+            if failures.any() or failed.any():
+                return None
+            damped = torch.cat([held, held_firmly.expand(len(values) - count, -1)])
+
+            def precondition(vector: Tensor) -> Tensor:
+                solved = torch.cholesky_solve(vector[:count, :, None], factors)
+                return torch.cat([solved, torch.cholesky_solve(vector[count:, :, None], others)])[:, :, 0]
+
+            def times(vector: Tensor) -> Tensor:
+                return back(forward(vector)) + damped * vector
+
+            return conjugate_gradients(times, -back(residuals), precondition, steps=CONJUGATE, precise=TOLERANCE)
+
+        return step
+
+    def _with(self, values: Tensor) -> Tensor:
+        return self.whole.index_copy(0, self.moving, values)
+
+    def _point(self, whole: Tensor, rows: Tensor) -> Point:
+        """The equations of some rows, which attend to all."""
+        equations = self.equations
+        entering = equations.tokens(whole, self.places)
+        seen = equations.block.keys_values(torch.cat([equations.class_token, entering]))
+        return equations.at(entering[rows] + equations.block.attention(entering[rows], seen))
+
+    def _outside(self, whole: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        point = self._point(whole, rows)
+        return (torch.cat([point.outside_inputs, point.outside_activations], dim=1) * weights[:, None]).flatten()
+
+    def _of_a_stand_in(self, whole: Tensor) -> Tensor:
+        """(unknowns, unknowns) of the Gauss-Newton matrix, of one of them: they are all attended to alike."""
+        one = self.stand_ins[len(self.stand_ins) // 2][None]
+        some = torch.arange(0, len(self.stated), max(len(self.stated) // SAMPLE, 1), device=one.device)
+
+        def residuals(coefficients: Tensor) -> Tensor:
+            moved = whole.index_copy(0, one, coefficients[None])
+            return self._outside(moved, self.stated[some], self.weights[some])
+
+        derivative: Tensor = jacfwd(residuals)(whole[one[0]])
+        return derivative.mT @ derivative * (len(self.stated) / len(some))
