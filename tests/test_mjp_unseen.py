@@ -31,7 +31,8 @@ def incomplete(repeated: Case) -> Tokens:
     known = without(truth, *MISSING)
     copies = known.masked[:1].repeat(len(MISSING), 1)
     noise = torch.randn(copies.shape, generator=torch.Generator().manual_seed(3)).double()
-    return Tokens(visible, known.masked, copies + 0.01 * copies.norm(dim=1, keepdim=True) * noise / copies.shape[1] ** 0.5)
+    stirred = copies + 0.01 * copies.norm(dim=1, keepdim=True) * noise / copies.shape[1] ** 0.5
+    return Tokens(visible, known.masked, stirred, copies)
 
 
 def test_visible_patches_fit_their_equations_with_fitted_stand_ins(repeated: Case, incomplete: Tokens) -> None:
@@ -61,7 +62,9 @@ def test_found_patches_are_held_and_all_stand_ins_stay_of_the_level(repeated: Ca
 
 def test_a_visible_patch_that_is_not_good_is_a_stand_in(repeated: Case, incomplete: Tokens) -> None:
     """Its place is attended to, whatever its own equations say: those of the others bring it nearer."""
-    complete = replace(incomplete, masked=repeated.truth.masked, unseen=repeated.truth.masked[:0])
+    complete = replace(
+        incomplete, masked=repeated.truth.masked, unseen=repeated.truth.masked[:0], around=repeated.truth.masked[:0]
+    )
     good, wrong = complete.visible.good.clone(), complete.visible.coefficients.clone()
     good[2] = False
     wrong[2] = wrong[3]

@@ -13,7 +13,7 @@ from attacks.mjp.span.free import coefficients_of, free
 from attacks.mjp.span.joint import solve_jointly
 from attacks.mjp.span.minimise import Steps, Zeros, minimise
 from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.separation import separate
+from attacks.mjp.span.separation import polished, separate
 from attacks.mjp.span.starts import Kind, starts
 from attacks.mjp.span.tokens import settle, suffice
 from attacks.mjp.span.unseen import Tokens
@@ -76,7 +76,8 @@ class Search:
             apart = separate(limited, self.naturalness, self.visible, begun, self.natural, self.generator)
             # Where attention is far off, patches come out that no picture has: then nothing is told apart.
             if 0 < len(begun) <= len(apart.masked):
-                self.visible, self.masked, self.apart = apart.visible, Zeros.at(apart.masked), apart
+                self.apart = polished(self.equations, apart)
+                self.visible, self.masked = self.apart.visible, Zeros.at(self.apart.masked)
         return self._finished(), len(self.masked)
 
     def _collect(self, deadline: float) -> None:

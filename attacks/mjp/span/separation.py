@@ -59,7 +59,7 @@ def separate(
     """
     visible = _as_pictures_are(equations, naturalness, visible, natural)
     masked = masked[_possible(equations, naturalness, masked)]
-    tokens = _polished(equations, _with_copies(equations, visible, masked, generator))
+    tokens = polished(equations, _with_copies(equations, visible, masked, generator))
     tokens = tokens.without(~_possible(equations, naturalness, tokens.masked))
     for level in LEVELS:
         tokens = _repaired(equations, naturalness, tokens, natural, generator)
@@ -68,12 +68,12 @@ def separate(
             new = _round(equations, naturalness, tokens, level, KINDS[dry], generator)
             if len(new):
                 masked = torch.cat([tokens.masked, new])
-                tokens = _polished(equations, _with_copies(equations, tokens.visible, masked, generator))
+                tokens = polished(equations, _with_copies(equations, tokens.visible, masked, generator))
                 merits = _merits(equations, tokens)
                 useful = merits < max(SPARE * level.merit, UNLIKE * float(merits.median()))
                 tokens = tokens.without(~(useful & _possible(equations, naturalness, tokens.masked)))
             dry = 0 if len(new) else dry + 1
-    return _polished(equations, _repaired(equations, naturalness, tokens, natural, generator))
+    return _repaired(equations, naturalness, tokens, natural, generator)
 
 
 def _with_copies(equations: Equations, visible: Visible, masked: Tensor, generator: torch.Generator) -> Tokens:
@@ -81,7 +81,7 @@ def _with_copies(equations: Equations, visible: Visible, masked: Tensor, generat
     copies = with_copies(equations, known(equations, visible, masked)).masked[len(masked) :]
     noise = torch.randn(copies.shape, generator=generator, dtype=torch.float64).to(copies)
     size = STIRRED * copies.norm(dim=1, keepdim=True) / copies.shape[1] ** 0.5
-    return Tokens(visible, masked, copies + size * noise)
+    return Tokens(visible, masked, copies + size * noise, copies)
 
 
 def _round(
@@ -119,7 +119,7 @@ def _round(
     return new
 
 
-def _polished(equations: Equations, tokens: Tokens) -> Tokens:
+def polished(equations: Equations, tokens: Tokens) -> Tokens:
     """Masked patches minimised one by one, apart from all others, and before and after it all others fitted to them."""
     tokens = fitted(equations, tokens, FITTED)
     there, with_attention = tokens.found(equations), tokens.attended(equations)
@@ -159,7 +159,7 @@ def _repaired(
     better = (impossible | (again.residual < BETTER * begun.residual))[:, None]
     repaired = replace(begun, coefficients=torch.where(better, again.coefficients, begun.coefficients))
     repaired = _as_pictures_are(equations, naturalness, replace(repaired, good=torch.ones_like(good)), natural)
-    return _polished(equations, replace(tokens, visible=repaired))
+    return polished(equations, replace(tokens, visible=repaired))
 
 
 def _as_pictures_are(equations: Equations, naturalness: Naturalness, visible: Visible, natural: Tensor) -> Visible:

@@ -23,6 +23,7 @@ from attacks.mjp.span.visible import Visible, known
 TRIALS, DAMPING = 4, 1e-3
 ENOUGH = 0.01  # the iteration ends when the cost falls by less than this share
 CONJUGATE, TOLERANCE = 40, 0.02  # steps of conjugate gradients, and where they may end
+ALIKE = 0.05  # of the length of a patch: how far stand-ins are expected to be from what they are copies of
 SAMPLE = 24  # visible patches from which the stand-ins' part of the preconditioner is taken
 FIRM = 1e-6  # of its mean diagonal, always added to it: hardly determined directions stay where they are
 
@@ -34,6 +35,7 @@ class Tokens:
     visible: Visible  # those that are not good are stand-ins
     masked: Tensor  # (found, unknowns)
     unseen: Tensor  # (missing, unknowns) stand-ins for masked ones
+    around: Tensor  # what these are expected to resemble
 
     def found(self, equations: Equations) -> Known:
         """Those that fulfil their own equations."""
@@ -49,7 +51,8 @@ class Tokens:
 
     def without(self, dropped: Tensor) -> "Tokens":
         """With the dropped (found,) masked patches as stand-ins."""
-        return replace(self, masked=self.masked[~dropped], unseen=torch.cat([self.unseen, self.masked[dropped]]))
+        unseen, around = (torch.cat([rows, self.masked[dropped]]) for rows in (self.unseen, self.around))
+        return Tokens(self.visible, self.masked[~dropped], unseen, around)
 
 
 def fitted(equations: Equations, tokens: Tokens, steps: int) -> Tokens:
@@ -89,6 +92,9 @@ class _Problem:
         self.stand_ins = torch.cat([(~good).nonzero().flatten(), torch.arange(first, last, device=good.device)])
         self.moving = torch.cat([self.stated, self.stand_ins])
         self.weights = 1 / equations.noise(self._point(self.whole, self.stated))
+        # Rounding's part of each of the equations has the variance 1 / count.
+        lengths = torch.cat([tokens.masked, tokens.unseen]).square().sum(dim=1)
+        self.pull = (equations.unknowns / equations.count / lengths.mean()).sqrt() / ALIKE
 
     @property
     def start(self) -> Tensor:
@@ -98,13 +104,15 @@ class _Problem:
         """Of all equations, in units of what rounding makes of them."""
         whole = self._with(values)
         level = self.equations.level_error(whole, self.places)[self.moving] * self.weights.median()
-        return torch.cat([self._outside(whole, self.stated, self.weights), level])
+        pulled = self.pull * (whole[len(whole) - len(self.tokens.around) :] - self.tokens.around)
+        return torch.cat([self._outside(whole, self.stated, self.weights), level, pulled.flatten()])
 
     def moved(self, values: Tensor) -> Tokens:
         """The tokens at these values."""
         whole, visible = self._with(values), self.tokens.visible
         seen, found = len(visible.good), len(self.tokens.masked)
-        return Tokens(replace(visible, coefficients=whole[:seen]), self.tokens.masked, whole[seen + found :])
+        visible = replace(visible, coefficients=whole[:seen])
+        return replace(self.tokens, visible=visible, unseen=whole[seen + found :])
 
     def solver(self, values: Tensor, residuals: Tensor) -> Callable[[float], Tensor | None]:
         """Steps from these values by damping; None where the system is not positive definite in floating point."""
@@ -114,6 +122,7 @@ class _Problem:
         blocks = blocks * self.weights.square()[:, None, None]
         scales = blocks.diagonal(dim1=1, dim2=2)
         of_one = self._of_a_stand_in(whole) if len(self.stand_ins) else blocks[0]
+        of_one = of_one + self.pull.square() * torch.eye(len(of_one)).to(of_one)
         firm = of_one.diagonal()
         masked = self.equations.mask[self.places[self.stand_ins]].to(of_one)
         level = LEVEL_WEIGHT * self.weights.median() * masked[:, None] * self.equations.level
