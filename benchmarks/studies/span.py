@@ -43,6 +43,7 @@ def keep_rows_of(
     data: str,
     count: int,
     ratios: str,
+    after: int = 0,
     development: bool = False,
 ) -> pd.DataFrame:
     """Measure a row per picture and mask ratio, each appended when it is there, and keep all of them as a study.
@@ -57,6 +58,7 @@ def keep_rows_of(
         data: A picture source.
         count: Of the pictures.
         ratios: Comma-separated mask ratios.
+        after: How many of the draw are passed over first.
         development: Whether to take the pictures that the attack was developed on.
 
     Returns:
@@ -77,14 +79,14 @@ def keep_rows_of(
         "weights": "untrained" if weights is None else "/".join(Path(weights).parts[-2:]),
         **options,
     }
-    chosen = undeveloped(
-        open_source(data, size=config.image_size, classes=config.classes), count, development=development
-    )
+    source = open_source(data, size=config.image_size, classes=config.classes)
+    chosen = undeveloped(source, after + count, development=development)
+    entries = chosen.entries[after:]
     network = build_vit(config)
     path = output / ROWS
     done = set(_rows_of(path, label)[list(NAMED)].itertuples(index=False, name=None)) if path.exists() else set()
     output.mkdir(parents=True, exist_ok=True)
-    for entry in chosen.entries:
+    for entry in entries:
         for ratio in wanted:
             if (ratio, entry.name) not in done:
                 scenario = Scenario.parse({"model": config, "defences": f"mjp:mask_ratio={ratio}"})
@@ -92,8 +94,8 @@ def keep_rows_of(
                 row = {**label, "ratio": ratio, "picture": entry.name, **measure(exchange, network, **options)}
                 pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
     rows = _rows_of(path, label)
-    rows = rows[rows["picture"].isin([entry.name for entry in chosen.entries]) & rows["ratio"].isin(wanted)]
-    keep_table(output, rows, {"pictures": count, "mask_ratios": wanted})
+    rows = rows[rows["picture"].isin([entry.name for entry in entries]) & rows["ratio"].isin(wanted)]
+    keep_table(output, rows, {"pictures": count, "after": after, "mask_ratios": wanted})
     return rows
 
 

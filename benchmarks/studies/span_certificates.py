@@ -52,6 +52,7 @@ def main(
     ratios: Ratios = "0.09,0.27",
     seconds: Annotated[float, typer.Option(help="Budget per upload.")] = 60.0,
     model: Model = "",
+    after: Annotated[int, typer.Option(help="Pictures of the draw to pass over, which another run had.")] = 0,
     development: Annotated[bool, typer.Option(help="The pictures that the attack was developed on.")] = False,
 ) -> None:
     """Attack what the folder lacks, and print a summary."""
@@ -63,6 +64,7 @@ def main(
         data=data,
         count=pictures,
         ratios=ratios,
+        after=after,
         development=development,
     )
     typer.echo(summary(rows))
