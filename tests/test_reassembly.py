@@ -7,7 +7,7 @@ from scipy.spatial.distance import mahalanobis
 from torch import Tensor
 
 from attacks.adversary import Adversary
-from attacks.reassembly import _seam_distances, reassemble
+from attacks.reassembly import _misfit, _Puzzle, _seam_distances, reassemble
 from benchmarks.plan.experiment import AttackConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, UnknownNameError
@@ -59,6 +59,21 @@ def test_the_result_follows_from_patches_and_generator(pictures: Selection) -> N
     clean, shuffled, hole = puzzle(pictures, 1, 0.9)
     first, second = (reassemble(clean[shuffled], hole, 8, 8, generator=seeded(3)) for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_more_tries_fit_better_where_one_does_not_find_the_order() -> None:
+    """Patches of noise, whose misfit has many minima."""
+    hole, patches = torch.ones(16, dtype=torch.bool), torch.rand(16, 48, generator=seeded(0))
+    pieces = patches.double().numpy().reshape(-1, 3, 4, 4).transpose(0, 2, 3, 1)
+    judge = _Puzzle(4, _misfit(pieces), _misfit(pieces.transpose(0, 2, 1, 3)))
+
+    def misfits(tries: int) -> list[float]:
+        orders = [reassemble(patches, hole, 4, 4, generator=seeded(seed), tries=tries) for seed in range(2)]
+        return [float(judge._misfit_at(order.numpy()).sum()) for order in orders]
+
+    once, often = misfits(1), misfits(3)
+    assert all(many <= one for many, one in zip(often, once, strict=True))
+    assert sum(often) < sum(once)
 
 
 @pytest.mark.parametrize("missing", [0, 1])

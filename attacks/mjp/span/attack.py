@@ -32,6 +32,7 @@ from fedmjp.threat import ThreatModel
 
 TOGETHER = 6  # steps of the joint iteration
 SAME = 0.01  # root mean square, of 1, of a patch: what is nearly alike becomes one where it moves farther
+MOST, TRIES = 0.5, 4  # of the patches: where more are masked, their order is tried so often
 SEARCHED = 0.6  # of the time, at most, for tokens that prove themselves
 
 
@@ -153,5 +154,6 @@ def solve(
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:
     """Put the patches in the hole into the places where they fit."""
     shown = to_patches(picture(patches, model), model.patch_size)[0]
-    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator)
+    tries = TRIES if hole.double().mean() > MOST else 1
+    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator, tries=tries)
     return patches[source.to(patches.device)]
