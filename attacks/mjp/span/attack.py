@@ -55,9 +55,9 @@ class MjpSpan(ClosedFacts[VitClassifier]):
     the most natural picture on (``attacks.mjp.closing``), and masked ones are zeros of the same equations
     (``equations``) that many starts lead to (``search``); each proves itself without the others (``free``).
 
-    What is missing then resembles what is known. Known tokens are kept apart from each other, missing ones are sought
-    beside them (``separation``), and those that cannot be told apart are copies, as many as the visible patches attend
-    to (``counts``).
+    What is missing then resembles what is known. Known tokens are kept apart from each other, and missing ones are
+    sought beside them (``separation``). Those that are not found are copies, as many as the visible patches attend to
+    (``counts``), fitted to what these state of them (``unseen``).
 
     A certificate tells from the residuals whether the patches are right (``certificate``). It certifies the masked ones
     as a set (``content_certified``), never their order: the upload says nothing of it, and they are put into their

@@ -64,8 +64,8 @@ class Search:
     def go(self) -> tuple[Known, int]:
         """All visible patches, and as many masked ones as there are, unless none was found; and how many were.
 
-        The last ones are copies of those that were. The search leaves as much time as it took to begin, in which
-        everything is solved together.
+        The last ones are stand-ins or copies of those that were. The search leaves as much time as it took to begin, in
+        which everything is solved together.
         """
         deadline = self.equations.until - self.reserve
         leveled = bool(self.equations.level.any())  # it holds masked patches to their size; noise may blur it away
