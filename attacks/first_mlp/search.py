@@ -28,7 +28,7 @@ class Tokens:
 def search(equations: Equations, rounds: int, starts: int, generator: torch.Generator) -> Tokens:
     """As many tokens as the gradients are sums over."""
     met = meet(equations, rounds, starts, generator)
-    return Tokens(_filled(equations, met, starts, generator), len(met))
+    return Tokens(filled(equations, met, starts, generator), len(met))
 
 
 def meet(
@@ -54,8 +54,20 @@ def meet(
     return met
 
 
-def _filled(equations: Equations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
-    """Add what comes nearest to the equations of the tokens that are left, half of those missing at a time."""
+def beside(equations: Equations, met: Tensor, guesses: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (tokens, dim) that prove themselves and were not met, and from which of the guesses (rows, dim) each came.
+
+    Rounding turns the weakest directions of the spans: of tokens that are nearly alike one may be a mixture.
+    """
+    candidates = _polished(equations, guesses)
+    excess = equations.excess(equations.at(candidates))
+    new = ((excess < TRUE) & ~_near(candidates, met).any(dim=1)).nonzero().flatten()
+    new = new[_first_of_each(candidates[new], excess[new])]
+    return candidates[new], new
+
+
+def filled(equations: Equations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
+    """Tokens and what comes nearest to the equations of those that are left, half of these at a time."""
     while (missing := equations.count - len(met)) > 0:
         candidates, _ = _candidates(equations.without(met), starts, generator)
         other = candidates[~_near(candidates, met).any(dim=1)]
@@ -83,12 +95,17 @@ def _polished(equations: Equations, whitened: Tensor) -> Tensor:
 
 def _distinct(whitened: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """One of each group of tokens that are the same, the first in this order."""
+    kept = _first_of_each(whitened, order)
+    return whitened[kept], order[kept]
+
+
+def _first_of_each(whitened: Tensor, order: Tensor) -> list[int]:
     kept: list[int] = []
     near = _near(whitened, whitened)
     for index in order.argsort().tolist():
         if not near[index, kept].any():
             kept.append(index)
-    return whitened[kept], order[kept]
+    return kept
 
 
 def _near(whitened: Tensor, others: Tensor) -> Tensor:
