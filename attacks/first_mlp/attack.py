@@ -13,8 +13,9 @@ from attacks.base import Attack, picture
 from attacks.first_mlp.equations import Equations
 from attacks.first_mlp.joint import Joint, refine
 from attacks.first_mlp.places import Entrance, by_slopes, in_place
-from attacks.first_mlp.search import beside, filled, meet
+from attacks.first_mlp.search import beside, meet
 from attacks.first_mlp.some import Some
+from attacks.first_mlp.starts import NaturalStarts
 from attacks.first_mlp.tokens import (
     FC1_WEIGHT,
     FC2_WEIGHT,
@@ -117,18 +118,19 @@ class FirstMlp(Attack[VitClassifier]):
         first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
         equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
         equations = replace(equations, until=began + SEARCHED * self.options.seconds)
-        met = meet(equations, self.options.rounds, self.options.starts, generator)
+        draw = NaturalStarts.of(model).draw
+        met = meet(equations, self.options.rounds, self.options.starts, generator, draw=draw)
         entrance, steps = Entrance.of(model), 0
-        if len(met) < equations.count and model.grid**2 * entrance.weight.shape[1] > MOST_UNKNOWNS:
+        if len(met) < equations.count:
             patches = self._of_some(met, equations, gradients, entrance, model, label, threat)
             through = self._through(model, gradients, entrance.tokens(patches), label, threat)
         else:
-            tokens = self._of_all(met, equations, gradients, model, generator)
+            tokens = _of_all(met, gradients, model)
             through = self._through(model, gradients, tokens, label, threat)
             patches = self._patches(tokens, through.slopes[1:], gradients, entrance, model)
-            if through.residual > CERTAIN and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
-                patches, steps = self._refined(patches, equations, gradients, entrance, model)
-                through = self._through(model, gradients, entrance.tokens(patches), label, threat)
+        if through.residual > CERTAIN and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
+            patches, steps = self._refined(patches, equations, gradients, entrance, model)
+            through = self._through(model, gradients, entrance.tokens(patches), label, threat)
         certified = through.residual <= CERTAIN
         return Reconstruction(
             picture(patches, model),
@@ -140,20 +142,6 @@ class FirstMlp(Attack[VitClassifier]):
                 "seconds": time.thread_time() - began,
             },
         )
-
-    def _of_all(
-        self,
-        met: Tensor,
-        equations: Equations,
-        gradients: Mapping[str, Tensor],
-        model: VitClassifier,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Tokens (patches, dim) that enter, in no order; those that were not met are nearest misses."""
-        whitened = filled(equations, met, self.options.starts, generator)
-        tokens = entering(model, gradients, whitened).tokens
-        away = (tokens - centred(class_token(model))).norm(dim=1)
-        return tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]
 
     def _of_some(
         self,
@@ -251,6 +239,13 @@ class FirstMlpPatches(FirstMlp):
         right = gradients[names.PATCH_WEIGHT].flatten(1)
         patches = torch.linalg.lstsq(slopes.mT, right).solution
         return in_place(patches, entrance.by_patches(tokens, patches))
+
+
+def _of_all(whitened: Tensor, gradients: Mapping[str, Tensor], model: VitClassifier) -> Tensor:
+    """Tokens (patches, dim) that enter, in no order, of all whitened tokens (1 + patches, dim)."""
+    tokens = entering(model, gradients, whitened).tokens
+    away = (tokens - centred(class_token(model))).norm(dim=1)
+    return tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]
 
 
 def _rank_refusal(model: VitClassifier) -> str | None:

@@ -1,5 +1,6 @@
 """All tokens behind the first attention, by search from random points and by taking out those that were met."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,8 @@ TRUE = 1.6  # excess: up to here a zero counts as a token
 SAME = 0.02  # distance of two whitened tokens, of their length, below which they are one
 DRY = 6  # rounds without a new token, after which no further one is looked for
 CHUNK = 2**25  # entries of Jacobians that are held at a time
+
+Draw = Callable[[int, torch.Generator], Tensor]  # so many whitened tokens (tokens, dim)
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,24 @@ def search(equations: Equations, rounds: int, starts: int, generator: torch.Gene
 
 
 def meet(
-    equations: Equations, rounds: int, starts: int, generator: torch.Generator, *, dry_rounds: int = DRY
+    equations: Equations,
+    rounds: int,
+    starts: int,
+    generator: torch.Generator,
+    *,
+    dry_rounds: int = DRY,
+    draw: Draw | None = None,
 ) -> Tensor:
     """Whitened tokens (tokens, dim) that prove themselves, as many as are met before rounds add nothing any more.
 
     Each round searches in the equations of what is left when the tokens met so far are taken out, where those are no
-    zeros any more and the space is smaller, and then polishes in the equations of all.
+    zeros any more and the space is smaller, and then polishes in the equations of all. Half of the searches start
+    where ``draw`` says, the others in directions drawn alike, as all do without it.
     """
     met = equations.basis.new_zeros(0, equations.basis.shape[1])
     excess, dry = met[:, 0], 0
     for _ in range(rounds):
-        candidates = _polished(equations, _candidates(equations.without(met), starts, generator)[0])
+        candidates = _polished(equations, _candidates(equations.without(met), starts, generator, draw)[0])
         left = equations.excess(equations.at(candidates))
         likely = left < TRUE
         before = len(met)
@@ -75,10 +85,14 @@ def filled(equations: Equations, met: Tensor, starts: int, generator: torch.Gene
     return met
 
 
-def _candidates(equations: Equations, starts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _candidates(
+    equations: Equations, starts: int, generator: torch.Generator, draw: Draw | None = None
+) -> tuple[Tensor, Tensor]:
     """(ends, dim) different whitened tokens and (ends,) costs, ascending, where searches from random points ended."""
-    basis = equations.basis
-    start = torch.randn(starts, len(basis), generator=generator, dtype=torch.float64).to(basis)
+    basis, drawn = equations.basis, 0 if draw is None else starts // 2
+    start = torch.randn(starts - drawn, len(basis), generator=generator, dtype=torch.float64).to(basis)
+    if draw is not None:
+        start = torch.cat([draw(drawn, generator) @ basis.mT, start])
     start = start * (equations.radius / start.norm(dim=1, keepdim=True))
     ended, point = minimise(equations, start, steps=STEPS, damping=FIRST_DAMPING, on_sphere=True)
     return _distinct(ended @ basis, point.cost)
