@@ -32,6 +32,7 @@ from attacks.mjp.span.equations import Span
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
+from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
@@ -121,6 +122,8 @@ class FirstMlp(Attack[VitClassifier]):
         draw = NaturalStarts.of(model).draw
         met = meet(equations, self.options.rounds, self.options.starts, generator, draw=draw)
         entrance, steps = Entrance.of(model), 0
+        if not len(met):
+            raise AttackFailedError(f"{self.name}: no token was met in {self.options.seconds:g} seconds of work")
         if len(met) < equations.count:
             patches = self._of_some(met, equations, gradients, entrance, model, label, threat)
             through = self._through(model, gradients, entrance.tokens(patches), label, threat)
