@@ -158,7 +158,7 @@ class FirstMlp(Attack[VitClassifier]):
     ) -> Tensor:
         """Patches (patches, values) behind the tokens met, most natural ones in places that are left."""
         some = Some.of(equations, gradients, met, model)
-        tokens = some.entering(None)
+        met, tokens = met[some.kept], some.entering(None)
         places = entrance.by_prior(tokens, model)
         patches = entrance.patches(tokens, places, model)
         for _ in range(TURNS):
@@ -170,6 +170,7 @@ class FirstMlp(Attack[VitClassifier]):
             if len(new):
                 met, places = torch.cat([met, new]), torch.cat([places, empty[of_guess]])
                 some = Some.of(equations, gradients, met, model)
+                met, places = met[some.kept], places[some.kept]
             tokens = some.entering(all_tokens)
             slopes = self._through(model, gradients, all_tokens, label, threat).slopes[1:]
             places = self._places(tokens, slopes[places], gradients, entrance, model)

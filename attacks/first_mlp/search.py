@@ -46,19 +46,23 @@ def meet(
     """Whitened tokens (tokens, dim) that prove themselves, as many as are met before rounds add nothing any more.
 
     Each round searches in the equations of what is left when the tokens met so far are taken out, where those are no
-    zeros any more and the space is smaller, and then polishes in the equations of all. Half of the searches start
-    where ``draw`` says, the others in directions drawn alike, as all do without it.
+    zeros any more and the space is smaller, and then polishes in the equations of all. Searches start where ``draw``
+    says or in directions drawn alike, whichever added more tokens the last time; without it in directions drawn alike.
     """
     met = equations.basis.new_zeros(0, equations.basis.shape[1])
     excess, dry = met[:, 0], 0
+    draws = [None] if draw is None else [draw, None]
+    added = dict.fromkeys(range(len(draws)), equations.count)
     for _ in range(rounds):
-        candidates = _polished(equations, _candidates(equations.without(met), starts, generator, draw)[0])
+        kind = max(added, key=lambda index: added[index])
+        candidates = _polished(equations, _candidates(equations.without(met), starts, generator, draws[kind])[0])
         left = equations.excess(equations.at(candidates))
         likely = left < TRUE
         before = len(met)
         met, excess = _distinct(torch.cat([met, candidates[likely]]), torch.cat([excess, left[likely]]))
         met, excess = met[: equations.count], excess[: equations.count]
-        dry = 0 if len(met) > before else dry + 1
+        added[kind] = len(met) - before
+        dry = 0 if added[kind] else dry + 1
         if len(met) == equations.count or dry == dry_rounds or equations.time_is_up():
             break
     return met
@@ -89,10 +93,11 @@ def _candidates(
     equations: Equations, starts: int, generator: torch.Generator, draw: Draw | None = None
 ) -> tuple[Tensor, Tensor]:
     """(ends, dim) different whitened tokens and (ends,) costs, ascending, where searches from random points ended."""
-    basis, drawn = equations.basis, 0 if draw is None else starts // 2
-    start = torch.randn(starts - drawn, len(basis), generator=generator, dtype=torch.float64).to(basis)
-    if draw is not None:
-        start = torch.cat([draw(drawn, generator) @ basis.mT, start])
+    basis = equations.basis
+    if draw is None:
+        start = torch.randn(starts, len(basis), generator=generator, dtype=torch.float64).to(basis)
+    else:
+        start = draw(starts, generator) @ basis.mT
     start = start * (equations.radius / start.norm(dim=1, keepdim=True))
     ended, point = minimise(equations, start, steps=STEPS, damping=FIRST_DAMPING, on_sphere=True)
     return _distinct(ended @ basis, point.cost)

@@ -29,6 +29,7 @@ class Some:
 
     equations: Equations
     behind: Tensor  # (tokens, dim)
+    kept: Tensor  # (whitened tokens,) bool, which of those that were given these are
     known: Tensor  # (1, dim), the class token as it enters
 
     @staticmethod
@@ -40,9 +41,11 @@ class Some:
         outside = torch.linalg.svd(gradients[PROJ_WEIGHT])[0][:, equations.count :]
         still, moving = at_outputs @ outside, through @ outside
         inverse = -(still * moving).sum(1, keepdim=True) / moving.square().sum(1, keepdim=True)
-        some = Some(equations, whitened / inverse, centred(class_token(model))[None])
+        every = torch.ones_like(whitened[:, 0], dtype=torch.bool)
+        some = Some(equations, whitened / inverse, every, centred(class_token(model))[None])
         away = (some.entering(None) - some.known).norm(dim=1)
-        return replace(some, behind=some.behind[torch.arange(len(away), device=away.device) != away.argmin()])
+        other = (away > away.min()) | (away > some.known.norm())  # the class token may be among those that were not met
+        return replace(some, behind=some.behind[other], kept=other)
 
     def entering(self, patches: Tensor | None) -> Tensor:
         """(tokens, dim) that enter, less their means, where attention sees the class token and those of ``patches``.
