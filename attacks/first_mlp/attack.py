@@ -62,8 +62,11 @@ class FirstMlp(Attack[VitClassifier]):
     search from random points (``search``). The rest is linear: slopes, deviations and the attention's output, and so
     the tokens that enter the block (``tokens``). Their order comes from the position embeddings, which the server
     knows: a token in a wrong place makes an unnatural patch (``places``). What the patch embedding does not show of a
-    patch, because it has fewer dimensions than values, the prior of pictures fills. Small pictures that are not
-    certain by then are searched all at once (``joint``).
+    patch, because it has fewer dimensions than values, the prior of pictures fills. Where some tokens are not met,
+    those that are lead back one by one (``some``), and the prior fills the places that are left (``filling``). Small
+    pictures that are not certain by then are searched all at once (``joint``).
+
+    Searches end when the thread has worked for most of ``seconds``: what is met depends on the machine.
 
     ``tokens_certified`` is 1 if these tokens, passed through the network, give the gradients of everything behind
     them as they were uploaded. It speaks of them as a set: not of their order, nor of what no token shows.
@@ -158,7 +161,10 @@ class FirstMlp(Attack[VitClassifier]):
     ) -> Tensor:
         """Patches (patches, values) behind the tokens met, most natural ones in places that are left."""
         some = Some.of(equations, gradients, met, model)
-        met, tokens = met[some.kept], some.entering(None)
+        met = met[some.kept]
+        if not len(met):
+            raise AttackFailedError(f"{self.name}: no token but the class token was met")
+        tokens = some.entering(None)
         places = entrance.by_prior(tokens, model)
         patches = entrance.patches(tokens, places, model)
         for _ in range(TURNS):
