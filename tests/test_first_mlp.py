@@ -10,22 +10,28 @@ from torch import Tensor
 from torch.func import jacrev
 
 from attacks import ATTACKS
-from attacks.first_mlp.attack import FirstMlp, FirstMlpPatches
+from attacks.first_mlp.attack import FirstMlp, FirstMlpPatches, FirstMlpPositions
 from attacks.first_mlp.equations import Equations
+from attacks.first_mlp.filling import fill
 from attacks.first_mlp.joint import Joint
 from attacks.first_mlp.places import Entrance
-from attacks.first_mlp.search import search
-from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, centred, class_token, entering
+from attacks.first_mlp.search import beside, search
+from attacks.first_mlp.some import Some
+from attacks.first_mlp.starts import NaturalStarts
+from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT, centred, class_token, entering
+from attacks.mjp.affine import AffinePatches
 from attacks.mjp.span.block import first_block, linear_of
 from attacks.mjp.span.equations import Span
+from attacks.natural_pictures import NaturalPictures
 from attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
+from fedmjp.errors import AttackFailedError
 from fedmjp.metrics import metric
 from fedmjp.models import names
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.patches import to_patches
+from fedmjp.patches import from_patches, to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.settings import Picture
@@ -49,6 +55,7 @@ class Truth:
     attended: Tensor
     whitened: Tensor
     slopes: Tensor
+    projection: Tensor  # gradient of the attention's last weight
     equations: Equations
 
 
@@ -77,14 +84,14 @@ def truth(batch: PrivateBatch) -> Truth:
     block.mlp.register_full_backward_hook(lambda _, __, slopes: seen.update(slopes=slopes[0][0]))
     loss = torch.nn.functional.cross_entropy(network(batch.clean.double()), batch.labels)
     loss.backward()
-    weights = [network.get_parameter(name).grad for name in (FC1_WEIGHT, FC2_WEIGHT)]
+    weights = [network.get_parameter(name).grad for name in (FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT)]
     for module in (block, block.norm2, block.attn.proj):
         module._forward_pre_hooks.clear()
     block.mlp._backward_hooks.clear()
-    first, second = (weight for weight in weights if weight is not None)
+    first, second, projection = (weight for weight in weights if weight is not None)
     equations = Equations(first_block(network), linear_of(network, "0.mlp.fc2"), first, second, 17)
     whitened = equations.block.norm2.whiten(seen["behind"].detach())[0]
-    return Truth(seen["entering"].detach(), seen["attended"].detach(), whitened, seen["slopes"], equations)
+    return Truth(seen["entering"].detach(), seen["attended"].detach(), whitened, seen["slopes"], projection, equations)
 
 
 def test_every_true_token_is_a_zero_that_states_its_own_slopes(truth: Truth) -> None:
@@ -118,6 +125,62 @@ def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
     assert errors.max() < 1e-2
     misses = (made.attended - truth.attended[distances.argmin(1)]).norm(dim=1) / truth.attended.norm(dim=1).max()
     assert misses.max() < 1e-2
+
+
+def test_tokens_that_were_met_lead_back_without_the_others(truth: Truth, model: VitClassifier) -> None:
+    names_needed = {PROJ_WEIGHT: truth.projection}
+    kept = torch.tensor([0, 1, 2, 4, 5, 7, 8, 9, 10, 12, 13, 14, 16])  # the class token and twelve patches
+    some = Some.of(truth.equations, names_needed, truth.whitened[kept], model)
+    assert len(some.behind) == 12
+    tokens, expected = some.entering(truth.entering[1:]), centred(truth.entering)[kept[1:]]
+    assert ((tokens - expected).norm(dim=1) <= 1e-3 * expected.norm(dim=1)).all()
+    # Those that are missing are found from near, and only those.
+    missing = torch.tensor([3, 6, 11, 15])
+    guesses = some.guesses(truth.entering[1:], missing - 1)
+    assert torch.allclose(guesses, truth.whitened[missing], atol=1e-6)
+    noise = torch.randn(guesses.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    known, every = truth.whitened[kept], torch.cat([guesses, truth.whitened[kept][:2]])
+    new, of_guess = beside(truth.equations, known, every + 0.1 * torch.cat([noise, noise[:2]]))
+    assert sorted(of_guess.tolist()) == [0, 1, 2, 3]
+    assert ((new - guesses[of_guess]).norm(dim=1) <= 1e-2 * math.sqrt(192)).all()
+
+
+def test_what_fills_empty_places_has_no_slope_where_it_is_free(model: VitClassifier, batch: PrivateBatch) -> None:
+    patches = to_patches((batch.clean.double() - model.mean.double()) / model.std.double(), 16)[0]
+    basis = torch.linalg.qr(torch.randn(768, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))[0].mT
+    missing = torch.zeros(16, dtype=torch.bool)
+    missing[[5, 6, 9]] = True
+    known = patches - patches @ basis.mT @ basis
+    filled = fill(AffinePatches(known, basis), missing, model)
+    assert torch.allclose((filled - known)[~missing] @ basis.mT @ basis, (filled - known)[~missing], atol=1e-5)
+    prior = NaturalPictures.for_model(model)
+
+    def slope(picture: Tensor) -> Tensor:
+        image = from_patches(picture[None].float(), 64, 16)[0] - prior.mean[:, None, None]
+        return to_patches(prior.slope(image)[None], 16)[0].double()
+
+    grey = torch.where(missing[:, None], prior.mean.double().repeat_interleave(256), known)
+    assert slope(filled)[missing].norm() <= 0.02 * slope(grey)[missing].norm()
+    assert (slope(filled)[~missing] @ basis.mT).norm() <= 0.02 * (slope(grey)[~missing] @ basis.mT).norm()
+
+
+def test_searches_start_at_tokens_of_unit_variance(model: VitClassifier, generator: torch.Generator) -> None:
+    starts = NaturalStarts.of(model).draw(20, generator)
+    assert starts.shape == (20, 192)
+    assert torch.allclose(starts.var(1, correction=0), torch.ones(20, dtype=torch.float64), rtol=1e-3)
+    assert starts.mean(1).abs().max() < 1e-9
+
+
+def test_what_was_found_is_answered_and_nothing_is_told_as_such(
+    model: VitClassifier, batch: PrivateBatch, generator: torch.Generator
+) -> None:
+    upload = upload_of(model, batch)
+    attack = FirstMlpPositions({"rounds": 1, "starts": 8, "steps": 0})
+    made = attack.reconstruct([upload], model, ThreatModel(), generator=generator)[0]
+    assert 0 < made.diagnostics["tokens_met"] < 17
+    assert made.images.shape == (1, 3, 64, 64)
+    with pytest.raises(AttackFailedError, match="no token was met in 1e-06 seconds"):
+        FirstMlp({"seconds": 1e-6}).reconstruct([upload], model, ThreatModel(), generator=generator)
 
 
 def test_the_joint_searchs_derivatives_are_those_of_its_cost(

@@ -1,6 +1,8 @@
 """One upload whose embeddings were withheld: the first block's gradients alone state its tokens."""
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +13,9 @@ from attacks.base import Attack, picture
 from attacks.first_mlp.equations import Equations
 from attacks.first_mlp.joint import Joint, refine
 from attacks.first_mlp.places import Entrance, by_slopes, in_place
-from attacks.first_mlp.search import search
+from attacks.first_mlp.search import beside, meet
+from attacks.first_mlp.some import Some
+from attacks.first_mlp.starts import NaturalStarts
 from attacks.first_mlp.tokens import (
     FC1_WEIGHT,
     FC2_WEIGHT,
@@ -28,12 +32,15 @@ from attacks.mjp.span.equations import Span
 from attacks.natural_patches import prior_refusal
 from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
+from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 MOST_UNKNOWNS = 3200  # of a joint search: its matrix is formed
+SEARCHED = 0.8  # of the time, for searches; what comes after them takes some 30 seconds of DeiT-S
+TURNS = 2  # in which tokens, their places and what fills the others follow from each other
 CERTAIN = 1e-4  # relative distance of every gradient behind the tokens that certifies them
 
 
@@ -42,6 +49,9 @@ class FirstMlpOptions(Config):
 
     rounds: int = Field(25, ge=1, description="of the search for tokens, at most")
     starts: int = Field(96, ge=1, description="points that each round starts from")
+    seconds: float = Field(
+        240.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no search goes on"
+    )
     steps: int = Field(15, ge=0, description="of the joint search at most, where one pays; 0 for none")
 
 
@@ -52,8 +62,11 @@ class FirstMlp(Attack[VitClassifier]):
     search from random points (``search``). The rest is linear: slopes, deviations and the attention's output, and so
     the tokens that enter the block (``tokens``). Their order comes from the position embeddings, which the server
     knows: a token in a wrong place makes an unnatural patch (``places``). What the patch embedding does not show of a
-    patch, because it has fewer dimensions than values, the prior of pictures fills. Small pictures that are not
-    certain by then are searched all at once (``joint``).
+    patch, because it has fewer dimensions than values, the prior of pictures fills. Where some tokens are not met,
+    those that are lead back one by one (``some``), and the prior fills the places that are left (``filling``). Small
+    pictures that are not certain by then are searched all at once (``joint``).
+
+    Searches end when the thread has worked for most of ``seconds``: what is met depends on the machine.
 
     ``tokens_certified`` is 1 if these tokens, passed through the network, give the gradients of everything behind
     them as they were uploaded. It speaks of them as a set: not of their order, nor of what no token shows.
@@ -103,45 +116,85 @@ class FirstMlp(Attack[VitClassifier]):
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
+        began = time.thread_time()
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         label = labels_of(upload, model, threat)[0]
         first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
         equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
-        behind = search(equations, self.options.rounds, self.options.starts, generator)
-        tokens = entering(model, gradients, behind.whitened).tokens
-        known = centred(class_token(model))
-        away = (tokens - known).norm(dim=1)
-        tokens = tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]
-        through = self._through(model, gradients, tokens, label, threat)
-        entrance = Entrance.of(model)
-        patches = self._patches(tokens, through, gradients, entrance, model)
-        steps = 0
+        equations = replace(equations, until=began + SEARCHED * self.options.seconds)
+        draw = NaturalStarts.of(model).draw
+        met = meet(equations, self.options.rounds, self.options.starts, generator, draw=draw)
+        entrance, steps = Entrance.of(model), 0
+        if not len(met):
+            raise AttackFailedError(f"{self.name}: no token was met in {self.options.seconds:g} seconds of work")
+        if len(met) < equations.count:
+            patches = self._of_some(met, equations, gradients, entrance, model, label, threat)
+            through = self._through(model, gradients, entrance.tokens(patches), label, threat)
+        else:
+            tokens = _of_all(met, gradients, model)
+            through = self._through(model, gradients, tokens, label, threat)
+            patches = self._patches(tokens, through.slopes[1:], gradients, entrance, model)
         if through.residual > CERTAIN and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
             patches, steps = self._refined(patches, equations, gradients, entrance, model)
-            moved = centred(patches @ entrance.weight.mT) + entrance.shift + entrance.positions
-            through = self._through(model, gradients, moved, label, threat)
+            through = self._through(model, gradients, entrance.tokens(patches), label, threat)
         certified = through.residual <= CERTAIN
         return Reconstruction(
             picture(patches, model),
             {
                 "tokens_certified": float(certified),
                 "residual": through.residual,
-                "tokens_met": float(behind.met),
+                "tokens_met": float(len(met)),
                 "steps": float(steps),
+                "seconds": time.thread_time() - began,
             },
         )
 
-    def _patches(
+    def _of_some(
         self,
-        tokens: Tensor,
-        through: Passed,
+        met: Tensor,
+        equations: Equations,
         gradients: Mapping[str, Tensor],
         entrance: Entrance,
         model: VitClassifier,
+        label: int,
+        threat: ThreatModel,
     ) -> Tensor:
-        """Patches (patches, values) in their places behind tokens (patches, dim) in any order."""
-        del through, gradients
-        return entrance.patches(tokens, entrance.by_prior(tokens, model), model)
+        """Patches (patches, values) behind the tokens met, most natural ones in places that are left."""
+        some = Some.of(equations, gradients, met, model)
+        met = met[some.kept]
+        if not len(met):
+            raise AttackFailedError(f"{self.name}: no token but the class token was met")
+        tokens = some.entering(None)
+        places = entrance.by_prior(tokens, model)
+        patches = entrance.patches(tokens, places, model)
+        for _ in range(TURNS):
+            all_tokens = entrance.tokens(patches)
+            left = torch.ones_like(all_tokens[:, 0], dtype=torch.bool)
+            left[places] = False
+            empty = left.nonzero().flatten()
+            new, of_guess = beside(equations, met, some.guesses(all_tokens, empty))
+            if len(new):
+                met, places = torch.cat([met, new]), torch.cat([places, empty[of_guess]])
+                some = Some.of(equations, gradients, met, model)
+                met, places = met[some.kept], places[some.kept]
+            tokens = some.entering(all_tokens)
+            slopes = self._through(model, gradients, all_tokens, label, threat).slopes[1:]
+            places = self._places(tokens, slopes[places], gradients, entrance, model)
+            patches = entrance.patches(tokens, places, model)
+        return patches
+
+    def _patches(
+        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
+    ) -> Tensor:
+        """Patches (patches, values) in their places behind tokens and their slopes (patches, dim) in any order."""
+        return entrance.patches(tokens, self._places(tokens, slopes, gradients, entrance, model), model)
+
+    def _places(
+        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
+    ) -> Tensor:
+        """Places (tokens,) of tokens (tokens, dim) with their slopes, perhaps not all of the picture's."""
+        del slopes, gradients
+        return entrance.by_prior(tokens, model)
 
     def _through(
         self, model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, threat: ThreatModel
@@ -173,16 +226,11 @@ class FirstMlpPositions(FirstMlp):
     exploits = f"{FirstMlp.exploits}; the position embedding's gradient has one row per place"
     besides = (names.POSITION_EMBEDDING,)
 
-    def _patches(
-        self,
-        tokens: Tensor,
-        through: Passed,
-        gradients: Mapping[str, Tensor],
-        entrance: Entrance,
-        model: VitClassifier,
+    def _places(
+        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
     ) -> Tensor:
-        rows = gradients[names.POSITION_EMBEDDING][0, 1:]
-        return entrance.patches(tokens, by_slopes(through.slopes[1:], rows), model)
+        del tokens, entrance, model
+        return by_slopes(slopes, gradients[names.POSITION_EMBEDDING][0, 1:])
 
 
 class FirstMlpPatches(FirstMlp):
@@ -194,18 +242,20 @@ class FirstMlpPatches(FirstMlp):
     besides = (names.PATCH_WEIGHT,)
 
     def _patches(
-        self,
-        tokens: Tensor,
-        through: Passed,
-        gradients: Mapping[str, Tensor],
-        entrance: Entrance,
-        model: VitClassifier,
+        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
     ) -> Tensor:
         if entrance.shows_all:  # then tokens are the more exact source
-            return super()._patches(tokens, through, gradients, entrance, model)
+            return super()._patches(tokens, slopes, gradients, entrance, model)
         right = gradients[names.PATCH_WEIGHT].flatten(1)
-        patches = torch.linalg.lstsq(through.slopes[1:].mT, right).solution
+        patches = torch.linalg.lstsq(slopes.mT, right).solution
         return in_place(patches, entrance.by_patches(tokens, patches))
+
+
+def _of_all(whitened: Tensor, gradients: Mapping[str, Tensor], model: VitClassifier) -> Tensor:
+    """Tokens (patches, dim) that enter, in no order, of all whitened tokens (1 + patches, dim)."""
+    tokens = entering(model, gradients, whitened).tokens
+    away = (tokens - centred(class_token(model))).norm(dim=1)
+    return tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]
 
 
 def _rank_refusal(model: VitClassifier) -> str | None:

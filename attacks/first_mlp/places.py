@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.first_mlp.filling import fill
 from attacks.first_mlp.tokens import centred
 from attacks.linear_systems import NEGLIGIBLE, Gaussian
 from attacks.mjp.affine import AffinePatches
-from attacks.mjp.closing import close
 from attacks.natural_patches import NaturalPatches
 from attacks.natural_pictures import NaturalPictures
 from fedmjp.models import names
@@ -58,7 +58,8 @@ class Entrance:
         left = tokens - self.shift - self.weight @ self.prior.mean
         costs = torch.cdist(whitened(left), whitened(self.positions)).square().log()
         places = assigned(costs)
-        return places if self.shows_all else self._swapped(tokens, places, costs, model)
+        settled = self.shows_all or len(tokens) < len(self.positions)
+        return places if settled else self._swapped(tokens, places, costs, model)
 
     def _swapped(self, tokens: Tensor, places: Tensor, costs: Tensor, model: VitClassifier) -> Tensor:
         """Swap two tokens, those first that cost least, as long as the whole picture gets more natural by it."""
@@ -98,11 +99,21 @@ class Entrance:
         return assigned(torch.cdist(tokens - self.shift - patches @ self.weight.mT, self.positions).square())
 
     def patches(self, tokens: Tensor, places: Tensor, model: VitClassifier) -> Tensor:
-        """Patches (patches, values) in their places behind tokens in any order; the prior fills what is not seen."""
+        """Patches (patches, values) behind tokens in any order, in their places; the prior fills what is not seen.
+
+        Places that no token has are filled altogether.
+        """
         left, singular, right = torch.linalg.svd(self.weight)
         seen = int((singular > NEGLIGIBLE * singular[0]).sum())
         stated = (tokens - self.shift - self.positions[places]) @ left[:, :seen] / singular[:seen] @ right[:seen]
-        return close(AffinePatches(in_place(stated, places), right[seen:]), model)
+        known = torch.zeros_like(stated[:1]).repeat(len(self.positions), 1)
+        missing = torch.ones_like(known[:, 0], dtype=torch.bool)
+        known[places], missing[places] = stated, False
+        return fill(AffinePatches(known, right[seen:]), missing, model)
+
+    def tokens(self, patches: Tensor) -> Tensor:
+        """(patches, dim) that patches (patches, values) become in their places, less their means."""
+        return centred(patches @ self.weight.mT) + self.shift + self.positions
 
 
 def _cheapest(costs: Tensor, pairs: Tensor) -> Tensor:

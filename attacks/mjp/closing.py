@@ -42,7 +42,7 @@ def close(affine: AffinePatches, model: Entrance) -> Tensor:
         image = from_patches(patches[None], model.image_size, model.patch_size)[0]
         return to_patches(prior.slope(image)[None], model.patch_size)[0] @ basis.mT
 
-    inverse = _solver_on_torus(prior, basis, model)
+    inverse = solver_on_torus(prior, basis, model)
     mean = prior.mean.repeat_interleave(model.patch_size**2)
     coefficients = conjugate_gradients(
         lambda direction: slope(direction @ basis), -slope(affine.known.float() - mean), inverse
@@ -50,7 +50,7 @@ def close(affine: AffinePatches, model: Entrance) -> Tensor:
     return affine.known + coefficients.double() @ affine.basis
 
 
-def _solver_on_torus(prior: NaturalPictures, basis: Tensor, model: Entrance) -> Callable[[Tensor], Tensor]:
+def solver_on_torus(prior: NaturalPictures, basis: Tensor, model: Entrance) -> Callable[[Tensor], Tensor]:
     """The inverse of the system on a torus of patches, by frequencies of the grid."""
     reach, grid = prior.reach(model.patch_size), model.grid
     size = grid + reach + 1
