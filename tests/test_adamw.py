@@ -261,6 +261,7 @@ def test_contradictions_are_told_in_one_line(values: dict[str, object], reason: 
         ({"server": "feature_fishing"}, "its probe is read from a step of SGD"),
         ({"server": "class_fishing", "defences": "secure_sum:clients=2", "clients": 2}, "do not come apart"),
         ({"server": "class_fishing", "defences": "gaussian:noise=1e-3"}, "which gaussian changes"),
+        ({"server": "class_fishing", "defences": "withhold:roles=position_embedding"}, "which withhold keeps"),
     ],
 )
 def test_servers_that_cannot_read_steps_of_adamw_are_refused(values: dict[str, object], reason: str) -> None:

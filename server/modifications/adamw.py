@@ -25,6 +25,7 @@ from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.build import with_weights
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.roles import roles_of
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
@@ -52,6 +53,9 @@ def adamw_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str 
         return f"{server}: makes the class token long where clients take steps of AdamW, and the model has none"
     if not model.has_positions:
         return f"{server}: reads the position embedding, which the model does not have"
+    for defence in scenario.pipeline.made:
+        if names.POSITION_EMBEDDING in defence.withheld(roles_of(model)):
+            return f"{server}: reads labels from the position embedding, which {defence.name} keeps at the client"
     return changed_entries(threat) and f"{server}: {changed_entries(threat)}"
 
 
