@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from benchmarks.federation.simulation import RunFolder
+from benchmarks.folder.pictures import load_png
+from benchmarks.report import figure
 from fedmjp.cli import main
 from fedmjp.data.selection import select_for
 from fedmjp.models import names
@@ -103,6 +105,27 @@ def test_repeated_defences_are_a_pipeline_with_every_twin(monkeypatch: pytest.Mo
     defended = found.drop("none")
     assert set(defended["twin"]) == {found.loc["none", "id"]}, "each is held against the same, undefended"
     assert pd.isna(found.loc["none", "twin"])
+
+
+def test_the_figure_shows_what_the_defence_shuffled_and_not_what_the_twin_saw(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown: list[Path] = []
+
+    def load(path: Path) -> object:
+        shown.append(path)
+        return load_png(path)
+
+    monkeypatch.setattr(figure, "load_png", load)
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2", "--defence", "mjp:mask-ratio=0.5") == 0
+    clean, shuffled = (
+        [load_png(path) for path in shown if path.stem.endswith(kind)] for kind in ("-clean", "-shuffled")
+    )
+    assert len(clean) == len(shuffled) == 2
+    assert all(np.abs(x - y).mean() > 0.02 * x.max() for x, y in zip(clean, shuffled, strict=True))
+    shown.clear()
+    assert attack(monkeypatch, tmp_path / "none", "patch_embedding", "--limit", "2") == 0
+    assert not [path for path in shown if path.stem.endswith("-shuffled")], "nothing is shuffled there"
 
 
 @pytest.fixture

@@ -28,18 +28,18 @@ class _Row:
 
 
 def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: Path, path: Path) -> None:
-    """One column per picture; rows of original, shuffled, and one reconstruction per attack and defence.
+    """One column per picture; rows of original, shuffled if any is, and one reconstruction per attack and defence.
 
     Only the first pictures are shown. Defences that shuffle are shown in settings b and c, which share one
     upload, unless only a was run. Under each reconstruction stands its PSNR per setting.
     """
     one_each = {plan.picture.name: plan for plan in planned}
+    shuffled = {p.picture.name: p for p in planned if p.cell.pipeline.shuffles or p.cell.setting != "a"}
     names = list(one_each)[:COLUMNS]
-    rows = [
-        _Row("original x", {n: pictures / files_of(plan)["clean"] for n, plan in one_each.items()}),
-        _Row("shuffled x~", {n: pictures / files_of(plan)["shuffled"] for n, plan in one_each.items()}),
-        *_reconstruction_rows(planned, trials, pictures),
-    ]
+    rows = [_Row("original x", {n: pictures / files_of(plan)["clean"] for n, plan in one_each.items()})]
+    if shuffled:
+        rows.append(_Row("shuffled x~", {n: pictures / files_of(plan)["shuffled"] for n, plan in shuffled.items()}))
+    rows += _reconstruction_rows(planned, trials, pictures)
     figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + 0.18) * len(rows)))
     axes = figure.subplots(len(rows), len(names), squeeze=False)
     for row, row_axes in zip(rows, axes, strict=True):
