@@ -62,6 +62,8 @@ def fitted(equations: Equations, tokens: Tokens, steps: int) -> Tokens:
         return tokens
     values, damping = problem.start, DAMPING
     for _ in range(steps):
+        if equations.time_is_up():
+            break
         residuals = problem.residuals(values)
         solver, before = problem.solver(values, residuals), float(residuals.square().sum())
         cost = before
