@@ -297,7 +297,7 @@ def test_without_time_the_answer_is_that_of_mjp_prior(usual: Case, threat: Threa
 def test_a_search_that_is_far_from_its_end_holds_its_limit(
     pictures: Selection, threat: ThreatModel, limit: float
 ) -> None:
-    """Whether it looks for tokens or for patches; the last step may end late, and a large mask's order takes two seconds."""
+    """Whether it looks for tokens or for patches; the last step may end late, and the order of a large mask later."""
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN, mask_ratio=0.9)
     upload, began = upload_of(model, batch), time.thread_time()
     attack = MjpSpan({"seconds": limit})
