@@ -16,6 +16,8 @@ References:
     graduated assignment algorithm for graph matching", PAMI 1996 (the search, there for graphs).
 """
 
+import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +44,14 @@ _MOST_CENTRES = 3
 
 
 def reassemble(
-    patches: Tensor, hole: Tensor, grid: int, patch_size: int, *, generator: torch.Generator, tries: int = 1
+    patches: Tensor,
+    hole: Tensor,
+    grid: int,
+    patch_size: int,
+    *,
+    generator: torch.Generator,
+    tries: int = 1,
+    until: float = math.inf,
 ) -> Tensor:
     """The order in which patches fit together.
 
@@ -52,7 +61,8 @@ def reassemble(
         grid: Patches per side.
         patch_size: At least 2.
         generator: On the CPU.
-        tries: How often parts are opened from the first arrangement on; the least misfit is kept.
+        tries: How often at most parts are opened from the first arrangement on; the least misfit is kept.
+        until: Of ``time.thread_time()``: after it no further try begins.
 
     Returns:
         ``source``, (grid * grid,) int64: place i shows ``patches[source[i]]``, its own outside of the hole.
@@ -63,7 +73,7 @@ def reassemble(
         pieces = patches.detach().double().cpu().numpy().reshape(-1, 3, patch_size, patch_size).transpose(0, 2, 3, 1)
         puzzle = _Puzzle(grid, _misfit(pieces), _misfit(pieces.transpose(0, 2, 1, 3)))
         seed = int(torch.randint(2**62, (), generator=generator))
-        source = puzzle.solve(places, np.random.default_rng(seed), tries)
+        source = puzzle.solve(places, np.random.default_rng(seed), tries, until)
     return torch.from_numpy(source)
 
 
@@ -106,10 +116,12 @@ class _Puzzle:
     across: Floats
     down: Floats
 
-    def solve(self, hole: Places, random: np.random.Generator, tries: int) -> Places:
+    def solve(self, hole: Places, random: np.random.Generator, tries: int, until: float) -> Places:
         """Arrange the pieces in the hole; entry i is the piece at place i."""
         first = self._anneal(np.arange(self.grid**2), hole, _STEPS)
-        ends = [self._reopened(first, hole, random) for _ in range(tries)]
+        ends = [self._reopened(first, hole, random)]
+        while len(ends) < tries and time.thread_time() < until:
+            ends.append(self._reopened(first, hole, random))
         return min(ends, key=lambda source: float(self._misfit_at(source).sum()))
 
     def _reopened(self, source: Places, hole: Places, random: np.random.Generator) -> Places:

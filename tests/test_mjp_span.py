@@ -297,12 +297,12 @@ def test_without_time_the_answer_is_that_of_mjp_prior(usual: Case, threat: Threa
 def test_a_search_that_is_far_from_its_end_holds_its_limit(
     pictures: Selection, threat: ThreatModel, limit: float
 ) -> None:
-    """Whether it looks for tokens or for patches; the last step may end late, and the order of a large mask later."""
+    """Whether it looks for tokens then or for patches; the last step may end late, on a busy processor by a second."""
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN, mask_ratio=0.9)
     upload, began = upload_of(model, batch), time.thread_time()
     attack = MjpSpan({"seconds": limit})
     made = attack.reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
-    assert made.diagnostics["seconds"] <= time.thread_time() - began < limit + 3
+    assert made.diagnostics["seconds"] <= time.thread_time() - began < limit + 1.2
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -93,3 +93,9 @@ def test_without_a_good_visible_patch_nothing_moves(repeated: Case, incomplete: 
     nothing = replace(incomplete, visible=replace(incomplete.visible, good=incomplete.visible.good & False))
     after = fitted(repeated.setup, nothing, steps=2)
     assert torch.equal(after.unseen, incomplete.unseen)
+
+
+def test_where_nothing_is_masked_nothing_moves(repeated: Case, incomplete: Tokens) -> None:
+    nothing = incomplete.masked[:0]
+    after = fitted(repeated.setup, Tokens(incomplete.visible, nothing, nothing, nothing), steps=2)
+    assert torch.equal(after.visible.coefficients, incomplete.visible.coefficients)

@@ -33,6 +33,7 @@ from fedmjp.threat import ThreatModel
 TOGETHER = 6  # steps of the joint iteration
 SAME = 0.01  # root mean square, of 1, of a patch: what is nearly alike becomes one where it moves farther
 MOST, TRIES = 0.5, 4  # of the patches: where more are masked, their order is tried so often
+SOLVED = 0.85  # of the time, at most, before the order is tried
 SEARCHED = 0.6  # of the time, at most, for tokens that prove themselves
 
 
@@ -67,7 +68,8 @@ class MjpSpan(ClosedFacts[VitClassifier]):
 
     Without a mask the linear facts are the whole picture, and there is nothing to certify.
 
-    All iterations end when the thread has worked for ``seconds``; the certificate and the order come after that.
+    All iterations end when the thread has worked for ``seconds``, or for most of them under a large mask, whose order
+    is then tried until they are over; the certificate and the first try of the order may come after that.
     Whether a picture is solved depends on the machine.
     """
 
@@ -107,11 +109,13 @@ class MjpSpan(ClosedFacts[VitClassifier]):
             diagnostics = {"masked_patches": 0.0, "expected_error": expected_error(upload, facts, model, threat)}
         else:
             setup, affine = equations(upload, facts, model), AffinePatches(facts.known, facts.basis)
-            setup = replace(setup, until=began + self.options.seconds)
+            last = began + self.options.seconds
+            large = bool(facts.mask.double().mean() > MOST)
+            setup = replace(setup, until=began + self.options.seconds * (SOLVED if large else 1))
             tokens = stated_tokens(upload, setup, model, began + SEARCHED * self.options.seconds, generator)
             solved, certificate = solve(setup, affine, patches, tokens, model, generator)
             if certificate.found and (certificate.likely or suffice(setup, tokens)):
-                patches = _in_order(solved, facts.mask, model, generator)
+                patches = _in_order(solved, facts.mask, model, generator, TRIES if large else 1, last)
             diagnostics = {**certificate.diagnostics(), "tokens_met": float(len(tokens))}
         return Reconstruction(picture(patches, model), {**diagnostics, "seconds": time.thread_time() - began})
 
@@ -151,9 +155,10 @@ def solve(
     return patches, certificate
 
 
-def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:
-    """Put the patches in the hole into the places where they fit."""
+def _in_order(
+    patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator, tries: int, until: float
+) -> Tensor:
+    """Put the patches in the hole into the places where they fit, with tries while there is time."""
     shown = to_patches(picture(patches, model), model.patch_size)[0]
-    tries = TRIES if hole.double().mean() > MOST else 1
-    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator, tries=tries)
+    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator, tries=tries, until=until)
     return patches[source.to(patches.device)]

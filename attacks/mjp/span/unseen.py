@@ -57,9 +57,9 @@ class Tokens:
 
 def fitted(equations: Equations, tokens: Tokens, steps: int) -> Tokens:
     """Move stand-ins, and good visible patches with them, to where the visible patches' equations hold best."""
-    problem = _Problem(equations, tokens)
-    if not len(problem.stated):
+    if not tokens.visible.good.any() or not len(tokens.masked) + len(tokens.unseen):
         return tokens
+    problem = _Problem(equations, tokens)
     values, damping = problem.start, DAMPING
     for _ in range(steps):
         if equations.time_is_up():
@@ -123,8 +123,9 @@ class _Problem:
         blocks, _ = self.equations.normal(point, whole[self.stated], self.places[self.stated])
         blocks = blocks * self.weights.square()[:, None, None]
         scales = blocks.diagonal(dim1=1, dim2=2)
-        of_one = self._of_a_stand_in(whole) if len(self.stand_ins) else blocks[0]
-        of_one = of_one + self.pull.square() * torch.eye(len(of_one)).to(of_one)
+        of_one = self.pull.square() * torch.eye(blocks.shape[-1]).to(blocks)
+        if len(self.stand_ins):
+            of_one = of_one + self._of_a_stand_in(whole)
         firm = of_one.diagonal()
         masked = self.equations.mask[self.places[self.stand_ins]].to(of_one)
         level = LEVEL_WEIGHT * self.weights.median() * masked[:, None] * self.equations.level
