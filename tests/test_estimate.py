@@ -1,12 +1,13 @@
 """Estimates: kinds of work by what they share, stopped in time, and taken from what is similar."""
 
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from benchmarks.running import tries
-from benchmarks.running.estimate import _at_size, _in_order
+from benchmarks.running.estimate import _at_size, _in_order, _probe
 from benchmarks.running.kinds_of_work import Nature, Work
 from benchmarks.running.tries import StoppedError, Tried, stopped_after
 
@@ -32,6 +33,15 @@ def test_what_was_not_tried_is_taken_from_similar_work(
     size: int, known: list[tuple[int, float]], seconds: float
 ) -> None:
     assert _at_size(size, known) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("other", "seconds"), [("another", 150.0), ("search", 20.0)], ids=["none like it was tried", "one was"]
+)
+def test_an_attack_that_was_not_tried_has_the_seconds_that_it_is_allowed(other: str, seconds: float) -> None:
+    tried = {work(other, 1, Nature.ITERATING): Tried(20.0)}
+    asked = replace(work("search", 1, Nature.ITERATING, count=6), allowed=150.0)
+    assert _probe(asked, None, tried).total == 6 * seconds
 
 
 def wait_within_two_limits() -> None:

@@ -100,16 +100,19 @@ def _in_order(work: Sequence[Work]) -> list[Work]:
 
 
 def _probe(one: Work, tried: Tried | None, known: dict[Work, Tried]) -> Probe:
-    """What it cost, or what similar work did, by the number of pictures; at least the time until it was stopped."""
+    """What it cost, or what similar work did, by the number of pictures; at least the time until it was stopped.
+
+    An attack that ends after some seconds has all of them where none like it was tried.
+    """
     if tried and tried.seconds is not None:
         return Probe(one.what, tried.seconds, one.count, tried.failure)
     least = tried.at_least if tried else 0.0
-    for depth in range(len(one.like), -1, -1):
+    for depth in range(len(one.like), -1 if one.allowed is None else 0, -1):
         similar = [other for other in known if other.like[:depth] == one.like[:depth] and other.nature == one.nature]
         if similar:
             seconds = _at_size(one.size, [(other.size, known[other].seconds or 0.0) for other in similar])
             return Probe(one.what, max(least, seconds), one.count)
-    return Probe(one.what, least, one.count)
+    return Probe(one.what, max(least, one.allowed or 0.0), one.count)
 
 
 def _at_size(size: int, known: Sequence[tuple[int, float]]) -> float:

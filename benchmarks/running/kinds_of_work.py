@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from attacks import ATTACKS
 from benchmarks.campaign.prepare import Prepared
 from benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
 from benchmarks.running.tries import Scoring, Tried, try_attack, try_building, try_gallery, try_uploads
@@ -40,6 +39,7 @@ class Work:
         count: Pieces of work.
         measure: Tries one.
         nature: Work of clients and evaluator, of an attack that solves, or of one that iterates.
+        allowed: Seconds after which an attack ends, where it is told to.
     """
 
     what: str
@@ -49,6 +49,7 @@ class Work:
     count: int
     measure: Callable[[], Tried] = field(repr=False)
     nature: Nature = Nature.PARTIES
+    allowed: float | None = None
 
     @property
     def weight(self) -> int:
@@ -154,8 +155,10 @@ def _attacks(kinds: Sequence[_Kind], selection: Selection, scoring: Scoring) -> 
         measure = _calling(try_attack, alone, selection, kind.batches(tried), scoring)
         several = f", {scenario.uploads_per_picture} uploads" if scenario.uploads_per_picture > 1 else ""
         what, like = f"{scenario.label}: {tried.label}{several}", (tried.name, network, tried.label)
-        nature = Nature.ITERATING if ATTACKS.get(tried.name).optimises else Nature.SOLVING
-        found.append(Work(what, network, like, size, count, measure, nature))
+        attack = tried.made()
+        nature = Nature.ITERATING if attack.optimises else Nature.SOLVING
+        allowed = getattr(attack.options, "seconds", None)
+        found.append(Work(what, network, like, size, count, measure, nature, allowed))
     return found
 
 
