@@ -43,6 +43,7 @@ ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
         "mjp_matching": "attacks.mjp.matching:MjpMatching",
         "mjp_prior": "attacks.mjp.prior:MjpPrior",
         "mjp_span": "attacks.mjp.span.attack:MjpSpan",
+        "network_degraded": "attacks.gauss_newton.degraded:NetworkDegraded",
         "oracle_april": "attacks.april:OracleApril",
         "oracle_patch_embedding": "attacks.patch_embedding:OraclePatchEmbedding",
         "patch_embedding": "attacks.patch_embedding:PatchEmbedding",

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton.body import BodyNewton, _in_order, _noise, _shown
-from attacks.gauss_newton.residuals import Residuals
+from attacks.gauss_newton.body import BodyNewton, _in_order, _noise, shown_directions
+from attacks.gauss_newton.factors import Factored
+from attacks.gauss_newton.residuals import Residuals, compared_layers
 from attacks.gauss_newton.space import OpenSpace
 from attacks.labels import mean_gradient
 from attacks.mjp.affine import AffinePatches
@@ -44,11 +45,12 @@ def test_near_a_picture_it_ends_at_it_with_the_residual_of_noise(defences: str, 
     scenario, exchange = exchanged(defences, model)
     attack, upload, threat = BodyNewton({}), exchange.upload, scenario.threat
     true, entrance = patches_of(exchange.private.clean, model), Entrance.of(model)
-    shown = _shown(entrance)
+    shown = shown_directions(entrance)
     space = OpenSpace.of(AffinePatches(true - true @ shown.mT @ shown, shown), model)
     targets = {name: mean_gradient(upload, name, model, threat) for name in attack.tensors(model)}
     residuals = Residuals(
-        model, targets, exchange.private.labels, torch.zeros(4, dtype=torch.bool), shown,
+        Factored(model, compared_layers(model), label_smoothing=0), targets, exchange.private.labels,
+        torch.zeros(4, dtype=torch.bool), shown,
         generator=torch.Generator().manual_seed(0),
         levels={name: _noise(target, threat) for name, target in targets.items()},
     )  # fmt: skip
@@ -68,7 +70,7 @@ def test_patches_behind_tokens_in_any_order_go_where_they_are_natural(model: Vit
     scenario, exchange = exchanged("withhold", model)
     del scenario
     entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
-    stated = true @ _shown(entrance).mT @ _shown(entrance)
+    stated = true @ shown_directions(entrance).mT @ shown_directions(entrance)
     straight = _in_order(stated, entrance, model)
     order = torch.tensor([2, 0, 3, 1])
     # What stands elsewhere, as the network sees it: the same tokens, so that positions are made up for.

@@ -13,9 +13,10 @@ from attacks.base import picture
 from attacks.first_mlp.equations import Equations
 from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, class_token
 from attacks.gauss_newton.attack import GaussNewton
+from attacks.gauss_newton.factors import Factored
 from attacks.gauss_newton.levenberg import jacobian, minimise
 from attacks.gauss_newton.refined import Places
-from attacks.gauss_newton.residuals import Residuals, compared_tensors
+from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from attacks.gauss_newton.space import OpenSpace
 from attacks.gauss_newton.tokens import Sorted, by_tokens
 from attacks.labels import labels_of
@@ -74,7 +75,8 @@ class Case:
         affine = of_one_upload(facts)
         targets = {name: self.upload.tensors[name].double() for name in compared_tensors(self.model)}
         labels, generator = torch.tensor(labels_of(self.upload, self.model, self.threat)), torch.Generator()
-        residuals = Residuals(self.model, targets, labels, facts.mask, affine.basis, generator=generator)
+        factored = Factored(self.model, compared_layers(self.model), label_smoothing=0)
+        residuals = Residuals(factored, targets, labels, facts.mask, affine.basis, generator=generator)
         return OpenSpace.of(affine, self.model), residuals
 
     def by_tokens(self, generator: torch.Generator, tensors: Mapping[str, Tensor] | None = None) -> Tensor | None:

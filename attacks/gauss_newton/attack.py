@@ -10,8 +10,9 @@ from torch import Tensor
 
 from attacks.base import picture
 from attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
+from attacks.gauss_newton.factors import Factored
 from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
-from attacks.gauss_newton.residuals import Residuals, compared_tensors
+from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace
 from attacks.gauss_newton.tokens import by_tokens, states_tokens
@@ -106,7 +107,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         labels = labels_of(upload, model, threat)
         residuals = Residuals(
-            model,
+            Factored(model, compared_layers(model), threat.label_smoothing),
             gradients,
             torch.tensor(labels, device=facts.mask.device),
             facts.mask,

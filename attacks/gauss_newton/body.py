@@ -11,8 +11,9 @@ from torch import Tensor
 from attacks.base import Attack, picture
 from attacks.first_mlp.places import Entrance
 from attacks.first_mlp.tokens import EMBEDDINGS
+from attacks.gauss_newton.factors import Factored
 from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
-from attacks.gauss_newton.residuals import Residuals, compared_tensors
+from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace
 from attacks.labels import labels_of, mean_gradient
@@ -107,12 +108,12 @@ class BodyNewton(Attack[VitClassifier]):
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         entrance = Entrance.of(model)
-        shown, mean = _shown(entrance), entrance.prior.mean
+        shown, mean = shown_directions(entrance), entrance.prior.mean
         hidden = (mean - mean @ shown.mT @ shown).expand(model.grid**2, -1)
         space = OpenSpace.of(AffinePatches(hidden, shown), model)
         targets = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         residuals = Residuals(
-            model,
+            Factored(model, compared_layers(model), threat.label_smoothing),
             targets,
             torch.tensor(labels_of(upload, model, threat), device=shown.device),
             torch.zeros(model.grid**2, dtype=torch.bool, device=shown.device),
@@ -164,7 +165,7 @@ class BodyNewton(Attack[VitClassifier]):
         )
 
 
-def _shown(entrance: Entrance) -> Tensor:
+def shown_directions(entrance: Entrance) -> Tensor:
     """(rank, values), orthonormal: the directions of a patch that its token shows behind a LayerNorm."""
     _, singular, right = torch.linalg.svd(entrance.weight)
     shown: Tensor = right[: int((singular > NEGLIGIBLE * singular[0]).sum())]

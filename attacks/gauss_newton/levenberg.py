@@ -10,6 +10,7 @@ References:
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ def minimise(
     steps: int,
     slopes: Function | None = None,
     enough: float = 0.0,
+    until: float = math.inf,
     on_step: Callable[[int, float], None] = lambda *_: None,
 ) -> Minimum:
     """Search from ``start`` until nothing is gained.
@@ -59,6 +61,7 @@ def minimise(
         steps: Jacobians at most.
         slopes: The Jacobian, as ``jacobian`` has it, where there is a cheaper way to it.
         enough: Cost at which the search ends, because no Jacobian is worth its while.
+        until: Of ``time.thread_time()``, after which no step but the first is begun.
         on_step: Called with the number of steps done and the cost.
     """
     point, here = start, residuals(start)
@@ -75,7 +78,7 @@ def minimise(
         slow = slow + 1 if best.cost > (1 - SLOW) * cost else 0
         point, here, cost, damping = best.point, best.residuals, best.cost, best.damping
         on_step(taken, cost)
-        if slow == PATIENCE or cost <= enough:
+        if slow == PATIENCE or cost <= enough or time.thread_time() > until:
             break
     return Minimum(point, cost, path.gram, taken)
 

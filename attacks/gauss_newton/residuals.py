@@ -1,27 +1,22 @@
 """How far the gradients of candidate pictures are from the uploaded ones, as a vector that Gauss-Newton can use.
 
-A forward and a backward pass give, for every linear layer, its inputs A and the gradients B at its outputs, a row per
-token. The gradient of its weight is B^T A, that of its bias the sum of B's rows. Of a weight's gradient G the residuals
-compare the sketch L G R with fixed random L and R: every entry of G is in it, and nothing larger is ever formed. Each
-tensor is divided by its norm, for float32 rounds all of them to about the same share.
+Of a weight's gradient G the residuals compare the sketch L G R with fixed random L and R, made of its factors
+(``factors``): every entry of G is in it, and nothing larger is ever formed. Each tensor is divided by its norm, for
+float32 rounds all of them to about the same share.
 """
 
 import math
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad
 
-from attacks.matching_gradients import twice_differentiable
+from attacks.gauss_newton.factors import PREFIX, Factored, Factors
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 
 SKETCH = 64  # rows and columns of a weight's gradient that are compared, above twice the tokens of what is feasible
-PREFIX = "backbone."
 
 
 def compared_layers(model: VitClassifier) -> list[str]:
@@ -55,7 +50,7 @@ class Residuals:
 
     def __init__(
         self,
-        model: VitClassifier,
+        factored: Factored,
         targets: Mapping[str, Tensor],
         labels: Tensor,
         mask: Tensor,
@@ -67,7 +62,7 @@ class Residuals:
         """Sketch what was uploaded.
 
         Args:
-            model: With the weights of the upload; not changed.
+            factored: The model with the weights of the upload, for ``compared_layers``.
             targets: The uploaded gradient of each of ``compared_tensors``, float64.
             labels: (pictures,) int64.
             mask: (patches,) bool, the same for all pictures.
@@ -77,14 +72,8 @@ class Residuals:
             levels: Relative distance of each target that counts as 1, where not all count alike.
         """
         self._labels, self._basis, self._levels = labels, basis, levels or {}
-        self._masked = F.pad(mask, (model.prefix_tokens, 0))[:, None]
-        self._networks = {dtype: _network(model, dtype) for dtype in (torch.float32, torch.float64)}
-        self._taps: Mapping[str, Tensor] = {}
-        self._inputs: dict[str, Tensor] = {}
-        self._shapes: dict[str, torch.Size] = {}
-        for network in self._networks.values():
-            for name in compared_layers(model):
-                network.get_submodule(name).register_forward_hook(partial(self._tap, name))
+        self._masked = F.pad(mask, (factored.network(torch.float64).prefix_tokens, 0))[:, None]
+        self._factored = factored
         self._sketches = {
             name: (_sketch(len(target), generator).to(target), _sketch(len(target.T), generator).to(target))
             for name, target in targets.items()
@@ -129,63 +118,30 @@ class Residuals:
 
     def _gradients(self, patches: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The same of the gradients that candidates with these labels add to a batch's."""
-        network = self._networks[patches.dtype]
-        positions = self._positions(network).expand(len(labels), -1, -1)
-        if not self._shapes:
-            self._loss(network, labels, {}, positions, torch.zeros_like(patches))
-        taps = {name: patches.new_zeros(len(labels), *shape) for name, shape in self._shapes.items()}
-        loss = partial(self._loss, network, labels)
-        slopes, inputs = grad(loss, argnums=(0, 1), has_aux=True)(taps, positions, patches)
-        outputs, at_tokens = slopes
-        made = self._of_layers(inputs, outputs)
+        factors = self._factored(patches, labels, len(self._labels), self._positions(patches.dtype))
+        made, at_tokens = self._of_layers(factors), factors.at_tokens
         made[names.POSITION_EMBEDDING] = at_tokens.sum(dim=0) * ~self._masked
         made[names.UNKNOWN_EMBEDDING] = (at_tokens * self._masked).sum(dim=(0, 1))
-        at_patches, along = at_tokens[:, network.prefix_tokens :], patches @ self._basis.mT.to(patches.dtype)
+        at_patches = at_tokens[:, -patches.shape[1] :]
+        along = patches @ self._basis.mT.to(patches.dtype)
         made[names.PATCH_WEIGHT] = at_patches.flatten(0, 1).mT @ along.flatten(0, 1)
         return made
 
-    def _positions(self, network: VitClassifier) -> Tensor:
+    def _positions(self, dtype: torch.dtype) -> Tensor:
         """(1, tokens, dim), as the clients add them."""
+        network = self._factored.network(dtype)
         positions = network.get_parameter(names.POSITION_EMBEDDING)
         if network.unknown_embedding is None:
             return positions
         return torch.where(self._masked, network.unknown_embedding, positions)
 
-    def _of_layers(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _of_layers(self, factors: Factors) -> dict[str, Tensor]:
         made = {}
-        for name, slopes in outputs.items():
-            rows = slopes.flatten(0, -2)
+        for name, rows in factors.outputs.items():
             left, right = (sketch.to(rows.dtype) for sketch in self._sketches[f"{name}.weight"])
-            made[f"{name}.weight"] = (rows @ left).mT @ (inputs[name].flatten(0, -2) @ right)
+            made[f"{name}.weight"] = (rows @ left).mT @ (factors.inputs[name] @ right)
             made[f"{name}.bias"] = rows.sum(dim=0)
         return made
-
-    def _loss(
-        self, network: VitClassifier, labels: Tensor, taps: Mapping[str, Tensor], positions: Tensor, patches: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Their share of the clients' loss, with ``taps`` added to the outputs of layers, and the inputs of these."""
-        self._taps, self._inputs = taps, {}
-        replaced = {names.POSITION_EMBEDDING.removeprefix(PREFIX): positions}
-        logits = functional_call(network.backbone, replaced, (patches,))
-        inputs, self._inputs = self._inputs, {}
-        return F.cross_entropy(logits, labels, reduction="sum") / len(self._labels), inputs
-
-    def _tap(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        self._inputs[name] = inputs[0]
-        if name not in self._taps:
-            self._shapes[name] = output.shape[1:]
-            return output
-        return output + self._taps[name]
-
-
-def _network(model: VitClassifier, dtype: torch.dtype) -> VitClassifier:
-    """A frozen copy whose backbone takes patches (pictures, patches, values) in place of pictures."""
-    network = twice_differentiable(model).to(dtype)
-    projection: Any = network.backbone.patch_embed.proj
-    linear = nn.Linear(projection.weight[0].numel(), len(projection.weight), device="meta")  # nothing is drawn
-    linear.weight, linear.bias = nn.Parameter(projection.weight.flatten(1), requires_grad=False), projection.bias
-    network.backbone.patch_embed = linear
-    return network
 
 
 def _sketch(size: int, generator: torch.Generator) -> Tensor:

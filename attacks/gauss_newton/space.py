@@ -41,6 +41,15 @@ class OpenSpace:
         root = torch.linalg.solve_triangular(factor.mT, torch.eye(len(factor)).to(factor), upper=True)
         return OpenSpace(close(affine, model), affine.basis, root)
 
+    @staticmethod
+    def of_shown(shown: Tensor, prior: "Prior") -> "OpenSpace":
+        """The space of some directions (rank, values) of every patch, whatever stands in the others."""
+        mean, covariance = prior.mean, torch.linalg.inv(prior.precision)
+        apart = covariance.view(*mean.shape, *mean.shape)
+        along = torch.einsum("iv,avbw,jw->aibj", shown, apart, shown).flatten(2).flatten(0, 1)
+        root = torch.linalg.cholesky(along.flip(0, 1)).flip(0, 1)  # an upper factor, as above
+        return OpenSpace(mean, shown, root)
+
     def patches(self, unknowns: Tensor) -> Tensor:
         """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
         if not len(self.basis):
@@ -54,6 +63,23 @@ class OpenSpace:
         along = ((patches - self.natural) @ self.basis.mT).flatten(1)
         nearest: Tensor = torch.linalg.solve_triangular(self.root, along.mT, upper=True).mT.flatten()
         return nearest
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What natural pictures are, written out: a normal distribution of all values."""
+
+    mean: Tensor  # (patches, values) float64
+    precision: Tensor  # (patches * values, patches * values) float64
+
+    @staticmethod
+    def of(model: Entrance) -> "Prior":
+        """In the network's input space."""
+        mean = NaturalPictures.for_model(model).mean.double().repeat_interleave(model.patch_size**2)
+        values = torch.eye(len(mean)).to(mean)
+        precision = _precision(AffinePatches(mean.expand(model.grid**2, -1), values), model)
+        precision.diagonal().add_(LEAST * precision.diagonal().max())
+        return Prior(mean.expand(model.grid**2, -1), precision)
 
 
 def _precision(affine: AffinePatches, model: Entrance) -> Tensor:

@@ -1,0 +1,199 @@
+"""The network's equations where defences degraded the entries of gradients."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.base import Attack, picture
+from attacks.entries import unread
+from attacks.first_mlp.places import Entrance
+from attacks.gauss_newton.body import shown_directions
+from attacks.gauss_newton.complete import Completed, Stated, complete
+from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
+from attacks.gauss_newton.picked import Known, PickedResiduals
+from attacks.gauss_newton.residuals import compared_tensors
+from attacks.gauss_newton.residuals import refusal as residuals_refusal
+from attacks.gauss_newton.space import OpenSpace, Prior
+from attacks.labels import labels_of
+from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
+from fedmjp.config import Config
+from fedmjp.defences.base import Mark
+from fedmjp.errors import AttackFailedError
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+FEW, MANY = 400, 4096  # entries of a tensor that noise is on: in a search, and at its end
+ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors together. With more a search gets stuck.
+REFINED = 3  # Jacobians with many
+EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
+NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
+
+
+class NetworkDegradedOptions(Config):
+    """Budget of ``network_degraded``."""
+
+    steps: int = Field(90, ge=1, description="Jacobians of the search at most")
+    seconds: float = Field(
+        300.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no step is begun"
+    )
+    most_unknowns: int = Field(3200, ge=1, description="unknowns at most; memory and time of a Jacobian grow with them")
+
+
+class NetworkDegraded(Attack[VitClassifier]):
+    """Search for the picture whose gradients have the entries that defences left.
+
+    A picture has far fewer values than a gradient has entries, so that a hundredth of these determines all that tokens
+    show of it, whatever the other entries were. Levenberg-Marquardt searches all patches at once, along the directions
+    that their tokens show, from the picture of ``patch_embedding_degraded`` on: entries that are known are compared
+    one by one, each in units of its noise (``picked``), and a prior of natural pictures weighs as much as it says.
+    Entries of which bounds alone are known, such as pruned ones, are left out.
+
+    Where a search does not arrive, the picture that it began with is the answer.
+
+    Where the position embedding's gradient is pruned, the network takes tokens as a set. They are put where patches are
+    most natural, if what is left of both embeddings' gradients agrees more with that. Then the slopes at the tokens are
+    known, and what tokens do not show of a patch follows from the patch embedding's gradient (``complete``).
+
+    ``residual`` is in units of the noise that is told: about 1 where the picture explains the upload.
+    """
+
+    name = "network_degraded"
+    paper = "ours: Gauss-Newton (Levenberg-Marquardt) on the entries that are left, with a prior of pictures"
+    summary = "second-order search on what pruning, quantising, noise and rounding leave of all gradients"
+    requires = (
+        "the gradient, or the weight delta of one step, of embeddings and network, of one small picture without MJP: "
+        "patches times the values that a token shows at most ``most_unknowns``; an image size that the prior knows"
+    )
+    exploits = "the few entries that are left of gradients at all depths determine the picture"
+    options_type = NetworkDegradedOptions
+    stack = 1
+    optimises = True
+    uses_natural_patches = True
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """Gradients of the embeddings, and of the linear layers of four blocks and the head."""
+        return compared_tensors(model)
+
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs one step on one picture, entries that are known but for noise, and few unknowns."""
+        if threat.update == "delta" and threat.local_steps > 1:
+            return f"compares one gradient, not the sum of {threat.local_steps} steps"
+        if "signs" in threat.marks:
+            return "compares entries that are known but for noise, and of signs none is"
+        if reason := PatchEmbeddingDegraded().requirement(model, threat) or residuals_refusal(model):
+            return reason
+        dimensions, values = model.get_parameter(names.PATCH_WEIGHT).flatten(1).shape
+        unknowns = model.grid**2 * min(dimensions - 1, values)
+        if unknowns > self.options.most_unknowns:
+            return f"{unknowns} unknowns are to be found, and most_unknowns is {self.options.most_unknowns}"
+        return None
+
+    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
+        """What is done to single entries, where what a defence leaves is not hidden by another."""
+        del model
+        return frozenset({"pruned", "noisy", "rounded"}) if unread(threat) is None else frozenset()
+
+    def _reconstruct(
+        self,
+        uploads: Sequence[Upload],
+        model: VitClassifier,
+        threat: ThreatModel,
+        *,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        pairs = zip(uploads, generators, strict=True)
+        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
+
+    def _one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
+        until = time.thread_time() + self.options.seconds
+        (seen,) = PatchEmbeddingDegraded().reconstruct([upload], model, threat, generator=generator)
+        entrance, prior = Entrance.of(model), Prior.of(model)
+        space = OpenSpace.of_shown(shown_directions(entrance), prior)
+        first = (seen.images.to(model.mean.device) - model.mean) / model.std
+        start = space.unknowns(to_patches(first.double(), model.patch_size))
+        label = torch.tensor(labels_of(upload, model, threat), device=first.device)
+        known = {name: _known(upload, name, threat, model) for name in self.tensors(model)}
+        residuals = PickedResiduals(model, label, _few(known, len(start), threat, generator), threat.label_smoothing)
+        if not len(residuals(space.natural)):
+            raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
+        minimum = self._minimum(residuals, space, start, self.options.steps, until)
+        if threat.marks & NOISE:
+            many = {name: entries.some(MANY, generator) for name, entries in known.items()}
+            residuals = PickedResiduals(model, label, many, threat.label_smoothing)
+            refined = self._minimum(residuals, space, minimum.point, REFINED, until)
+            minimum = replace(refined, steps=minimum.steps + refined.steps)
+        left = residuals(space.patches(minimum.point)[0])
+        residual = float(left.square().mean().sqrt())
+        images = seen.images
+        if residual < EXPLAINED:
+            images = picture(_completed(minimum, residuals, space, prior, entrance, known, model).patches, model)
+        diagnostics = {"residual": residual, "entries": float(len(left)), "unknowns": float(len(minimum.point))}
+        return Reconstruction(images, {**diagnostics, "steps": float(minimum.steps)})
+
+    def _minimum(
+        self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float
+    ) -> Minimum:
+        """The most likely picture near a start."""
+        eye = torch.eye(len(start), device=start.device)
+
+        def likelihood(unknowns: Tensor) -> Tensor:
+            return residuals(space.patches(unknowns)[0])
+
+        return minimise(
+            lambda unknowns: torch.cat([likelihood(unknowns), unknowns]),
+            start,
+            steps=steps,
+            slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns), eye], dim=1),
+            enough=float(len(start)),
+            until=until,
+            on_step=lambda step, cost: self.on_progress(step, steps, cost),
+        )
+
+
+def _known(upload: Upload, name: str, threat: ThreatModel, model: VitClassifier) -> Known:
+    """What is known of a gradient, single entries by row and column."""
+    known = Known.read(upload.tensors[name].to(model.mean.device).squeeze(0), threat)
+    return known if upload.kind == "gradient" else known.scaled(-1 / threat.local_learning_rate)
+
+
+def _few(
+    known: Mapping[str, Known], unknowns: int, threat: ThreatModel, generator: torch.Generator
+) -> dict[str, Known]:
+    """Entries of each tensor to search with: where noise is on them, any; else the largest, the same share of each."""
+    if threat.marks & NOISE:
+        return {name: entries.some(FEW, generator) for name, entries in known.items()}
+    share = ENOUGH * unknowns / sum(entries.of for entries in known.values())
+    return {name: entries.largest(math.ceil(share * entries.of)) for name, entries in known.items()}
+
+
+def _completed(
+    minimum: Minimum,
+    residuals: PickedResiduals,
+    space: OpenSpace,
+    prior: Prior,
+    entrance: Entrance,
+    known: Mapping[str, Known],
+    model: VitClassifier,
+) -> Completed:
+    """The whole picture, with its tokens where they were found or where they are most natural."""
+    found = space.patches(minimum.point)[0]
+    slopes = residuals.factors(found).at_tokens[0, model.prefix_tokens :]
+    stated = Stated.of(space, minimum.point, minimum.gram, slopes)
+    natural = entrance.by_prior(entrance.tokens(found), model)
+    tried = [
+        complete(
+            here, space.basis, prior, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], model.prefix_tokens
+        )
+        for here in (stated, stated.moved(natural, space.basis, entrance))
+    ]
+    return min(tried, key=lambda made: made.cost)

@@ -1,0 +1,102 @@
+"""How far the gradients of a candidate are from entries of an upload that are known one by one, in units of noise."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.entries import read_entries
+from attacks.gauss_newton.factors import Factored, Factors
+from attacks.gauss_newton.residuals import compared_layers
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.threat import ThreatModel
+
+COMPUTED = 15 * 2.0**-24  # of a tensor's root mean square: what float32 arithmetic leaves between two gradients
+TRIANGLE = 1 / 24  # of the squared distance of two bounds: the variance between them where the middle is likeliest
+WHOLE = 0.25  # share of a weight's entries from which on its gradient is formed, and entries are not made one by one
+
+
+@dataclass(frozen=True)
+class Known:
+    """Entries of one tensor that are known, but for noise."""
+
+    rows: Tensor  # (entries,) int64
+    columns: Tensor  # (entries,) int64, 0 of a vector
+    values: Tensor  # (entries,) float64
+    precision: Tensor  # (entries,) float64, over the variance of the noise
+    of: int  # entries of the tensor
+
+    @staticmethod
+    def read(tensor: Tensor, threat: ThreatModel) -> "Known":
+        """Those that a pipeline leaves of a tensor (rows,) or (rows, columns); none of one that is all zeros."""
+        matrix = tensor.view(len(tensor), -1)
+        entries = read_entries(matrix, threat)
+        width = entries.high - entries.low
+        stated = torch.full_like(width, entries.peaked, dtype=torch.bool) | (width == 0)
+        rows, columns = (stated & matrix.any()).nonzero().T
+        arithmetic = COMPUTED * matrix[matrix != 0].double().square().mean().sqrt()
+        variance = entries.variance + TRIANGLE * width.square() + arithmetic.square()
+        values = (entries.low + entries.high) / 2
+        return Known(rows, columns, values[rows, columns], 1 / variance[rows, columns], matrix.numel())
+
+    def some(self, most: int, generator: torch.Generator) -> "Known":
+        """So many of them at most, drawn alike."""
+        return self._chosen(torch.randperm(len(self.rows), generator=generator)[:most].to(self.rows.device))
+
+    def largest(self, most: int) -> "Known":
+        """So many of them at most, the largest."""
+        return self._chosen(self.values.abs().argsort(descending=True)[:most])
+
+    def scaled(self, factor: float) -> "Known":
+        """All entries times a factor."""
+        return replace(self, values=self.values * factor, precision=self.precision / factor**2)
+
+    def _chosen(self, chosen: Tensor) -> "Known":
+        return Known(self.rows[chosen], self.columns[chosen], self.values[chosen], self.precision[chosen], self.of)
+
+
+class PickedResiduals:
+    """The residuals of candidates for one picture's upload: called with their patches."""
+
+    def __init__(self, model: VitClassifier, label: Tensor, known: Mapping[str, Known], label_smoothing: float) -> None:
+        """Compare the gradients of layers and of the position embedding.
+
+        Args:
+            model: With the weights of the upload; not changed.
+            label: (1,) int64.
+            known: By tensor; those of the patch embedding are not used.
+            label_smoothing: Of the clients' loss.
+        """
+        self._label, self._factored = label, Factored(model, compared_layers(model), label_smoothing)
+        self._known = {name: entries for name, entries in known.items() if name != names.PATCH_WEIGHT}
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        """Compare (patches, values) in the network's input space, float32 or float64: (entries,), of variance 1."""
+        factors = self.factors(patches)
+        made = [
+            (_made(name, entries, factors) - entries.values.to(patches.dtype)) * entries.precision.sqrt().to(patches)
+            for name, entries in self._known.items()
+        ]
+        return torch.cat(made)
+
+    def factors(self, patches: Tensor) -> Factors:
+        """What gradients of a candidate (patches, values) are products of."""
+        positions = self._factored.network(patches.dtype).get_parameter(names.POSITION_EMBEDDING)
+        return self._factored(patches[None], self._label, 1, positions)
+
+
+def _made(name: str, entries: Known, factors: Factors) -> Tensor:
+    """Entries of a gradient."""
+    if name == names.POSITION_EMBEDDING:
+        return factors.at_tokens[0][entries.rows, entries.columns]
+    layer, kind = name.rsplit(".", maxsplit=1)
+    outputs, inputs = factors.outputs[layer], factors.inputs[layer]
+    if kind == "bias":
+        return outputs.sum(dim=0)[entries.rows]
+    if len(entries.rows) > WHOLE * math.prod((outputs.shape[1], inputs.shape[1])):
+        return (outputs.mT @ inputs)[entries.rows, entries.columns]
+    made: Tensor = (outputs[:, entries.rows] * inputs[:, entries.columns]).sum(dim=0)
+    return made

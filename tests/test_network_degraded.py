@@ -1,0 +1,209 @@
+"""network_degraded: what it compares, what it makes of few entries, and how it fills in what tokens do not show."""
+
+import math
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.first_mlp.places import Entrance
+from attacks.gauss_newton.body import shown_directions
+from attacks.gauss_newton.complete import Stated, complete
+from attacks.gauss_newton.degraded import NetworkDegraded, _few
+from attacks.gauss_newton.levenberg import minimise
+from attacks.gauss_newton.picked import Known, PickedResiduals
+from attacks.gauss_newton.space import OpenSpace, Prior
+from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
+from fedmjp.data.selection import select_for
+from fedmjp.errors import AttackNotApplicableError
+from fedmjp.exchange import Exchange
+from fedmjp.metrics import metric
+from fedmjp.models import names
+from fedmjp.models.build import build_vit
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.patches import to_patches
+from fedmjp.records import Upload
+from fedmjp.scenario import Scenario
+
+MICRO = {"name": "deit_micro", "image_size": 32, "patch_size": 16}  # 4 patches, of which 63 directions are shown
+
+
+@pytest.fixture(scope="module")
+def model() -> VitClassifier:
+    return build_vit(Scenario.parse({"model": MICRO}).network)
+
+
+def exchanged(defences: str, model: VitClassifier, **changes: object) -> tuple[Scenario, Exchange]:
+    scenario = Scenario.parse({"model": MICRO, "defences": defences.split("+"), **changes})
+    pictures = select_for(scenario)
+    return scenario, scenario.exchange([pictures.load(pictures.entries[0])], model=model)
+
+
+def patches_of(image: Tensor, model: VitClassifier) -> Tensor:
+    """(patches, values) in the network's input space."""
+    return to_patches(((image - model.mean) / model.std).double(), model.patch_size)[0]
+
+
+def known_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> dict[str, Known]:
+    tensors = NetworkDegraded().tensors(model)
+    return {name: Known.read(upload.tensors[name].squeeze(0), scenario.threat) for name in tensors}
+
+
+@pytest.mark.parametrize(
+    "defences", ["prune:kept=0.01", "gaussian:noise=0.001", "quantise:bits=8", "round:precision=bfloat16"]
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_at_the_picture_what_is_left_is_as_large_as_noise(
+    defences: str, smoothing: float, model: VitClassifier
+) -> None:
+    scenario, exchange = exchanged(defences, model, label_smoothing=smoothing)
+    known = known_of(exchange.upload, scenario, model)
+    residuals = PickedResiduals(model, exchange.private.labels, known, smoothing)
+    left = residuals(patches_of(exchange.private.clean, model))
+    least = 0.02 if defences.startswith("prune") else 0.7  # arithmetic leaves less than is allowed for
+    assert least < float(left.square().mean().sqrt()) < 1.3
+
+
+@pytest.mark.parametrize(("defences", "update"), [("gaussian:noise=0.01", "gradient"), ("quantise:bits=8", "delta")])
+def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(
+    defences: str, update: str, model: VitClassifier
+) -> None:
+    scenario, exchange = exchanged(defences, model, update=update)
+    found = []
+    for attack in (PatchEmbeddingDegraded(), NetworkDegraded()):
+        generator = torch.Generator().manual_seed(0)
+        (made,) = attack.reconstruct([exchange.upload], model, scenario.threat, generator=generator)
+        found.append(float(metric("psnr").function(made.images, exchange.private.clean)))
+    assert found[1] > found[0] + 1
+    assert made.diagnostics["residual"] < 1.5
+
+
+def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("prune:kept=0.1", model)
+    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
+    start = space.unknowns(true[None])
+    few = _few(known_of(exchange.upload, scenario, model), len(start), scenario.threat, torch.Generator())
+    residuals = PickedResiduals(model, exchange.private.labels, few, 0.0)
+    start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
+    minimum = NetworkDegraded()._minimum(residuals, space, start, 40, math.inf)
+    ended, tokens = (entrance.tokens(space.patches(point)[0]) for point in (minimum.point, start))
+    error, before = ((made - entrance.tokens(true)).norm() for made in (ended, tokens))
+    assert error < before / 100
+
+
+def test_a_search_that_does_not_arrive_answers_with_the_picture_that_it_began_with(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("prune:kept=0.1", model)
+    (began,), (made,) = (
+        attack.reconstruct([exchange.upload], model, scenario.threat, generator=torch.Generator().manual_seed(0))
+        for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"steps": 1}))
+    )
+    assert made.diagnostics["residual"] > 1.5
+    torch.testing.assert_close(made.images, began.images)
+
+
+def test_a_pruned_tensor_states_what_was_kept_and_one_of_zeros_nothing(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("prune:kept=0.1", model)
+    tensor = exchange.upload.tensors[names.PATCH_WEIGHT].flatten(1)
+    known = Known.read(tensor, scenario.threat)
+    assert len(known.rows) == int((tensor != 0).sum())
+    torch.testing.assert_close(tensor[known.rows, known.columns].double(), known.values)
+    assert not len(Known.read(torch.zeros(5, 3), scenario.threat).rows)
+
+
+def test_the_directions_that_are_shown_vary_as_whole_pictures_do(model: VitClassifier) -> None:
+    prior, shown = Prior.of(model), shown_directions(Entrance.of(model))
+    space = OpenSpace.of_shown(shown, prior)
+    root = torch.linalg.cholesky(torch.linalg.inv(prior.precision))
+    drawn = torch.randn(4000, len(root), generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ root.mT
+    along = (drawn.view(4000, *prior.mean.shape) @ shown.mT).flatten(1)
+    measured, stated = along.mT @ along / len(along), space.root @ space.root.mT
+    torch.testing.assert_close(measured.diagonal(), stated.diagonal(), rtol=0.15, atol=0)
+
+
+def test_a_picture_is_completed_as_least_squares_of_everything_say() -> None:
+    count, values, rank, dim = 3, 4, 2, 5
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    root, half, shown = drawn(count * values, count * values), drawn(count * rank, count * rank), drawn(rank, values)
+    mean, along, slopes, right = drawn(count, values), drawn(count, rank), drawn(count, dim), drawn(dim, values)
+    pull, chosen = drawn(count, rank), torch.rand(dim, values, generator=generator) < 0.5
+    rows, columns = chosen.nonzero().T
+    weights = torch.rand(len(rows), generator=generator, dtype=torch.float64) + 0.5
+    known = Known(rows, columns, right[rows, columns], weights, dim * values)
+    nothing = Known(rows[:0], columns[:0], weights[:0], weights[:0], 0)
+    stated = Stated(along, (half @ half.mT).view(count, rank, count, rank), pull, slopes)
+    made = complete(stated, shown, Prior(mean, root @ root.mT), known, nothing, 0)
+
+    moved = along.flatten() + torch.linalg.solve(half @ half.mT, pull.flatten())  # where the pull ends
+    parts, targets = [root.mT], [root.mT @ mean.flatten()]
+    parts.append(half.mT @ torch.kron(torch.eye(count, dtype=torch.float64), shown))
+    targets.append(half.mT @ moved)
+    for row, column, weight in zip(rows.tolist(), columns.tolist(), weights.tolist(), strict=True):
+        equation = torch.zeros(count, values, dtype=torch.float64)
+        equation[:, column] = slopes[:, row]
+        parts.append(math.sqrt(weight) * equation.view(1, -1))
+        targets.append(math.sqrt(weight) * right[row, column][None])
+    least = torch.linalg.lstsq(torch.cat(parts), torch.cat(targets)[:, None]).solution
+    torch.testing.assert_close(made.patches.flatten(), least[:, 0])
+
+
+def test_tokens_that_are_put_elsewhere_stay_the_same(model: VitClassifier) -> None:
+    _, exchange = exchanged("none", model)
+    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    shown = shown_directions(entrance)
+    along, rank, places = true @ shown.mT, len(shown), torch.tensor([2, 0, 3, 1])
+    precision = torch.rand(4, rank, 4, rank, dtype=torch.float64)
+    stated = Stated(along, precision, along, torch.arange(4.0)[:, None])
+    moved = stated.moved(places, shown, entrance)
+    torch.testing.assert_close(entrance.tokens(moved.along @ shown)[places], entrance.tokens(along @ shown))
+    assert moved.slopes[places].flatten().tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(moved.precision[2, :, 3], precision[0, :, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"defences": ["sign"]}, "of signs none is"),
+        ({"defences": ["mjp"]}, "takes no masks"),
+        ({"batch_size": 2, "pictures_per_client": 2}, "needs uploads of one picture"),
+        ({"update": "delta", "local_steps": 3}, "not the sum of 3 steps"),
+        (
+            {"model": {**MICRO, "image_size": 64, "patch_size": 8}},
+            "4032 unknowns are to be found, and most_unknowns is 3200",
+        ),
+    ],
+    ids=["signs", "masks", "a batch", "steps", "many patches"],
+)
+def test_it_says_what_it_cannot_take(changes: dict[str, object], reason: str) -> None:
+    scenario = Scenario.parse({"model": MICRO, **changes})
+    assert reason in str(NetworkDegraded().refusal(build_vit(scenario.network), scenario.threat))
+
+
+def test_what_hides_bounds_is_not_taken_into_account(model: VitClassifier) -> None:
+    one, both = (
+        Scenario.parse({"model": MICRO, "defences": defences}).threat
+        for defences in (["prune"], ["prune", "gaussian:noise=0.01"])
+    )
+    assert NetworkDegraded().handles(model, one) == {"pruned", "noisy", "rounded"}
+    assert not NetworkDegraded().handles(model, both)
+
+
+def test_an_upload_of_zeros_is_refused(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("prune:kept=0.1", model)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in exchange.upload.tensors.items()}
+    upload = Upload(zeros, exchange.upload.kind, 1, 1, 0, exchange.upload.weights)
+    with pytest.raises(AttackNotApplicableError, match="zero for every patch"):
+        NetworkDegraded().reconstruct([upload], model, scenario.threat, generator=torch.Generator())
+
+
+def test_a_search_begins_no_second_step_after_its_time() -> None:
+    ended = minimise(
+        lambda point: torch.cat([point.exp(), (point - 3).square()]), torch.zeros(3).double(), steps=30,
+        until=time.thread_time(),
+    )  # fmt: skip
+    assert ended.steps == 1
