@@ -10,10 +10,11 @@ from torch import Tensor
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.complete import Stated, complete
-from attacks.gauss_newton.degraded import NetworkDegraded, _few
+from attacks.gauss_newton.degraded import NetworkDegraded
 from attacks.gauss_newton.levenberg import minimise
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.space import OpenSpace, Prior
+from attacks.gauss_newton.stages import known_entries, stages
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
@@ -46,8 +47,7 @@ def patches_of(image: Tensor, model: VitClassifier) -> Tensor:
 
 
 def known_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> dict[str, Known]:
-    tensors = NetworkDegraded().tensors(model)
-    return {name: Known.read(upload.tensors[name].squeeze(0), scenario.threat) for name in tensors}
+    return known_entries(upload, NetworkDegraded().tensors(model), scenario.threat, model)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,30 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
     start = space.unknowns(true[None])
-    few = _few(known_of(exchange.upload, scenario, model), len(start), scenario.threat, torch.Generator())
-    residuals = PickedResiduals(model, exchange.private.labels, few, 0.0)
+    known = known_of(exchange.upload, scenario, model)
+    (stage,) = stages(exchange.upload, known, len(start), 40, scenario.threat, torch.Generator())
+    residuals = PickedResiduals(model, exchange.private.labels, stage.entries, 0.0)
+    assert residuals.count == pytest.approx(2 * len(start), rel=0.15)
     start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
-    minimum = NetworkDegraded()._minimum(residuals, space, start, 40, math.inf)
+    minimum = NetworkDegraded()._minimum(residuals, space, start, stage.steps, math.inf)
     ended, tokens = (entrance.tokens(space.patches(point)[0]) for point in (minimum.point, start))
     error, before = ((made - entrance.tokens(true)).norm() for made in (ended, tokens))
     assert error < before / 100
+
+
+@pytest.mark.parametrize("update", ["gradient", "delta"])
+def test_signs_are_those_of_the_picture_and_the_sharper_the_more_they_say(update: str, model: VitClassifier) -> None:
+    scenario, exchange = exchanged("sign", model, update=update)
+    known = known_of(exchange.upload, scenario, model)
+    true, other = patches_of(exchange.private.clean, model), patches_of(exchange.private.clean.flip(-1), model)
+    assert not any(entries.values.any() for entries in known.values())  # zeros are known: nothing else is
+    losses = []
+    for stage in stages(exchange.upload, known, 252, 40, scenario.threat, torch.Generator().manual_seed(0)):
+        residuals = PickedResiduals(model, exchange.private.labels, stage.entries, 0.0)
+        losses.append([float(residuals(patches).square().mean()) for patches in (true, other)])
+    of_true, of_other = zip(*losses, strict=True)
+    assert list(of_true) == sorted(of_true, reverse=True)
+    assert of_true[-1] < 0.1 < 10 < of_other[-1]
 
 
 def test_a_search_that_does_not_arrive_answers_with_the_picture_that_it_began_with(model: VitClassifier) -> None:
@@ -168,7 +185,6 @@ def test_tokens_that_are_put_elsewhere_stay_the_same(model: VitClassifier) -> No
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"defences": ["sign"]}, "of signs none is"),
         ({"defences": ["mjp"]}, "takes no masks"),
         ({"batch_size": 2, "pictures_per_client": 2}, "needs uploads of one picture"),
         ({"update": "delta", "local_steps": 3}, "not the sum of 3 steps"),
@@ -177,7 +193,7 @@ def test_tokens_that_are_put_elsewhere_stay_the_same(model: VitClassifier) -> No
             "4032 unknowns are to be found, and most_unknowns is 3200",
         ),
     ],
-    ids=["signs", "masks", "a batch", "steps", "many patches"],
+    ids=["masks", "a batch", "steps", "many patches"],
 )
 def test_it_says_what_it_cannot_take(changes: dict[str, object], reason: str) -> None:
     scenario = Scenario.parse({"model": MICRO, **changes})
@@ -189,7 +205,7 @@ def test_what_hides_bounds_is_not_taken_into_account(model: VitClassifier) -> No
         Scenario.parse({"model": MICRO, "defences": defences}).threat
         for defences in (["prune"], ["prune", "gaussian:noise=0.01"])
     )
-    assert NetworkDegraded().handles(model, one) == {"pruned", "noisy", "rounded"}
+    assert NetworkDegraded().handles(model, one) == {"pruned", "noisy", "rounded", "signs"}
     assert not NetworkDegraded().handles(model, both)
 
 

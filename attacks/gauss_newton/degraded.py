@@ -1,16 +1,15 @@
 """The network's equations where defences degraded the entries of gradients."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from attacks.base import Attack, picture
-from attacks.entries import unread
+from attacks.entries import COARSE, unread
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.complete import Completed, Stated, complete
@@ -19,6 +18,7 @@ from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace, Prior
+from attacks.gauss_newton.stages import NOISE, known_entries, stages
 from attacks.labels import labels_of
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
 from fedmjp.config import Config
@@ -30,11 +30,7 @@ from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
-FEW, MANY = 400, 4096  # entries of a tensor that noise is on: in a search, and at its end
-ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors together. With more a search gets stuck.
-REFINED = 3  # Jacobians with many
 EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
-NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
 
 
 class NetworkDegradedOptions(Config):
@@ -53,8 +49,9 @@ class NetworkDegraded(Attack[VitClassifier]):
     A picture has far fewer values than a gradient has entries, so that a hundredth of these determines all that tokens
     show of it, whatever the other entries were. Levenberg-Marquardt searches all patches at once, along the directions
     that their tokens show, from the picture of ``patch_embedding_degraded`` on: entries that are known are compared
-    one by one, each in units of its noise (``picked``), and a prior of natural pictures weighs as much as it says.
-    Entries of which bounds alone are known, such as pruned ones, are left out.
+    one by one, each in units of its noise, and a prior of natural pictures weighs as much as it says. What was pruned
+    is left out. Of signs a candidate's entries are to be on the same sides, of zero and ever less around it
+    (``picked``, ``stages``).
 
     Where a search does not arrive, the picture that it began with is the answer.
 
@@ -86,8 +83,6 @@ class NetworkDegraded(Attack[VitClassifier]):
         """Needs one step on one picture, entries that are known but for noise, and few unknowns."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
-        if "signs" in threat.marks:
-            return "compares entries that are known but for noise, and of signs none is"
         if reason := PatchEmbeddingDegraded().requirement(model, threat) or residuals_refusal(model):
             return reason
         dimensions, values = model.get_parameter(names.PATCH_WEIGHT).flatten(1).shape
@@ -99,7 +94,7 @@ class NetworkDegraded(Attack[VitClassifier]):
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
         """What is done to single entries, where what a defence leaves is not hidden by another."""
         del model
-        return frozenset({"pruned", "noisy", "rounded"}) if unread(threat) is None else frozenset()
+        return COARSE | NOISE if unread(threat) is None else frozenset()
 
     def _reconstruct(
         self,
@@ -122,23 +117,35 @@ class NetworkDegraded(Attack[VitClassifier]):
         first = (seen.images.to(model.mean.device) - model.mean) / model.std
         start = space.unknowns(to_patches(first.double(), model.patch_size))
         label = torch.tensor(labels_of(upload, model, threat), device=first.device)
-        known = {name: _known(upload, name, threat, model) for name in self.tensors(model)}
-        residuals = PickedResiduals(model, label, _few(known, len(start), threat, generator), threat.label_smoothing)
-        if not len(residuals(space.natural)):
+        known = known_entries(upload, self.tensors(model), threat, model)
+        compared = [
+            (PickedResiduals(model, label, stage.entries, threat.label_smoothing), stage.steps)
+            for stage in stages(upload, known, len(start), self.options.steps, threat, generator)
+        ]
+        if not compared[0][0].count:
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
-        minimum = self._minimum(residuals, space, start, self.options.steps, until)
-        if threat.marks & NOISE:
-            many = {name: entries.some(MANY, generator) for name, entries in known.items()}
-            residuals = PickedResiduals(model, label, many, threat.label_smoothing)
-            refined = self._minimum(residuals, space, minimum.point, REFINED, until)
-            minimum = replace(refined, steps=minimum.steps + refined.steps)
-        left = residuals(space.patches(minimum.point)[0])
+        found = self._search(compared, space, start, until)
+        left = found.residuals(space.patches(found.minimum.point)[0])
         residual = float(left.square().mean().sqrt())
         images = seen.images
         if residual < EXPLAINED:
-            images = picture(_completed(minimum, residuals, space, prior, entrance, known, model).patches, model)
-        diagnostics = {"residual": residual, "entries": float(len(left)), "unknowns": float(len(minimum.point))}
-        return Reconstruction(images, {**diagnostics, "steps": float(minimum.steps)})
+            images = picture(_completed(found, space, prior, entrance, known, model).patches, model)
+        diagnostics = {"residual": residual, "entries": float(len(left)), "unknowns": float(len(start))}
+        return Reconstruction(images, {**diagnostics, "steps": float(found.minimum.steps)})
+
+    def _search(
+        self, compared: Sequence[tuple[PickedResiduals, int]], space: OpenSpace, start: Tensor, until: float
+    ) -> "_Found":
+        """Stage by stage, each from where the last one ended, while there is time."""
+        (residuals, steps), *later = compared
+        minimum = self._minimum(residuals, space, start, steps, until)
+        for following, steps in later:
+            if time.thread_time() > until:
+                break
+            residuals, taken = following, minimum.steps
+            minimum = self._minimum(residuals, space, minimum.point, steps, until)
+            minimum = replace(minimum, steps=minimum.steps + taken)
+        return _Found(minimum, residuals)
 
     def _minimum(
         self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float
@@ -160,40 +167,25 @@ class NetworkDegraded(Attack[VitClassifier]):
         )
 
 
-def _known(upload: Upload, name: str, threat: ThreatModel, model: VitClassifier) -> Known:
-    """What is known of a gradient, single entries by row and column."""
-    known = Known.read(upload.tensors[name].to(model.mean.device).squeeze(0), threat)
-    return known if upload.kind == "gradient" else known.scaled(-1 / threat.local_learning_rate)
+@dataclass(frozen=True)
+class _Found:
+    """Where a search ended."""
 
-
-def _few(
-    known: Mapping[str, Known], unknowns: int, threat: ThreatModel, generator: torch.Generator
-) -> dict[str, Known]:
-    """Entries of each tensor to search with: where noise is on them, any; else the largest, the same share of each."""
-    if threat.marks & NOISE:
-        return {name: entries.some(FEW, generator) for name, entries in known.items()}
-    share = ENOUGH * unknowns / sum(entries.of for entries in known.values())
-    return {name: entries.largest(math.ceil(share * entries.of)) for name, entries in known.items()}
+    minimum: Minimum
+    residuals: PickedResiduals  # that it compared in the end
 
 
 def _completed(
-    minimum: Minimum,
-    residuals: PickedResiduals,
-    space: OpenSpace,
-    prior: Prior,
-    entrance: Entrance,
-    known: Mapping[str, Known],
-    model: VitClassifier,
+    found: _Found, space: OpenSpace, prior: Prior, entrance: Entrance, known: Mapping[str, Known], model: VitClassifier
 ) -> Completed:
     """The whole picture, with its tokens where they were found or where they are most natural."""
-    found = space.patches(minimum.point)[0]
-    slopes = residuals.factors(found).at_tokens[0, model.prefix_tokens :]
-    stated = Stated.of(space, minimum.point, minimum.gram, slopes)
-    natural = entrance.by_prior(entrance.tokens(found), model)
-    tried = [
-        complete(
-            here, space.basis, prior, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], model.prefix_tokens
-        )
-        for here in (stated, stated.moved(natural, space.basis, entrance))
-    ]
+    patches = space.patches(found.minimum.point)[0]
+    slopes = found.residuals.factors(patches).at_tokens[0, model.prefix_tokens :]
+    stated = Stated.of(space, found.minimum.point, found.minimum.gram, slopes)
+    embeddings = known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING]
+    tried = [complete(stated, space.basis, prior, *embeddings, model.prefix_tokens)]
+    if known[names.POSITION_EMBEDDING].values.any():  # of signs all places have theirs
+        natural = entrance.by_prior(entrance.tokens(patches), model)
+        moved = stated.moved(natural, space.basis, entrance)
+        tried.append(complete(moved, space.basis, prior, *embeddings, model.prefix_tokens))
     return min(tried, key=lambda made: made.cost)

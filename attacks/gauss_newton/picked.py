@@ -1,10 +1,11 @@
-"""How far the gradients of a candidate are from entries of an upload that are known one by one, in units of noise."""
+"""How far the gradients of a candidate are from what an upload says of single entries, in units of noise."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.entries import read_entries
@@ -54,14 +55,45 @@ class Known:
         """All entries times a factor."""
         return replace(self, values=self.values * factor, precision=self.precision / factor**2)
 
+    def apart(self, made: Tensor) -> Tensor:
+        """(entries,) of variance 1, from those of a candidate."""
+        return (made - self.values.to(made.dtype)) * self.precision.sqrt().to(made.dtype)
+
     def _chosen(self, chosen: Tensor) -> "Known":
         return Known(self.rows[chosen], self.columns[chosen], self.values[chosen], self.precision[chosen], self.of)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """On which side of zero entries of one tensor are."""
+
+    rows: Tensor  # (entries,) int64
+    columns: Tensor  # (entries,) int64, 0 of a vector
+    signs: Tensor  # (entries,) float64
+    width: float  # of the region around zero in which an entry of a candidate may be on either side
+
+    @staticmethod
+    def read(tensor: Tensor, width: float, most: int, generator: torch.Generator) -> "Sides":
+        """So many at most of signs times their tensor's mean magnitude, drawn alike; of these the width is a share."""
+        matrix = tensor.view(len(tensor), -1)
+        rows, columns = matrix.nonzero().T
+        chosen = torch.randperm(len(rows), generator=generator)[:most].to(rows.device)
+        rows, columns = rows[chosen], columns[chosen]
+        signs, magnitude = matrix[rows, columns].double().sign(), float(matrix.abs().max())
+        return Sides(rows, columns, signs, width * magnitude)
+
+    def apart(self, made: Tensor) -> Tensor:
+        """(entries,) roots of twice the logistic loss of those of a candidate."""
+        wrong = F.softplus(-made * self.signs.to(made.dtype) / self.width)
+        return (2 * wrong + torch.finfo(made.dtype).tiny).sqrt()
 
 
 class PickedResiduals:
     """The residuals of candidates for one picture's upload: called with their patches."""
 
-    def __init__(self, model: VitClassifier, label: Tensor, known: Mapping[str, Known], label_smoothing: float) -> None:
+    def __init__(
+        self, model: VitClassifier, label: Tensor, known: Mapping[str, Known | Sides], label_smoothing: float
+    ) -> None:
         """Compare the gradients of layers and of the position embedding.
 
         Args:
@@ -73,14 +105,15 @@ class PickedResiduals:
         self._label, self._factored = label, Factored(model, compared_layers(model), label_smoothing)
         self._known = {name: entries for name, entries in known.items() if name != names.PATCH_WEIGHT}
 
+    @property
+    def count(self) -> int:
+        """How many entries are compared."""
+        return sum(len(entries.rows) for entries in self._known.values())
+
     def __call__(self, patches: Tensor) -> Tensor:
-        """Compare (patches, values) in the network's input space, float32 or float64: (entries,), of variance 1."""
+        """Compare (patches, values) in the network's input space, float32 or float64: (entries,), about 1 each."""
         factors = self.factors(patches)
-        made = [
-            (_made(name, entries, factors) - entries.values.to(patches.dtype)) * entries.precision.sqrt().to(patches)
-            for name, entries in self._known.items()
-        ]
-        return torch.cat(made)
+        return torch.cat([entries.apart(_made(name, entries, factors)) for name, entries in self._known.items()])
 
     def factors(self, patches: Tensor) -> Factors:
         """What gradients of a candidate (patches, values) are products of."""
@@ -88,7 +121,7 @@ class PickedResiduals:
         return self._factored(patches[None], self._label, 1, positions)
 
 
-def _made(name: str, entries: Known, factors: Factors) -> Tensor:
+def _made(name: str, entries: Known | Sides, factors: Factors) -> Tensor:
     """Entries of a gradient."""
     if name == names.POSITION_EMBEDDING:
         return factors.at_tokens[0][entries.rows, entries.columns]
