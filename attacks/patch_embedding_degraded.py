@@ -89,7 +89,7 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
         ]
 
     def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
-        if _is_clean(upload, threat):
+        if is_clean(upload, threat):
             few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
             exact = PatchEmbedding() if few else PatchEmbeddingWiener()
             return exact.reconstruct([replace(upload, others=())], model, threat, generator=generator)[0]
@@ -104,7 +104,7 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
         return Reconstruction(picture(patches, model), {**diagnostics, **counts})
 
 
-def _is_clean(upload: Upload, threat: ThreatModel) -> bool:
+def is_clean(upload: Upload, threat: ThreatModel) -> bool:
     """Whether entries are as the client computed them, in float32."""
     whole = all(torch.finfo(tensor.dtype).eps / 2 <= FLOAT32 for tensor in upload.tensors.values())
     return whole and threat.marks <= {"scaled"}

@@ -14,7 +14,7 @@ from attacks.gauss_newton.degraded import NetworkDegraded
 from attacks.gauss_newton.levenberg import minimise
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import known_entries, stages
+from attacks.gauss_newton.stages import Sent, stages
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
@@ -46,8 +46,8 @@ def patches_of(image: Tensor, model: VitClassifier) -> Tensor:
     return to_patches(((image - model.mean) / model.std).double(), model.patch_size)[0]
 
 
-def known_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> dict[str, Known]:
-    return known_entries(upload, NetworkDegraded().tensors(model), scenario.threat, model)
+def sent_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> Sent:
+    return Sent.of(upload, NetworkDegraded().tensors(model), scenario.threat, model)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_at_the_picture_what_is_left_is_as_large_as_noise(
     defences: str, update: str, smoothing: float, model: VitClassifier
 ) -> None:
     scenario, exchange = exchanged(defences, model, update=update, label_smoothing=smoothing)
-    known = known_of(exchange.upload, scenario, model)
+    known = sent_of(exchange.upload, scenario, model).known()
     residuals = PickedResiduals(model, exchange.private.labels, known, smoothing)
     left = residuals(patches_of(exchange.private.clean, model))
     least = 0.02 if defences.startswith("prune") else 0.7  # arithmetic leaves less than is allowed for
@@ -81,8 +81,8 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
     start = space.unknowns(true[None])
-    known = known_of(exchange.upload, scenario, model)
-    (stage,) = stages(exchange.upload, known, len(start), 40, scenario.threat, torch.Generator())
+    sent = sent_of(exchange.upload, scenario, model)
+    (stage,) = stages(sent, sent.known(), len(start), 40, torch.Generator())
     residuals = PickedResiduals(model, exchange.private.labels, stage.entries, 0.0)
     assert residuals.count == pytest.approx(2 * len(start), rel=0.15)
     start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
@@ -92,19 +92,31 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     assert error < before / 100
 
 
-@pytest.mark.parametrize("update", ["gradient", "delta"])
-def test_signs_are_those_of_the_picture_and_the_sharper_the_more_they_say(update: str, model: VitClassifier) -> None:
-    scenario, exchange = exchanged("sign", model, update=update)
-    known = known_of(exchange.upload, scenario, model)
-    true, other = patches_of(exchange.private.clean, model), patches_of(exchange.private.clean.flip(-1), model)
-    assert not any(entries.values.any() for entries in known.values())  # zeros are known: nothing else is
-    losses = []
-    for stage in stages(exchange.upload, known, 252, 40, scenario.threat, torch.Generator().manual_seed(0)):
-        residuals = PickedResiduals(model, exchange.private.labels, stage.entries, 0.0)
-        losses.append([float(residuals(patches).square().mean()) for patches in (true, other)])
-    of_true, of_other = zip(*losses, strict=True)
+def test_signs_are_those_of_the_picture_and_the_sharper_the_more_they_say(model: VitClassifier) -> None:
+    losses: dict[str, list[tuple[float, ...]]] = {}
+    for update in ("gradient", "delta"):
+        scenario, exchange = exchanged("sign", model, update=update)
+        sent, generator = sent_of(exchange.upload, scenario, model), torch.Generator().manual_seed(0)
+        known = sent.known()
+        assert not any(entries.values.any() for entries in known.values())  # zeros are known: nothing else is
+        clean = exchange.private.clean
+        for stage in stages(sent, known, 252, 40, generator):
+            residuals = PickedResiduals(model, exchange.private.labels, stage.entries, 0.0)
+            tried = (patches_of(image, model) for image in (clean, clean.flip(-1)))
+            losses.setdefault(update, []).append(tuple(float(residuals(one).square().mean()) for one in tried))
+    of_true, of_other = zip(*losses["gradient"], strict=True)
     assert list(of_true) == sorted(of_true, reverse=True)
     assert of_true[-1] < 0.1 < 10 < of_other[-1]
+    assert losses["delta"][0] == pytest.approx(losses["gradient"][0], rel=0.05)
+
+
+def test_an_upload_that_nothing_degraded_is_solved_exactly(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("none", model)
+    exact, made = (
+        attack.reconstruct([exchange.upload], model, scenario.threat, generator=torch.Generator())[0]
+        for attack in (PatchEmbeddingDegraded(), NetworkDegraded())
+    )
+    torch.testing.assert_close(made.images, exact.images)
 
 
 def test_a_search_that_does_not_arrive_answers_with_the_picture_that_it_began_with(model: VitClassifier) -> None:

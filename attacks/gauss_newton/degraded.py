@@ -18,9 +18,9 @@ from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import NOISE, known_entries, stages
+from attacks.gauss_newton.stages import NOISE, Sent, stages
 from attacks.labels import labels_of
-from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
+from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, is_clean
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -52,6 +52,8 @@ class NetworkDegraded(Attack[VitClassifier]):
     one by one, each in units of its noise, and a prior of natural pictures weighs as much as it says. What was pruned
     is left out. Of signs a candidate's entries are to be on the same sides, of zero and ever less around it
     (``picked``, ``stages``).
+
+    An upload that nothing degraded is given to ``patch_embedding``, as there.
 
     Where a search does not arrive, the picture that it began with is the answer.
 
@@ -112,15 +114,18 @@ class NetworkDegraded(Attack[VitClassifier]):
     ) -> Reconstruction:
         until = time.thread_time() + self.options.seconds
         (seen,) = PatchEmbeddingDegraded().reconstruct([upload], model, threat, generator=generator)
+        if is_clean(upload, threat):
+            return seen
         entrance, prior = Entrance.of(model), Prior.of(model)
         space = OpenSpace.of_shown(shown_directions(entrance), prior)
         first = (seen.images.to(model.mean.device) - model.mean) / model.std
         start = space.unknowns(to_patches(first.double(), model.patch_size))
         label = torch.tensor(labels_of(upload, model, threat), device=first.device)
-        known = known_entries(upload, self.tensors(model), threat, model)
+        sent = Sent.of(upload, self.tensors(model), threat, model)
+        known = sent.known()
         compared = [
             (PickedResiduals(model, label, stage.entries, threat.label_smoothing), stage.steps)
-            for stage in stages(upload, known, len(start), self.options.steps, threat, generator)
+            for stage in stages(sent, known, len(start), self.options.steps, generator)
         ]
         if not compared[0][0].count:
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")

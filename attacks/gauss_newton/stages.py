@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attacks.gauss_newton.picked import Known, Sides
 from fedmjp.defences.base import Mark
@@ -28,39 +29,54 @@ class Stage:
     steps: int
 
 
-def known_entries(
-    upload: Upload, tensors: Sequence[str], threat: ThreatModel, model: VitClassifier
-) -> dict[str, Known]:
-    """What is known of gradients but for noise, entry by entry: of signs only zeros."""
-    factor = 1.0 if upload.kind == "gradient" else -1 / threat.local_learning_rate
-    tensor = {name: upload.tensors[name].to(model.mean.device).squeeze(0) for name in tensors}
-    return {name: Known.read(tensor[name], threat).scaled(factor) for name in tensors}
+@dataclass(frozen=True)
+class Sent:
+    """Tensors of an upload on the model's device, and what makes gradients of them.
+
+    Attributes:
+        tensors: (rows,) or (rows, columns) each.
+        factor: Of a gradient over what was sent.
+        threat: What was done to the entries.
+    """
+
+    tensors: Mapping[str, Tensor]
+    factor: float
+    threat: ThreatModel
+
+    @staticmethod
+    def of(upload: Upload, names: Sequence[str], threat: ThreatModel, model: VitClassifier) -> "Sent":
+        """Some of an upload's tensors."""
+        factor = 1.0 if upload.kind == "gradient" else -1 / threat.local_learning_rate
+        tensors = {name: upload.tensors[name].to(model.mean.device).squeeze(0) for name in names}
+        return Sent(tensors, factor, threat)
+
+    def known(self) -> dict[str, Known]:
+        """What is known of gradients but for noise, entry by entry: of signs only zeros."""
+        return {name: Known.read(tensor, self.threat).scaled(self.factor) for name, tensor in self.tensors.items()}
+
+    def sides(self, width: float, generator: torch.Generator) -> dict[str, Sides]:
+        """Of gradients of which signs were sent, drawn alike."""
+        return {
+            name: Sides.read(tensor * self.factor, width, SIDES, generator) for name, tensor in self.tensors.items()
+        }
 
 
 def stages(
-    upload: Upload,
-    known: Mapping[str, Known],
-    unknowns: int,
-    steps: int,
-    threat: ThreatModel,
-    generator: torch.Generator,
+    sent: Sent, known: Mapping[str, Known], unknowns: int, steps: int, generator: torch.Generator
 ) -> Iterator[Stage]:
     """In their order.
 
     Args:
-        upload: Of one picture.
-        known: Its entries that are known but for noise.
+        sent: Of one picture.
+        known: What of it is known but for noise.
         unknowns: That are searched.
         steps: Jacobians of a search that starts far off.
-        threat: What was done to the entries.
         generator: Draws entries.
     """
-    if "signs" in threat.marks:
-        away = upload.kind == "delta"  # a weight moves against its gradient
+    if "signs" in sent.threat.marks:
         for width in WIDTHS:
-            tensors = {name: upload.tensors[name].squeeze(0) * (-1 if away else 1) for name in known}
-            yield Stage({name: Sides.read(tensors[name], width, SIDES, generator) for name in known}, PER_WIDTH)
-    elif threat.marks & NOISE:
+            yield Stage(sent.sides(width, generator), PER_WIDTH)
+    elif sent.threat.marks & NOISE:
         yield Stage({name: entries.some(FEW, generator) for name, entries in known.items()}, steps)
         yield Stage({name: entries.some(MANY, generator) for name, entries in known.items()}, REFINED)
     else:
