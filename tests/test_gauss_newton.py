@@ -223,6 +223,17 @@ def test_every_picture_of_the_space_agrees_with_the_facts(masked: Case, generato
     assert space.root.shape[1] == len(affine.known) * len(affine.basis)
 
 
+def test_gradients_of_smoothed_labels_are_those_of_the_picture() -> None:
+    residuals = []
+    for smoothing in (0.0, 0.1):
+        scenario = Scenario.parse({"model": TINY, "label_smoothing": smoothing})
+        model, pictures = build_vit(scenario.network), select_for(scenario)
+        upload = scenario.exchange([pictures.load(pictures.entries[0])], model=model).upload
+        (made,) = GaussNewton().reconstruct([upload], model, scenario.threat, generator=torch.Generator())
+        residuals.append(made.diagnostics["residual"])
+    assert residuals[1] < 3 * residuals[0]
+
+
 def test_the_search_follows_rosenbrocks_valley() -> None:
     def valley(point: Tensor) -> Tensor:
         return torch.stack([10 * (point[1] - point[0] ** 2), 1 - point[0]])
