@@ -18,6 +18,7 @@ LABEL_INCHES = 1.45
 LABEL_LETTERS = 26
 DOTS_PER_INCH = 100
 COLUMNS = 8
+CAPTION_INCHES = 0.18  # below each picture
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     if shuffled:
         rows.append(_Row("shuffled x~", {n: pictures / files_of(plan)["shuffled"] for n, plan in shuffled.items()}))
     rows += _reconstruction_rows(planned, trials, pictures)
-    figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + 0.18) * len(rows)))
+    figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + CAPTION_INCHES) * len(rows)))
     axes = figure.subplots(len(rows), len(names), squeeze=False)
     for row, row_axes in zip(rows, axes, strict=True):
         for name, cell_axes in zip(names, row_axes, strict=True):
             _show(cell_axes, row, name)
         row_axes[0].text(-0.08, 0.5, row.label, transform=row_axes[0].transAxes, ha="right", va="center", fontsize=7.5)
-    left = LABEL_INCHES / figure.get_figwidth()
-    figure.subplots_adjust(left=left, right=0.995, top=0.995, bottom=0.02, wspace=0.04, hspace=0.16)
+    left, bottom = LABEL_INCHES / figure.get_figwidth(), CAPTION_INCHES / figure.get_figheight()
+    figure.subplots_adjust(left=left, right=0.995, top=0.995, bottom=bottom, wspace=0.04, hspace=0.16)
     save_photographs(figure, path, dots_per_inch=DOTS_PER_INCH)
 
 
