@@ -17,7 +17,7 @@ QUICK: dict[str, dict[str, object]] = {
     "gradient_matching": {"iterations": 2},
     "gradvit": {"iterations": 2},
     "mjp_matching": {"iterations": 2},
-    "network_degraded": {"steps": 1},
+    "network_degraded": {"steps": 1, "starts": 1},
     "patch_embedding_degraded": {"rounds": 16},
     **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},
 }

@@ -10,8 +10,8 @@ from torch import Tensor
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.complete import Stated, complete
-from attacks.gauss_newton.degraded import NetworkDegraded
-from attacks.gauss_newton.levenberg import minimise
+from attacks.gauss_newton.degraded import NetworkDegraded, _Found
+from attacks.gauss_newton.levenberg import Minimum, minimise
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.space import OpenSpace, Prior
 from attacks.gauss_newton.stages import Sent, stages
@@ -51,7 +51,8 @@ def sent_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> Sent:
 
 
 @pytest.mark.parametrize(
-    "defences", ["prune:kept=0.01", "gaussian:noise=0.001", "quantise:bits=8", "round:precision=bfloat16"]
+    "defences",
+    ["prune:kept=0.01", "gaussian:noise=0.001", "quantise:bits=8", "round:precision=bfloat16", "clip+quantise:bits=8"],
 )
 @pytest.mark.parametrize(("update", "smoothing"), [("gradient", 0.1), ("delta", 0.0)])
 def test_at_the_picture_what_is_left_is_as_large_as_noise(
@@ -59,10 +60,13 @@ def test_at_the_picture_what_is_left_is_as_large_as_noise(
 ) -> None:
     scenario, exchange = exchanged(defences, model, update=update, label_smoothing=smoothing)
     known = sent_of(exchange.upload, scenario, model).known()
-    residuals = PickedResiduals(model, exchange.private.labels, known, smoothing)
-    left = residuals(patches_of(exchange.private.clean, model))
+    residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
+    patches = patches_of(exchange.private.clean, model)
+    left = residuals(patches)
     least = 0.02 if defences.startswith("prune") else 0.7  # arithmetic leaves less than is allowed for
     assert least < float(left.square().mean().sqrt()) < 1.3
+    clipped = defences.startswith("clip") and update == "gradient"  # weight deltas are shorter than the norm allows
+    assert (residuals.scale(patches) < 0.9) == clipped
 
 
 def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(model: VitClassifier) -> None:
@@ -83,7 +87,7 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     start = space.unknowns(true[None])
     sent = sent_of(exchange.upload, scenario, model)
     (stage,) = stages(sent, sent.known(), len(start), 40, torch.Generator())
-    residuals = PickedResiduals(model, exchange.private.labels, stage.entries, 0.0)
+    residuals = PickedResiduals(model, exchange.private.labels, stage.entries, scenario.threat)
     assert residuals.count == pytest.approx(2 * len(start), rel=0.15)
     start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
     minimum = NetworkDegraded()._minimum(residuals, space, start, stage.steps, math.inf)
@@ -101,7 +105,7 @@ def test_signs_are_those_of_the_picture_and_the_sharper_the_more_they_say(model:
         assert not any(entries.values.any() for entries in known.values())  # zeros are known: nothing else is
         clean = exchange.private.clean
         for stage in stages(sent, known, 252, 40, generator):
-            residuals = PickedResiduals(model, exchange.private.labels, stage.entries, 0.0)
+            residuals = PickedResiduals(model, exchange.private.labels, stage.entries, scenario.threat)
             tried = (patches_of(image, model) for image in (clean, clean.flip(-1)))
             losses.setdefault(update, []).append(tuple(float(residuals(one).square().mean()) for one in tried))
     of_true, of_other = zip(*losses["gradient"], strict=True)
@@ -127,6 +131,27 @@ def test_a_search_that_does_not_arrive_answers_with_the_picture_that_it_began_wi
     )
     assert made.diagnostics["residual"] > 1.5
     torch.testing.assert_close(made.images, began.images)
+
+
+@pytest.mark.parametrize(
+    ("residuals", "chosen"), [([5.0, 4.0, 1.0], 1.0), ([1.0], 1.0), ([9.0, 5.0, 7.0], 5.0)], ids=str
+)
+def test_searches_start_again_until_one_arrives(
+    residuals: list[float], chosen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, ends = [], iter(residuals)
+
+    def search(self: NetworkDegraded, compared: object, space: object, start: Tensor, until: float) -> _Found:
+        starts.append(start)
+        return _Found(Minimum(start, 0.0, start[:, None], 1), compared, next(ends))
+
+    monkeypatch.setattr(NetworkDegraded, "_search", search)
+    begin, generator = torch.zeros(4, dtype=torch.float64), torch.Generator().manual_seed(0)
+    found = NetworkDegraded({"starts": 3})._nearest([], None, begin, math.inf, generator)
+    assert found.residual == chosen
+    assert len(starts) == len(residuals)
+    assert torch.equal(starts[0], begin)
+    assert all(0.1 < float(start.std()) < 1 for start in starts[1:])
 
 
 def test_a_pruned_tensor_states_what_was_kept_and_one_of_zeros_nothing(model: VitClassifier) -> None:
@@ -214,7 +239,7 @@ def test_what_hides_bounds_is_not_taken_into_account(model: VitClassifier) -> No
         Scenario.parse({"model": MICRO, "defences": defences}).threat
         for defences in (["prune"], ["prune", "gaussian:noise=0.01"])
     )
-    assert NetworkDegraded().handles(model, one) == {"pruned", "noisy", "rounded", "signs"}
+    assert NetworkDegraded().handles(model, one) == {"pruned", "noisy", "rounded", "signs", "scaled"}
     assert not NetworkDegraded().handles(model, both)
 
 

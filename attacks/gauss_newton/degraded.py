@@ -30,13 +30,17 @@ from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
+CHUNK = 252  # directions that are differentiated at a time: of few tokens more are faster
+RESTART = 0.5  # standard deviations of the prior by which a further start is moved
+SCALED: frozenset[Mark] = frozenset({"scaled"})
 EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
 
 
 class NetworkDegradedOptions(Config):
     """Budget of ``network_degraded``."""
 
-    steps: int = Field(90, ge=1, description="Jacobians of the search at most")
+    starts: int = Field(2, ge=1, description="searches at most: where one does not arrive, another with noise")
+    steps: int = Field(150, ge=1, description="Jacobians of one search at most")
     seconds: float = Field(
         300.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no step is begun"
     )
@@ -50,12 +54,13 @@ class NetworkDegraded(Attack[VitClassifier]):
     show of it, whatever the other entries were. Levenberg-Marquardt searches all patches at once, along the directions
     that their tokens show, from the picture of ``patch_embedding_degraded`` on: entries that are known are compared
     one by one, each in units of its noise, and a prior of natural pictures weighs as much as it says. What was pruned
-    is left out. Of signs a candidate's entries are to be on the same sides, of zero and ever less around it
-    (``picked``, ``stages``).
+    is left out. A candidate's gradients are scaled as they fit best, where clients scaled theirs. Of signs its entries
+    are to be on the same sides, of zero and ever less around it (``picked``, ``stages``).
 
     An upload that nothing degraded is given to ``patch_embedding``, as there.
 
-    Where a search does not arrive, the picture that it began with is the answer.
+    Where a search does not arrive, another starts near by. Where none does, the picture that they began with is the
+    answer.
 
     Where the position embedding's gradient is pruned, the network takes tokens as a set. They are put where patches are
     most natural, if what is left of both embeddings' gradients agrees more with that. Then the slopes at the tokens are
@@ -94,9 +99,11 @@ class NetworkDegraded(Attack[VitClassifier]):
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """What is done to single entries, where what a defence leaves is not hidden by another."""
+        """What is done to entries, where what a defence leaves is not hidden by another, and scaling but of signs."""
         del model
-        return COARSE | NOISE if unread(threat) is None else frozenset()
+        if unread(threat) is not None:
+            return frozenset()
+        return COARSE | NOISE if "signs" in threat.marks else COARSE | NOISE | SCALED
 
     def _reconstruct(
         self,
@@ -124,19 +131,39 @@ class NetworkDegraded(Attack[VitClassifier]):
         sent = Sent.of(upload, self.tensors(model), threat, model)
         known = sent.known()
         compared = [
-            (PickedResiduals(model, label, stage.entries, threat.label_smoothing), stage.steps)
+            (PickedResiduals(model, label, stage.entries, threat), stage.steps)
             for stage in stages(sent, known, len(start), self.options.steps, generator)
         ]
         if not compared[0][0].count:
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
-        found = self._search(compared, space, start, until)
-        left = found.residuals(space.patches(found.minimum.point)[0])
-        residual = float(left.square().mean().sqrt())
+        found = self._nearest(compared, space, start, until, generator)
         images = seen.images
-        if residual < EXPLAINED:
+        if found.residual < EXPLAINED:
             images = picture(_completed(found, space, prior, entrance, known, model).patches, model)
-        diagnostics = {"residual": residual, "entries": float(len(left)), "unknowns": float(len(start))}
+        diagnostics = {
+            "residual": found.residual,
+            "entries": float(found.residuals.count),
+            "unknowns": float(len(start)),
+        }
         return Reconstruction(images, {**diagnostics, "steps": float(found.minimum.steps)})
+
+    def _nearest(
+        self,
+        compared: Sequence[tuple[PickedResiduals, int]],
+        space: OpenSpace,
+        start: Tensor,
+        until: float,
+        generator: torch.Generator,
+    ) -> "_Found":
+        """Of several searches the first that arrives, or the one that comes nearest."""
+        found = self._search(compared, space, start, until)
+        for _ in range(self.options.starts - 1):
+            if found.residual < EXPLAINED or time.thread_time() > until:
+                break
+            noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start.device)
+            further = self._search(compared, space, start + RESTART * noise, until)
+            found = min((found, further), key=lambda made: made.residual)
+        return found
 
     def _search(
         self, compared: Sequence[tuple[PickedResiduals, int]], space: OpenSpace, start: Tensor, until: float
@@ -150,7 +177,8 @@ class NetworkDegraded(Attack[VitClassifier]):
             residuals, taken = following, minimum.steps
             minimum = self._minimum(residuals, space, minimum.point, steps, until)
             minimum = replace(minimum, steps=minimum.steps + taken)
-        return _Found(minimum, residuals)
+        left = residuals(space.patches(minimum.point)[0])
+        return _Found(minimum, residuals, float(left.square().mean().sqrt()))
 
     def _minimum(
         self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float
@@ -165,7 +193,7 @@ class NetworkDegraded(Attack[VitClassifier]):
             lambda unknowns: torch.cat([likelihood(unknowns), unknowns]),
             start,
             steps=steps,
-            slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns), eye], dim=1),
+            slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns, CHUNK), eye], dim=1),
             enough=float(len(start)),
             until=until,
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
@@ -178,6 +206,7 @@ class _Found:
 
     minimum: Minimum
     residuals: PickedResiduals  # that it compared in the end
+    residual: float  # their root mean square there
 
 
 def _completed(
@@ -187,7 +216,8 @@ def _completed(
     patches = space.patches(found.minimum.point)[0]
     slopes = found.residuals.factors(patches).at_tokens[0, model.prefix_tokens :]
     stated = Stated.of(space, found.minimum.point, found.minimum.gram, slopes)
-    embeddings = known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING]
+    unscaled = 1 / found.residuals.scale(patches)
+    embeddings = known[names.PATCH_WEIGHT].scaled(unscaled), known[names.POSITION_EMBEDDING].scaled(unscaled)
     tried = [complete(stated, space.basis, prior, *embeddings, model.prefix_tokens)]
     if known[names.POSITION_EMBEDDING].values.any():  # of signs all places have theirs
         natural = entrance.by_prior(entrance.tokens(patches), model)

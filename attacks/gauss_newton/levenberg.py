@@ -83,15 +83,15 @@ def minimise(
     return Minimum(point, cost, path.gram, taken)
 
 
-def jacobian(residuals: Function, point: Tensor) -> Tensor:
-    """(unknowns, residuals) float32: row i is the derivative by unknown i."""
+def jacobian(residuals: Function, point: Tensor, chunk: int | None = None) -> Tensor:
+    """(unknowns, residuals) float32: row i is the derivative by unknown i; so many directions at a time."""
     point = point.float()
 
     def along(direction: Tensor) -> Tensor:
         slope: Tensor = jvp(residuals, (point,), (direction,))[1]
         return slope
 
-    chunk = CHUNK[point.device.type]
+    chunk = chunk or CHUNK[point.device.type]
     directions = torch.eye(len(point), device=point.device)
     parts = (directions[first : first + chunk] for first in range(0, len(point), chunk))
     return torch.cat([vmap(along)(some) for some in parts])

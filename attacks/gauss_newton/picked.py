@@ -57,7 +57,15 @@ class Known:
 
     def apart(self, made: Tensor) -> Tensor:
         """(entries,) of variance 1, from those of a candidate."""
-        return (made - self.values.to(made.dtype)) * self.precision.sqrt().to(made.dtype)
+        return (made - self.values.to(made.dtype)) * self._weight(made)
+
+    def overlap(self, made: Tensor) -> Tensor:
+        """(2,): of a candidate's entries with these, and with themselves, in units of noise."""
+        weighted = made * self._weight(made)
+        return torch.stack([weighted @ (self.values.to(made.dtype) * self._weight(made)), weighted @ weighted])
+
+    def _weight(self, made: Tensor) -> Tensor:
+        return self.precision.sqrt().to(made.dtype)
 
     def _chosen(self, chosen: Tensor) -> "Known":
         return Known(self.rows[chosen], self.columns[chosen], self.values[chosen], self.precision[chosen], self.of)
@@ -92,17 +100,18 @@ class PickedResiduals:
     """The residuals of candidates for one picture's upload: called with their patches."""
 
     def __init__(
-        self, model: VitClassifier, label: Tensor, known: Mapping[str, Known | Sides], label_smoothing: float
+        self, model: VitClassifier, label: Tensor, known: Mapping[str, Known | Sides], threat: ThreatModel
     ) -> None:
         """Compare the gradients of layers and of the position embedding.
 
         Args:
             model: With the weights of the upload; not changed.
             label: (1,) int64.
-            known: By tensor; those of the patch embedding are not used.
-            label_smoothing: Of the clients' loss.
+            known: By tensor; those of the patch embedding are not used. Not of signs where the update was scaled.
+            threat: The clients' loss, and whether the update was scaled.
         """
-        self._label, self._factored = label, Factored(model, compared_layers(model), label_smoothing)
+        self._label, self._factored = label, Factored(model, compared_layers(model), threat.label_smoothing)
+        self._scaled = "scaled" in threat.marks
         self._known = {name: entries for name, entries in known.items() if name != names.PATCH_WEIGHT}
 
     @property
@@ -112,13 +121,30 @@ class PickedResiduals:
 
     def __call__(self, patches: Tensor) -> Tensor:
         """Compare (patches, values) in the network's input space, float32 or float64: (entries,), about 1 each."""
-        factors = self.factors(patches)
-        return torch.cat([entries.apart(_made(name, entries, factors)) for name, entries in self._known.items()])
+        made = self._entries(patches)
+        scale = self._scale(made)
+        return torch.cat([entries.apart(made[name] * scale) for name, entries in self._known.items()])
+
+    def scale(self, patches: Tensor) -> float:
+        """The factor that the update of a candidate was likely scaled by, 1 where none was."""
+        return float(self._scale(self._entries(patches)))
 
     def factors(self, patches: Tensor) -> Factors:
         """What gradients of a candidate (patches, values) are products of."""
         positions = self._factored.network(patches.dtype).get_parameter(names.POSITION_EMBEDDING)
         return self._factored(patches[None], self._label, 1, positions)
+
+    def _entries(self, patches: Tensor) -> dict[str, Tensor]:
+        factors = self.factors(patches)
+        return {name: _made(name, entries, factors) for name, entries in self._known.items()}
+
+    def _scale(self, made: Mapping[str, Tensor]) -> Tensor:
+        """That which leaves the least squares."""
+        if not self._scaled:
+            return torch.ones(())
+        known = [(entries, made[name]) for name, entries in self._known.items() if isinstance(entries, Known)]
+        with_these, with_itself = torch.stack([entries.overlap(own) for entries, own in known]).sum(dim=0).unbind()
+        return with_these / with_itself
 
 
 def _made(name: str, entries: Known | Sides, factors: Factors) -> Tensor:
