@@ -32,10 +32,10 @@ from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field
 from torch import Generator, nn
 
-from attacks.base import Attack
 from attacks.breaching_case import PREFIX, case_of
 from attacks.breaching_watch import CarriedError, Watch, listening
 from attacks.labels import labels_of
+from attacks.one_by_one import OneByOne
 from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, ConfigError, suggestion
@@ -76,7 +76,7 @@ class OptimisationOptions(BreachingOptions):
     )
 
 
-class BreachingAttack(Attack):
+class BreachingAttack(OneByOne):
     """One of breaching's configurations.
 
     ``config_name`` is the file in breaching's ``config/attack``; ``limitation`` what a reader must know of its scores
@@ -138,13 +138,7 @@ class BreachingAttack(Attack):
             _check_kind(key, before=OmegaConf.select(default, key), after=OmegaConf.select(config, key))
         return config
 
-    def _reconstruct(
-        self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
-    ) -> list[Reconstruction]:
-        pairs = zip(uploads, generators, strict=True)
-        return [self._reconstruct_one(upload, model, threat, generator.initial_seed()) for upload, generator in pairs]
-
-    def _reconstruct_one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, seed: int) -> Reconstruction:
+    def _one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> Reconstruction:
         breaching_finds_labels = self.config.attack_type == "joint-optimization" or "label_strategy" in self._overrides
         labels = None if breaching_finds_labels else labels_of(upload, model, threat)
         container = _breaching().cases.models.model_preparation.VisionContainer
@@ -156,7 +150,7 @@ class BreachingAttack(Attack):
                 attacker = prepare(case.network, loss, self.config, case.setup)
                 if self.optimises:
                     watch = Watch(attacker, messages, seconds=self.options.seconds, on_progress=self.on_progress)
-                with scoped_randomness(seed):
+                with scoped_randomness(generator.initial_seed()):
                     made, stats = attacker.reconstruct([case.payload], [case.shared], server_secrets={})
             except CarriedError as carried:
                 raise carried.args[0] from None

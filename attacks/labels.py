@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from attacks.base import Attack, on_device
+from attacks.base import on_device
+from attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
@@ -64,7 +65,7 @@ def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatMode
     return -tensor / (threat.gradients_in_delta * threat.local_learning_rate)
 
 
-class Labels(Attack[Entrance, Features]):
+class Labels(OneByOne[Entrance, Features]):
     """Tell the labels of a batch, or of the batches of several clients, from the gradient of the head's bias alone."""
 
     name = "labels"
@@ -95,13 +96,6 @@ class Labels(Attack[Entrance, Features]):
         del model, threat
         return self.handled
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Entrance,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Features]:
-        del generators  # nothing is drawn
-        return [Features(torch.tensor(labels_of(upload, model, threat))) for upload in uploads]
+    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
+        del generator  # nothing is drawn
+        return Features(torch.tensor(labels_of(upload, model, threat)))

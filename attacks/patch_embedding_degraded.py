@@ -7,10 +7,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import Attack, picture
+from attacks.base import picture
 from attacks.entries import COARSE, coarse, read_entries, unread
 from attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from attacks.natural_patches import prior_refusal
+from attacks.one_by_one import OneByOne
 from attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
 from attacks.recover import count_refusal
 from attacks.token_gradients import positions_refusal, shown_tokens
@@ -32,7 +33,7 @@ class DegradedOptions(Config):
     rounds: int = Field(26, ge=1, le=200, description="of the alternation between both sides, at most")
 
 
-class PatchEmbeddingDegraded(Attack[Entrance]):
+class PatchEmbeddingDegraded(OneByOne[Entrance]):
     """Solve G_E = D^T X where each entry of G_E and of D is known as far as the defences leave it known.
 
     Noise and rounding are noise on both sides; what was pruned lies below the smallest entry that was kept; a
@@ -80,13 +81,6 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
         scaled: frozenset[Mark] = frozenset({"scaled"})
         entries: frozenset[Mark] = frozenset({"rounded", "noisy"})
         return scaled | entries | COARSE if unread(threat) is None else scaled
-
-    def _reconstruct(
-        self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generators: Sequence[torch.Generator]
-    ) -> list[Reconstruction]:
-        return [
-            self._one(upload, model, threat, generator) for upload, generator in zip(uploads, generators, strict=True)
-        ]
 
     def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
         if is_clean(upload, threat):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, on_device
+from attacks.base import on_device
+from attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -40,7 +41,7 @@ class Printed:
     occupied: int
 
 
-class TokenImprint(Attack[VitClassifier]):
+class TokenImprint(OneByOne[VitClassifier]):
     """Read the tokens that the server of the same name prints (``server.modifications.token_imprint``).
 
     The gradients of neighbouring rows of the MLPs differ by the tokens between their thresholds: in the weights by
@@ -85,18 +86,10 @@ class TokenImprint(Attack[VitClassifier]):
         del model, threat
         return frozenset({"scaled", "summed"})
 
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        del threat, generators  # nothing is drawn
-        return [self._one(upload, model) for upload in uploads]
-
-    def _one(self, upload: Upload, model: VitClassifier) -> Reconstruction:
+    def _one(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
+        del threat, generator  # nothing is drawn
         printed = read_tokens(upload, model)
         members = by_picture(printed, upload.num_examples)
         grey = torch.full((model.grid**2, printed.patches.shape[1]), 0.0, dtype=torch.float64)

@@ -6,11 +6,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.base import Attack
 from attacks.class_token.block import block_facts, block_refusal, tensors_of_block
 from attacks.class_token.head import Head, HeadGradient
 from attacks.class_token.separate import Separation, separate
 from attacks.labels import mean_gradient
+from attacks.one_by_one import OneByOne
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -30,7 +30,7 @@ class ClassTokenOptions(Config):
     last_block: bool = Field(False, description="also what the last block's gradients state")
 
 
-class ClassToken(Attack[Entrance, Features]):
+class ClassToken(OneByOne[Entrance, Features]):
     """Solve G = V^T F for the features F that the head reads, one row per picture.
 
     The head's weight has the gradient G = sum_b v_b f_b^T, a sum of one outer product per picture, and v_b =
@@ -94,17 +94,6 @@ class ClassToken(Attack[Entrance, Features]):
         """What happens to patches does not matter, sums are larger batches, and noise is what least squares expect."""
         del model, threat
         return frozenset({"shuffled", "masked", "summed", "noisy", "rounded"})
-
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: Entrance,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Features]:
-        pairs = zip(uploads, generators, strict=True)
-        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
 
     def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
         gradients = {name: mean_gradient(upload, name, model, threat) for name in upload.tensors}

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import Attack, picture
+from attacks.base import picture
 from attacks.first_mlp.equations import Equations
 from attacks.first_mlp.joint import Joint, refine
 from attacks.first_mlp.places import Entrance, by_slopes, in_place
@@ -30,6 +30,7 @@ from attacks.labels import labels_of, mean_gradient
 from attacks.mjp.span import block
 from attacks.mjp.span.equations import Span
 from attacks.natural_patches import prior_refusal
+from attacks.one_by_one import OneByOne
 from attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
@@ -55,7 +56,7 @@ class FirstMlpOptions(Config):
     steps: int = Field(15, ge=0, description="of the joint search at most, where one pays; 0 for none")
 
 
-class FirstMlp(Attack[VitClassifier]):
+class FirstMlp(OneByOne[VitClassifier]):
     """Read tokens off the first block, whatever was done to the embeddings' gradients.
 
     The gradients of the first MLP single out every token behind the first attention (``equations``), as a set, by
@@ -100,17 +101,6 @@ class FirstMlp(Attack[VitClassifier]):
         if model.defended or model.index_embedding is not None:
             return "needs a model without MJP, whose masks and second embedding it does not know"
         return block.refusal(model) or _rank_refusal(model) or prior_refusal(model)
-
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        pairs = zip(uploads, generators, strict=True)
-        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
 
     @torch.no_grad()
     def _one(

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import Attack, picture
+from attacks.base import picture
 from attacks.first_mlp.places import Entrance
 from attacks.first_mlp.tokens import EMBEDDINGS
 from attacks.gauss_newton.factors import Factored
@@ -20,6 +20,7 @@ from attacks.labels import labels_of, mean_gradient
 from attacks.linear_systems import NEGLIGIBLE
 from attacks.mjp.affine import AffinePatches
 from attacks.natural_patches import prior_refusal
+from attacks.one_by_one import OneByOne
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
@@ -42,7 +43,7 @@ class BodyNewtonOptions(Config):
     most_unknowns: int = Field(3200, ge=1, description="unknowns at most; memory and time of a Jacobian grow with them")
 
 
-class BodyNewton(Attack[VitClassifier]):
+class BodyNewton(OneByOne[VitClassifier]):
     """Search for the picture whose gradients at all depths are those uploaded, whatever was withheld of embeddings.
 
     ``first_mlp`` solves each token by itself, which rounding and noise prevent. Here all pixels are searched at once,
@@ -92,17 +93,6 @@ class BodyNewton(Attack[VitClassifier]):
         """Takes into account how loud noise and rounding are, which the server is told."""
         del model, threat
         return frozenset({"noisy", "rounded"})
-
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        pairs = zip(uploads, generators, strict=True)
-        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
 
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator

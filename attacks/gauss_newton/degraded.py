@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import Attack, picture
+from attacks.base import picture
 from attacks.entries import COARSE, unread
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
@@ -20,6 +20,7 @@ from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace, Prior
 from attacks.gauss_newton.stages import NOISE, Sent, stages
 from attacks.labels import labels_of
+from attacks.one_by_one import OneByOne
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, is_clean
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -47,7 +48,7 @@ class NetworkDegradedOptions(Config):
     most_unknowns: int = Field(3200, ge=1, description="unknowns at most; memory and time of a Jacobian grow with them")
 
 
-class NetworkDegraded(Attack[VitClassifier]):
+class NetworkDegraded(OneByOne[VitClassifier]):
     """Search for the picture whose gradients have the entries that defences left.
 
     A picture has far fewer values than a gradient has entries, so that a hundredth of these determines all that tokens
@@ -104,17 +105,6 @@ class NetworkDegraded(Attack[VitClassifier]):
         if unread(threat) is not None:
             return frozenset()
         return COARSE | NOISE if "signs" in threat.marks else COARSE | NOISE | SCALED
-
-    def _reconstruct(
-        self,
-        uploads: Sequence[Upload],
-        model: VitClassifier,
-        threat: ThreatModel,
-        *,
-        generators: Sequence[torch.Generator],
-    ) -> list[Reconstruction]:
-        pairs = zip(uploads, generators, strict=True)
-        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
 
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator

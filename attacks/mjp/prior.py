@@ -7,12 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, Model, picture
+from attacks.base import Model, picture
 from attacks.mjp.affine import of_one_upload
 from attacks.mjp.choice import close_best
 from attacks.mjp.facts import linear_facts, refusal, required_tensors
 from attacks.natural_patches import size_refusal
 from attacks.natural_pictures import NaturalPictures
+from attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -25,7 +26,7 @@ LIKE_NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})  # what is pruned 
 HANDLED: frozenset[Mark] = MJP | LIKE_NOISE | {"scaled"}
 
 
-class ClosedFacts(Attack[Model]):
+class ClosedFacts(OneByOne[Model]):
     """An attack that reads ``attacks.mjp.facts``, upload by upload, and closes them by ``attacks.mjp.closing``."""
 
     requires: ClassVar[str] = (
@@ -58,12 +59,6 @@ class ClosedFacts(Attack[Model]):
     @abstractmethod
     def _one(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
         """Attack an upload that was checked."""
-
-    def _reconstruct(
-        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
-    ) -> list[Reconstruction]:
-        pairs = zip(uploads, generators, strict=True)
-        return [self._one(upload, model, threat, generator) for upload, generator in pairs]
 
 
 class MjpPrior(ClosedFacts[Entrance]):
