@@ -114,6 +114,24 @@ def test_signs_are_those_of_the_picture_and_the_sharper_the_more_they_say(model:
     assert losses["delta"][0] == pytest.approx(losses["gradient"][0], rel=0.05)
 
 
+def test_signs_do_not_tell_how_an_update_was_scaled(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("clip+sign", model)
+    (first, *_) = stages(sent_of(exchange.upload, scenario, model), {}, 252, 40, torch.Generator().manual_seed(0))
+    residuals = PickedResiduals(model, exchange.private.labels, first.entries, scenario.threat)
+    patches = patches_of(exchange.private.clean, model)
+    assert residuals.scale(patches) == 1
+    assert residuals(patches).isfinite().all()
+
+
+def test_no_candidate_is_scaled_by_less_than_nothing(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("clip+quantise:bits=8", model)
+    against = {
+        name: entries.scaled(-1.0) for name, entries in sent_of(exchange.upload, scenario, model).known().items()
+    }
+    residuals = PickedResiduals(model, exchange.private.labels, against, scenario.threat)
+    assert 0 < residuals.scale(patches_of(exchange.private.clean, model)) < 1e-6
+
+
 def test_an_upload_that_nothing_degraded_is_solved_exactly(model: VitClassifier) -> None:
     scenario, exchange = exchanged("none", model)
     exact, made = (

@@ -107,7 +107,7 @@ class PickedResiduals:
         Args:
             model: With the weights of the upload; not changed.
             label: (1,) int64.
-            known: By tensor; those of the patch embedding are not used. Not of signs where the update was scaled.
+            known: By tensor; those of the patch embedding are not used.
             threat: The clients' loss, and whether the update was scaled.
         """
         self._label, self._factored = label, Factored(model, compared_layers(model), threat.label_smoothing)
@@ -126,7 +126,7 @@ class PickedResiduals:
         return torch.cat([entries.apart(made[name] * scale) for name, entries in self._known.items()])
 
     def scale(self, patches: Tensor) -> float:
-        """The factor that the update of a candidate was likely scaled by, 1 where none was."""
+        """The factor that a candidate's update was likely scaled by; 1 where it was not, or signs do not tell."""
         return float(self._scale(self._entries(patches)))
 
     def factors(self, patches: Tensor) -> Factors:
@@ -139,12 +139,12 @@ class PickedResiduals:
         return {name: _made(name, entries, factors) for name, entries in self._known.items()}
 
     def _scale(self, made: Mapping[str, Tensor]) -> Tensor:
-        """That which leaves the least squares."""
-        if not self._scaled:
-            return torch.ones(())
+        """That which leaves the least squares, and is positive."""
         known = [(entries, made[name]) for name, entries in self._known.items() if isinstance(entries, Known)]
+        if not (self._scaled and known):
+            return torch.ones(())
         with_these, with_itself = torch.stack([entries.overlap(own) for entries, own in known]).sum(dim=0).unbind()
-        return with_these / with_itself
+        return (with_these / with_itself).clamp(min=torch.finfo(with_itself.dtype).eps)
 
 
 def _made(name: str, entries: Known | Sides, factors: Factors) -> Tensor:
