@@ -1,12 +1,15 @@
 """Leakage against accuracy: the front, intervals that hold what they should, federations that differ in one thing."""
 
+from pathlib import Path
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.folder.study import keep_rows
 from benchmarks.report.drawing import STYLE
-from benchmarks.studies.trade_off import Point, accuracy, drawn, on_front, point, spread, table
+from benchmarks.studies.trade_off import Point, accuracy, drawn, joined, on_front, point, spread, table
 from benchmarks.studies.training_cost import DEFENCES, PARTITIONS, scenario_of
 from fedmjp.defences.pipeline import pipeline_of
 from fedmjp.errors import BadInputError
@@ -70,6 +73,15 @@ def test_the_interval_of_leakage_holds_seeds_that_differ() -> None:
     """Of two seeds that differ by 10 dB, a quarter of the resamples each has one seed alone."""
     places = pd.MultiIndex.from_product([[0, 1], list("abcdef")], names=["seed", "picture"])
     assert spread(pd.Series([1.0] * 6 + [11.0] * 6, index=places)) == pytest.approx((6, 1, 11))
+
+
+def test_a_defence_is_of_the_last_folder_that_has_it_and_partitions_are_of_all(tmp_path: Path) -> None:
+    columns = ["defence", "partition", "top1"]
+    first = [("none", "iid", 1.0), ("none", "dirichlet", 2.0), ("sign", "iid", 3.0), ("sign", "dirichlet", 4.0)]
+    for name, rows in {"first": first, "again": [("sign", "iid", 5.0)]}.items():
+        keep_rows(tmp_path / name, pd.DataFrame(rows, columns=columns), {})
+    table = joined([tmp_path / "first", tmp_path / "again"])
+    assert list(table.itertuples(index=False, name=None)) == [("none", "iid", 1.0), ("sign", "iid", 5.0)]
 
 
 def test_a_figure_and_a_line_per_defence() -> None:

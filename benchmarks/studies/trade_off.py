@@ -1,10 +1,13 @@
 """Leakage against accuracy: what the strongest attack recovers under each defence, and what training under it costs.
 
-``python -m benchmarks.studies.trade_off COST LEAKAGE --figure FILE``, with the rows of ``training_cost`` and of
-``trained_under``, which are of the same weights. Leakage is that of the strongest attack: the median gain over the grey
-guess of the same pictures, with PSNR capped where a picture is exact to the eye. Its interval resamples seeds and
-photographs. That of Top-1 is Wilson's over validation pictures, from the lowest of the seeds to the highest. A defence
-is on the front where no other leaks less and is right more often.
+``python -m benchmarks.studies.trade_off --cost FOLDER --leakage FOLDER --figure FILE``, with the rows of
+``training_cost`` and of ``trained_under``, which are of the same weights. Either may be given several times: the last
+folder that has a defence counts, and a panel is of a partition that all of them have.
+
+Leakage is that of the strongest attack: the median gain over the grey guess of the same pictures, with PSNR capped
+where a picture is exact to the eye. Its interval resamples seeds and photographs. That of Top-1 is Wilson's over
+validation pictures, from the lowest of the seeds to the highest. A defence is on the front where no other leaks less
+and is right more often.
 """
 
 from collections.abc import Sequence
@@ -41,12 +44,14 @@ class Point(NamedTuple):
 
 
 def main(
-    cost: Annotated[Path, typer.Argument(help="Folder of training_cost.", metavar="COST")],
-    leakage: Annotated[Path, typer.Argument(help="Folder of trained_under.", metavar="LEAKAGE")],
+    cost: Annotated[list[Path], typer.Option(help="Folder of training_cost; may be repeated.", metavar="FOLDER")],
+    leakage: Annotated[list[Path], typer.Option(help="Folder of trained_under; may be repeated.", metavar="FOLDER")],
     figure: Annotated[Path, typer.Option(help="Where the figure goes.", metavar="FILE")],
 ) -> None:
     """Draw the figure, and print its points."""
-    trained, attacked = pd.read_parquet(cost / TRIALS), pd.read_parquet(leakage / TRIALS)
+    trained, attacked = joined(cost), joined(leakage)
+    drawable = set(trained["partition"]) & set(attacked["partition"])
+    trained = trained[trained["partition"].isin(drawable)]
     points = {
         str(partition): [
             point(str(name), runs, attacked[(attacked["partition"] == partition) & (attacked["defence"] == name)])
@@ -57,6 +62,15 @@ def main(
     with mpl.rc_context(STYLE):
         drawn(points).savefig(figure, dpi=160)
     typer.echo(markdown(table(points, trained)))
+
+
+def joined(folders: Sequence[Path]) -> pd.DataFrame:
+    """The rows of studies, for the partitions that all have: of each defence those of the last folder that has it."""
+    tables = [pd.read_parquet(folder / TRIALS) for folder in folders]
+    shared = set.intersection(*(set(table["partition"]) for table in tables))
+    rows = pd.concat([table.assign(folder=place) for place, table in enumerate(tables)], ignore_index=True)
+    last = rows.groupby("defence")["folder"].transform("max")
+    return rows[(rows["folder"] == last) & rows["partition"].isin(shared)].drop(columns="folder")
 
 
 def point(defence: str, runs: pd.DataFrame, attacked: pd.DataFrame) -> Point:

@@ -8,8 +8,9 @@ Epsilon is of the one upload that is seen.
 A row per picture, or per refusal, with its reason.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,10 @@ import pandas as pd
 import torch
 import typer
 
-from benchmarks.campaign.battery import read_battery
+from benchmarks.campaign.battery import View, read_battery
 from benchmarks.plan.experiment import AttackConfig
 from benchmarks.scripts import Pictures, keep_table, unseen
-from benchmarks.studies.training_cost import DEFENCES, PARTITIONS, name_of, scenario_of
+from benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
 from fedmjp import facade
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
@@ -42,24 +43,40 @@ def main(
     data: Pictures,
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
     pictures: Annotated[int, typer.Option(help="Pictures at each run's weights.", min=1)] = 64,
-    seeds: Annotated[int, typer.Option(help="Seeds of each, from 0.", min=1)] = 3,
+    seeds: Seeds = 3,
+    defences: Defences = None,
+    partitions: Partitions = None,
+    processes: Annotated[int, typer.Option(help="Runs that are attacked at a time.", min=1)] = 1,
 ) -> None:
-    """Attack the same pictures at the weights of every run."""
-    torch.set_num_threads(1)
+    """Attack the same pictures at the weights of every run, and write the rows after each."""
     battery = read_battery(BATTERY)
     (view,) = (view for view in battery.views if not view.threat and not view.server and view.sum_of == 1)
-    rows: list[dict[str, Any]] = []
-    for seed, scheme, defence in itertools.product(range(seeds), PARTITIONS, DEFENCES):
-        asked = scenario_of(data, scheme, defence, seed)
-        file = TrainingFolder(runs / name_of(asked, scheme)).weights
-        model = asked.model.model_copy(update={"weights": Checkpoint.of(file), "localisation": "none"})
-        scenario = Scenario.parse({"model": model, "defences": asked.defences, "seed": seed})
-        chosen = unseen(data, pictures, scenario.model, SEED)
-        about = {"defence": scenario.pipeline.label, "partition": scheme, "seed": seed}
-        tried = rows_of(scenario, chosen, view.attacks, view.searches, battery.searched)
-        rows += ({**about, **row} for row in tried)
-        typer.echo(f"{name_of(asked, scheme)}: {len(rows)} rows")
-    keep_table(output, pd.DataFrame(rows), {"battery": battery.label, "view": view.name, "pictures": pictures})
+    about = {"battery": battery.label, "view": view.name, "pictures": pictures}
+    finished: dict[int, list[dict[str, Any]]] = {}
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        work = {
+            pool.submit(attacked, runs, data, run, pictures, view, battery.searched): place
+            for place, run in enumerate(asked_runs(seeds, partitions, defences))
+        }
+        for done in as_completed(work):
+            finished[work[done]] = done.result()
+            keep_table(output, pd.DataFrame([row for place in sorted(finished) for row in finished[place]]), about)
+            typer.echo(f"{len(finished)} of {len(work)} runs")
+
+
+def attacked(
+    runs: Path, data: str, run: tuple[int, str, str], pictures: int, view: View, searched: int
+) -> list[dict[str, Any]]:
+    """The rows of one run."""
+    torch.set_num_threads(1)
+    seed, scheme, defence = run
+    asked = scenario_of(data, scheme, defence, seed)
+    file = TrainingFolder(runs / name_of(asked, scheme)).weights
+    model = asked.model.model_copy(update={"weights": Checkpoint.of(file), "localisation": "none"})
+    scenario = Scenario.parse({"model": model, "defences": asked.defences, "seed": seed})
+    chosen = unseen(data, pictures, scenario.model, SEED)
+    about = {"defence": scenario.pipeline.label, "partition": scheme, "seed": seed}
+    return [{**about, **row} for row in rows_of(scenario, chosen, view.attacks, view.searches, searched)]
 
 
 def rows_of(

@@ -10,7 +10,7 @@ positions besides, as its paper says.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,23 +45,37 @@ DEFENCES = (
     "local_dp:epsilon=8",
     "dp_sgd:epsilon=8",
 )
+Defences = Annotated[list[str] | None, typer.Option("--defence", help="One of them; may be repeated. Without it, all.")]
+Partitions = Annotated[
+    list[str] | None, typer.Option("--partition", help="One of them; may be repeated. Without it, both.")
+]
+Seeds = Annotated[int, typer.Option(help="Seeds of each, from 0.", min=1)]
 
 
 def main(
     data: Pictures,
     runs: Annotated[Path, typer.Option(help="Folder of the runs.", metavar="RUNS")],
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
-    seeds: Annotated[int, typer.Option(help="Seeds of each, from 0.", min=1)] = 3,
+    seeds: Seeds = 3,
+    defences: Defences = None,
+    partitions: Partitions = None,
 ) -> None:
     """Train under every defence, and keep a row per run."""
-    table = pd.DataFrame(rows(data, runs, seeds))
+    table = pd.DataFrame(rows(data, runs, asked_runs(seeds, partitions, defences)))
     keep_table(output, table, {"config": CONFIG.name, "seeds": list(range(seeds))})
     typer.echo(table.groupby(["partition", "defence"], sort=False)["top1"].agg(["mean", "std", "count"]).to_string())
 
 
-def rows(data: str, runs: Path, seeds: int) -> Iterator[dict[str, Any]]:
-    """A row per run, seed by seed."""
-    for seed, scheme, defence in itertools.product(range(seeds), PARTITIONS, DEFENCES):
+def asked_runs(
+    seeds: int, partitions: Sequence[str] | None, defences: Sequence[str] | None
+) -> Iterator[tuple[int, str, str]]:
+    """Seed, partition and defence of each run, seed by seed; of all partitions and defences where none is named."""
+    return itertools.product(range(seeds), partitions or PARTITIONS, defences or DEFENCES)
+
+
+def rows(data: str, runs: Path, asked_for: Iterable[tuple[int, str, str]]) -> Iterator[dict[str, Any]]:
+    """A row per run: of a seed, a partition and a defence."""
+    for seed, scheme, defence in asked_for:
         asked = scenario_of(data, scheme, defence, seed)
         name = name_of(asked, scheme)
         folder = TrainingFolder(runs / name)
