@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, cast, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
@@ -122,7 +123,10 @@ class Attack(ABC, Generic[Model, Made]):
             threat = as_gradient(threat)
         generators = _Generators(partial(self._generator_for, model=fitting, generator=generator), declared)
         with computing("float32", fitting.mean.device):
-            made = self._reconstruct(declared, fitting, threat, generators=generators)
+            try:
+                made = self._reconstruct(declared, fitting, threat, generators=generators)
+            except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+                raise AttackFailedError(f"{self.name}: a system of equations has no solution: {error}") from error
         return self._checked(made, uploads, fitting)
 
     @abstractmethod

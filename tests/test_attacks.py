@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -374,6 +375,33 @@ def test_what_is_no_reconstruction_of_the_upload_is_a_failure(
     upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
     with pytest.raises(AttackFailedError, match=reason):
         Wrong().reconstruct([upload], undefended, threat, generator=generator)
+
+
+class Singular(Grey):
+    """Solves what has no solution."""
+
+    solve: ClassVar[Callable[[], object]]
+
+    def _reconstruct(self, *_: object, **__: object) -> list[Reconstruction]:
+        type(self).solve()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [lambda: torch.linalg.cholesky(-torch.eye(2)), lambda: np.linalg.cholesky(-np.eye(2))],
+    ids=["torch", "numpy"],
+)
+def test_equations_without_a_solution_are_a_failure(
+    solve: Callable[[], object],
+    undefended: VitClassifier,
+    threat: ThreatModel,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Singular, "solve", staticmethod(solve), raising=False)
+    with pytest.raises(AttackFailedError, match=r"grey: a system of equations has no solution: .*positive"):
+        Singular().reconstruct([], undefended, threat, generator=generator)
 
 
 class Vandal(PatchEmbedding):
