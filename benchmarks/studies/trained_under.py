@@ -8,7 +8,8 @@ Epsilon is of the one upload that is seen.
 A row per picture, or per refusal, with its reason.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,13 +20,15 @@ import torch
 import typer
 
 from benchmarks.campaign.battery import View, read_battery
+from benchmarks.folder.study import TRIALS
 from benchmarks.plan.experiment import AttackConfig
 from benchmarks.scripts import Pictures, keep_table, unseen
 from benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
 from fedmjp import facade
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.errors import AttackFailedError, AttackNotApplicableError
+from fedmjp.defences.pipeline import DefenceConfig, pipeline_of
+from fedmjp.errors import AttackFailedError, AttackNotApplicableError, BadInputError
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -48,20 +51,44 @@ def main(
     partitions: Partitions = None,
     processes: Annotated[int, typer.Option(help="Runs that are attacked at a time.", min=1)] = 1,
 ) -> None:
-    """Attack the same pictures at the weights of every run, and write the rows after each."""
+    """Attack the same pictures at the weights of every run, and write the rows after each; what is written is kept."""
     battery = read_battery(BATTERY)
     (view,) = (view for view in battery.views if not view.threat and not view.server and view.sum_of == 1)
     about = {"battery": battery.label, "view": view.name, "pictures": pictures}
-    finished: dict[int, list[dict[str, Any]]] = {}
+    asked = list(asked_runs(seeds, partitions, defences))
+    written = rows_by_run(output, about)
+    finished = {run: written[key] for run in asked if (key := key_of(run)) in written}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         work = {
-            pool.submit(attacked, runs, data, run, pictures, view, battery.searched): place
-            for place, run in enumerate(asked_runs(seeds, partitions, defences))
+            pool.submit(attacked, runs, data, run, pictures, view, battery.searched): run
+            for run in asked
+            if run not in finished
         }
         for done in as_completed(work):
             finished[work[done]] = done.result()
-            keep_table(output, pd.DataFrame([row for place in sorted(finished) for row in finished[place]]), about)
-            typer.echo(f"{len(finished)} of {len(work)} runs")
+            keep_table(output, pd.DataFrame([row for run in asked for row in finished.get(run, ())]), about)
+            typer.echo(f"{len(finished)} of {len(asked)} runs")
+
+
+def key_of(run: tuple[int, str, str]) -> tuple[int, str, str]:
+    """Seed, partition and the defence's label, as rows have them."""
+    seed, scheme, defence = run
+    return seed, scheme, pipeline_of(() if defence == "none" else (DefenceConfig.parse(defence),)).label
+
+
+def rows_by_run(output: Path, about: Mapping[str, Any]) -> dict[tuple[int, str, str], list[dict[str, Any]]]:
+    """What an earlier call with the same battery and pictures wrote, by run; BadInputError if it had others."""
+    if not (output / TRIALS).exists():
+        return {}
+    said = json.loads((output / "manifest.json").read_text())
+    if others := {name: said.get(name) for name, value in about.items() if said.get(name) != value}:
+        raise BadInputError(f"{output} has rows with {others}, not {dict(about)}: give another --output")
+    rows: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    for row in pd.read_parquet(output / TRIALS).to_dict("records"):
+        rows.setdefault((row["seed"], row["partition"], row["defence"]), []).append(
+            {str(name): value for name, value in row.items()}
+        )
+    return rows
 
 
 def attacked(
