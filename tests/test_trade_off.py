@@ -10,7 +10,7 @@ import pytest
 from benchmarks.folder.study import keep_rows
 from benchmarks.report.drawing import STYLE
 from benchmarks.studies.trade_off import Point, accuracy, drawn, joined, on_front, point, spread, table
-from benchmarks.studies.trained_under import key_of, rows_by_run
+from benchmarks.studies.trained_under import rows_by_weights
 from benchmarks.studies.training_cost import DEFENCES, PARTITIONS, scenario_of
 from fedmjp.defences.pipeline import pipeline_of
 from fedmjp.errors import BadInputError
@@ -85,14 +85,17 @@ def test_a_defence_is_of_the_last_folder_that_has_it_and_partitions_are_of_all(t
     assert list(table.itertuples(index=False, name=None)) == [("none", "iid", 1.0), ("sign", "iid", 5.0)]
 
 
-def test_attacks_on_a_run_are_kept_and_other_ones_are_not_mixed_with_them(tmp_path: Path) -> None:
-    rows = [{"seed": 1, "partition": "iid", "defence": "prune", "attack": name, "psnr": 10.0} for name in ("grey", "a")]
+def test_attacks_are_kept_by_the_weights_that_they_were_on_and_other_ones_not_mixed_with_them(tmp_path: Path) -> None:
+    rows = [{"weights_sha256": f"{place}", "attack": name, "psnr": 10.0} for place in (0, 1) for name in ("grey", "a")]
     about = {"battery": "standard 4", "pictures": 3}
-    assert rows_by_run(tmp_path, about) == {}
+    assert rows_by_weights(tmp_path, about) == {}
     keep_rows(tmp_path, pd.DataFrame(rows), about)
-    assert rows_by_run(tmp_path, about) == {key_of((1, "iid", "prune:kept=0.1")): rows}
+    assert rows_by_weights(tmp_path, about) == {"0": rows[:2], "1": rows[2:]}
     with pytest.raises(BadInputError, match=r"rows with \{'pictures': 3\}, not .*another --output"):
-        rows_by_run(tmp_path, {**about, "pictures": 4})
+        rows_by_weights(tmp_path, {**about, "pictures": 4})
+    keep_rows(tmp_path, pd.DataFrame(rows).drop(columns="weights_sha256"), about)
+    with pytest.raises(BadInputError, match="does not say which weights"):
+        rows_by_weights(tmp_path, about)
 
 
 def test_a_figure_and_a_line_per_defence() -> None:

@@ -24,10 +24,9 @@ from benchmarks.folder.study import TRIALS
 from benchmarks.plan.experiment import AttackConfig
 from benchmarks.scripts import Pictures, keep_table, unseen
 from benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
-from fedmjp import facade
+from fedmjp import facade, provenance
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.defences.pipeline import DefenceConfig, pipeline_of
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, BadInputError
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit
@@ -55,55 +54,57 @@ def main(
     battery = read_battery(BATTERY)
     (view,) = (view for view in battery.views if not view.threat and not view.server and view.sum_of == 1)
     about = {"battery": battery.label, "view": view.name, "pictures": pictures}
-    asked = list(asked_runs(seeds, partitions, defences))
-    written = rows_by_run(output, about)
-    finished = {run: written[key] for run in asked if (key := key_of(run)) in written}
+    weights = {run: weights_of(runs, data, run) for run in asked_runs(seeds, partitions, defences)}
+    written = rows_by_weights(output, about)
+    finished = {run: written[trained.sha256] for run, trained in weights.items() if trained.sha256 in written}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         work = {
-            pool.submit(attacked, runs, data, run, pictures, view, battery.searched): run
-            for run in asked
+            pool.submit(attacked, data, run, trained, pictures, view, battery.searched): run
+            for run, trained in weights.items()
             if run not in finished
         }
         for done in as_completed(work):
             finished[work[done]] = done.result()
-            keep_table(output, pd.DataFrame([row for run in asked for row in finished.get(run, ())]), about)
-            typer.echo(f"{len(finished)} of {len(asked)} runs")
+            keep_table(output, pd.DataFrame([row for run in weights for row in finished.get(run, ())]), about)
+            typer.echo(f"{len(finished)} of {len(weights)} runs")
 
 
-def key_of(run: tuple[int, str, str]) -> tuple[int, str, str]:
-    """Seed, partition and the defence's label, as rows have them."""
+def weights_of(runs: Path, data: str, run: tuple[int, str, str]) -> Checkpoint:
+    """What a run left; ConfigError if nothing."""
     seed, scheme, defence = run
-    return seed, scheme, pipeline_of(() if defence == "none" else (DefenceConfig.parse(defence),)).label
+    return Checkpoint.of(TrainingFolder(runs / name_of(scenario_of(data, scheme, defence, seed), scheme)).weights)
 
 
-def rows_by_run(output: Path, about: Mapping[str, Any]) -> dict[tuple[int, str, str], list[dict[str, Any]]]:
-    """What an earlier call with the same battery and pictures wrote, by run; BadInputError if it had others."""
+def rows_by_weights(output: Path, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What an earlier call wrote with the same battery and pictures; BadInputError if it had others, or does not say."""
     if not (output / TRIALS).exists():
         return {}
     said = json.loads((output / "manifest.json").read_text())
     if others := {name: said.get(name) for name, value in about.items() if said.get(name) != value}:
         raise BadInputError(f"{output} has rows with {others}, not {dict(about)}: give another --output")
-    rows: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
-    for row in pd.read_parquet(output / TRIALS).to_dict("records"):
-        rows.setdefault((row["seed"], row["partition"], row["defence"]), []).append(
-            {str(name): value for name, value in row.items()}
-        )
+    table = pd.read_parquet(output / TRIALS)
+    if "weights_sha256" not in table:
+        raise BadInputError(f"{output} does not say which weights its rows are of: give another --output")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in table.to_dict("records"):
+        rows.setdefault(row["weights_sha256"], []).append({str(name): value for name, value in row.items()})
     return rows
 
 
 def attacked(
-    runs: Path, data: str, run: tuple[int, str, str], pictures: int, view: View, searched: int
+    data: str, run: tuple[int, str, str], trained: Checkpoint, pictures: int, view: View, searched: int
 ) -> list[dict[str, Any]]:
-    """The rows of one run."""
+    """The rows of one run, with the commit that made them: a study that was interrupted may have several."""
     torch.set_num_threads(1)
     seed, scheme, defence = run
     asked = scenario_of(data, scheme, defence, seed)
-    file = TrainingFolder(runs / name_of(asked, scheme)).weights
-    model = asked.model.model_copy(update={"weights": Checkpoint.of(file), "localisation": "none"})
+    model = asked.model.model_copy(update={"weights": trained, "localisation": "none"})
     scenario = Scenario.parse({"model": model, "defences": asked.defences, "seed": seed})
     chosen = unseen(data, pictures, scenario.model, SEED)
     about = {"defence": scenario.pipeline.label, "partition": scheme, "seed": seed}
-    return [{**about, **row} for row in rows_of(scenario, chosen, view.attacks, view.searches, searched)]
+    origin = {"weights_sha256": trained.sha256, "commit": provenance.revision()["commit"]}
+    tried = rows_of(scenario, chosen, view.attacks, view.searches, searched)
+    return [{**about, **origin, **row} for row in tried]
 
 
 def rows_of(
