@@ -76,7 +76,7 @@ def weights_of(runs: Path, data: str, run: tuple[int, str, str]) -> Checkpoint:
 
 
 def rows_by_weights(output: Path, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What an earlier call wrote with the same battery and pictures; BadInputError if it had others, or does not say."""
+    """What an earlier call wrote with the same battery and pictures; BadInputError if it had others or does not say."""
     if not (output / TRIALS).exists():
         return {}
     said = json.loads((output / "manifest.json").read_text())
