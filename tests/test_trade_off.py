@@ -76,13 +76,13 @@ def test_the_interval_of_leakage_holds_seeds_that_differ() -> None:
     assert spread(pd.Series([1.0] * 6 + [11.0] * 6, index=places)) == pytest.approx((6, 1, 11))
 
 
-def test_a_defence_is_of_the_last_folder_that_has_it_and_partitions_are_of_all(tmp_path: Path) -> None:
+def test_a_defence_is_of_the_last_folder_that_has_it_in_a_partition(tmp_path: Path) -> None:
     columns = ["defence", "partition", "top1"]
     first = [("none", "iid", 1.0), ("none", "dirichlet", 2.0), ("sign", "iid", 3.0), ("sign", "dirichlet", 4.0)]
     for name, rows in {"first": first, "again": [("sign", "iid", 5.0)]}.items():
         keep_rows(tmp_path / name, pd.DataFrame(rows, columns=columns), {})
     table = joined([tmp_path / "first", tmp_path / "again"])
-    assert list(table.itertuples(index=False, name=None)) == [("none", "iid", 1.0), ("sign", "iid", 5.0)]
+    assert list(table.itertuples(index=False, name=None)) == [*first[:2], first[3], ("sign", "iid", 5.0)]
 
 
 def test_attacks_are_kept_by_the_weights_that_they_were_on_and_other_ones_not_mixed_with_them(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.studies.trade_off --cost FOLDER --leakage FOLDER --figure FILE``, with the rows of
 ``training_cost`` and of ``trained_under``, which are of the same weights. Either may be given several times: the last
-folder that has a defence counts, and a panel is of a partition that all of them have.
+folder that has a defence in a partition counts.
 
 Leakage is that of the strongest attack: the median gain over the grey guess of the same pictures, with PSNR capped
 where a picture is exact to the eye. Its interval resamples seeds and photographs. That of Top-1 is Wilson's over
@@ -65,12 +65,11 @@ def main(
 
 
 def joined(folders: Sequence[Path]) -> pd.DataFrame:
-    """The rows of studies, for the partitions that all have: of each defence those of the last folder that has it."""
-    tables = [pd.read_parquet(folder / TRIALS) for folder in folders]
-    shared = set.intersection(*(set(table["partition"]) for table in tables))
-    rows = pd.concat([table.assign(folder=place) for place, table in enumerate(tables)], ignore_index=True)
-    last = rows.groupby("defence")["folder"].transform("max")
-    return rows[(rows["folder"] == last) & rows["partition"].isin(shared)].drop(columns="folder")
+    """The rows of studies: of each defence and partition those of the last folder that has both."""
+    tables = [pd.read_parquet(folder / TRIALS).assign(folder=place) for place, folder in enumerate(folders)]
+    rows = pd.concat(tables, ignore_index=True)
+    last = rows.groupby(["defence", "partition"])["folder"].transform("max")
+    return rows[rows["folder"] == last].drop(columns="folder")
 
 
 def point(defence: str, runs: pd.DataFrame, attacked: pd.DataFrame) -> Point:
