@@ -13,6 +13,7 @@ from attacks.gauss_newton.complete import Stated, complete
 from attacks.gauss_newton.degraded import NetworkDegraded, _Found
 from attacks.gauss_newton.levenberg import Minimum, minimise
 from attacks.gauss_newton.picked import Known, PickedResiduals
+from attacks.gauss_newton.placing import Placing
 from attacks.gauss_newton.space import OpenSpace, Prior
 from attacks.gauss_newton.stages import Sent, stages
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
@@ -151,6 +152,40 @@ def test_a_search_that_does_not_arrive_answers_with_the_picture_that_it_began_wi
     torch.testing.assert_close(made.images, began.images)
 
 
+@pytest.mark.parametrize(("kept", "given"), [(0.1, 0.07), (0.01, 0.0)], ids=["tenth", "hundredth"])
+def test_tokens_in_any_order_are_put_where_they_stand_by_a_few_entries_of_both_embeddings(
+    kept: float, given: float
+) -> None:
+    """Of 16 places hardly any has an entry of its own left: none at a hundredth."""
+    config = MICRO | {"patch_size": 8}
+    scenario = Scenario.parse({"model": config, "defences": [f"prune:kept={kept}"]})
+    model, pictures = build_vit(scenario.network), select_for(scenario)
+    exchange = scenario.exchange([pictures.load(pictures.entries[0])], model=model)
+    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
+    known = sent_of(exchange.upload, scenario, model).known()
+    rows = known[names.POSITION_EMBEDDING].rows
+    assert float((rows > 0).sum()) / 1024 <= given
+    slopes = (
+        PickedResiduals(model, exchange.private.labels, known, scenario.threat).factors(true).at_tokens[0, 1:].double()
+    )
+    generator = torch.Generator().manual_seed(0)
+    stands = torch.randperm(16, generator=generator)
+    found = Stated(
+        (true @ space.basis.mT + entrance.shifts(space.basis))[stands] - entrance.shifts(space.basis),
+        torch.zeros(0),
+        torch.zeros(0),
+        slopes[stands],
+    )
+    placing = Placing.of(found, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1)
+    places = placing.best([torch.arange(16)], generator, math.inf)
+    assert places.tolist() == stands.tolist()
+    swapped = stands.clone()
+    swapped[[3, 8]] = stands[[8, 3]]
+    assert float(placing._swapped(swapped)[3, 8]) == pytest.approx(placing.cost(stands))
+    assert placing.cost(stands) < placing.cost(swapped)
+
+
 @pytest.mark.parametrize(
     ("residuals", "chosen"), [([5.0, 4.0, 1.0], 1.0), ([1.0], 1.0), ([9.0, 5.0, 7.0], 5.0)], ids=str
 )
@@ -204,9 +239,8 @@ def test_a_picture_is_completed_as_least_squares_of_everything_say() -> None:
     rows, columns = chosen.nonzero().T
     weights = torch.rand(len(rows), generator=generator, dtype=torch.float64) + 0.5
     known = Known(rows, columns, right[rows, columns], weights, dim * values)
-    nothing = Known(rows[:0], columns[:0], weights[:0], weights[:0], 0)
     stated = Stated(along, (half @ half.mT).view(count, rank, count, rank), pull, slopes)
-    made = complete(stated, shown, Prior(mean, root @ root.mT), known, nothing, 0)
+    made = complete(stated, shown, Prior(mean, root @ root.mT), known)
 
     moved = along.flatten() + torch.linalg.solve(half @ half.mT, pull.flatten())  # where the pull ends
     parts, targets = [root.mT], [root.mT @ mean.flatten()]
@@ -218,7 +252,7 @@ def test_a_picture_is_completed_as_least_squares_of_everything_say() -> None:
         parts.append(math.sqrt(weight) * equation.view(1, -1))
         targets.append(math.sqrt(weight) * right[row, column][None])
     least = torch.linalg.lstsq(torch.cat(parts), torch.cat(targets)[:, None]).solution
-    torch.testing.assert_close(made.patches.flatten(), least[:, 0])
+    torch.testing.assert_close(made.flatten(), least[:, 0])
 
 
 def test_tokens_that_are_put_elsewhere_stay_the_same(model: VitClassifier) -> None:

@@ -111,6 +111,11 @@ class Entrance:
         known[places], missing[places] = stated, False
         return fill(AffinePatches(known, right[seen:]), missing, model)
 
+    def shifts(self, shown: Tensor) -> Tensor:
+        """(places, rank) by which patches along directions (rank, values) differ whose token is the same."""
+        inverse: Tensor = torch.linalg.pinv(self.weight @ shown.mT).mT
+        return self.positions @ inverse
+
     def tokens(self, patches: Tensor) -> Tensor:
         """(patches, dim) that patches (patches, values) become in their places, less their means."""
         return centred(patches @ self.weight.mT) + self.shift + self.positions

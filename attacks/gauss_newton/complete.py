@@ -44,34 +44,21 @@ class Stated:
 
     def moved(self, places: Tensor, shown: Tensor, entrance: Entrance) -> "Stated":
         """The same tokens in other places (tokens,): patches (rank, values) make up for the positions there."""
-        positions = entrance.positions
-        inverse = torch.linalg.pinv(entrance.weight @ shown.mT).mT
-        along = self.along + (positions - positions[places]) @ inverse
+        shifts = entrance.shifts(shown)
+        along = self.along + shifts - shifts[places]
         source = places.argsort()
         precision = self.precision[source][:, :, source]
         return Stated(in_place(along, places), precision, self.pull[source], self.slopes[source])
 
 
-@dataclass(frozen=True)
-class Completed:
-    """The most likely picture."""
-
-    patches: Tensor  # (patches, values)
-    cost: float  # minus twice the logarithm of its likelihood, but for a constant
-
-
-def complete(
-    stated: Stated, shown: Tensor, prior: Prior, patch_weight: Known, positions: Known, skipped: int
-) -> Completed:
-    """Fill in what tokens do not show.
+def complete(stated: Stated, shown: Tensor, prior: Prior, patch_weight: Known) -> Tensor:
+    """The most likely (patches, values), in what tokens show and in what they do not.
 
     Args:
         stated: What the network says.
         shown: (rank, values) the directions.
         prior: Of natural pictures.
         patch_weight: Entries of the patch embedding's gradient (dim, values).
-        positions: Entries of the position embedding's gradient (tokens, dim): they cost, and change nothing.
-        skipped: Tokens before those of patches.
     """
     mean, slopes = prior.mean, stated.slopes
     count, values = mean.shape
@@ -88,13 +75,5 @@ def complete(
     precision[:, every, :, every] += of_entries
     right += slopes @ (weights * targets)
     factor = torch.linalg.cholesky(precision.view(count * values, -1))
-    patches = torch.cholesky_solve(right.view(-1, 1), factor).view(count, values)
-    away, moved = patches @ shown.mT - stated.along, patches - mean
-    cost = torch.einsum("ai,aibj,bj->", away, stated.precision, away) - 2 * (stated.pull * away).sum()
-    cost += torch.einsum("av,avbw,bw->", moved, prior.precision.view_as(precision), moved)
-    cost += (weights * (slopes.mT @ patches - targets).square()).sum()
-    at_patches = positions.rows >= skipped
-    rows, columns = positions.rows[at_patches] - skipped, positions.columns[at_patches]
-    off = slopes[rows, columns] - positions.values[at_patches]
-    cost += (positions.precision[at_patches] * off.square()).sum()
-    return Completed(patches, float(cost))
+    solved: Tensor = torch.cholesky_solve(right.view(-1, 1), factor)
+    return solved.view(count, values)

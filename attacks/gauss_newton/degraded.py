@@ -12,9 +12,10 @@ from attacks.base import picture
 from attacks.entries import COARSE, unread
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
-from attacks.gauss_newton.complete import Completed, Stated, complete
+from attacks.gauss_newton.complete import Stated, complete
 from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
 from attacks.gauss_newton.picked import Known, PickedResiduals
+from attacks.gauss_newton.placing import Placing
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace, Prior
@@ -32,6 +33,7 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 CHUNK = 252  # directions that are differentiated at a time: of few tokens more are faster
+SEARCHED = 0.9  # of the seconds: the others are for the order of tokens
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 SCALED: frozenset[Mark] = frozenset({"scaled"})
 EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
@@ -63,9 +65,9 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     Where a search does not arrive, another starts near by. Where none does, the picture that they began with is the
     answer.
 
-    Where the position embedding's gradient is pruned, the network takes tokens as a set. They are put where patches are
-    most natural, if what is left of both embeddings' gradients agrees more with that. Then the slopes at the tokens are
-    known, and what tokens do not show of a patch follows from the patch embedding's gradient (``complete``).
+    Where the position embedding's gradient is pruned, the network takes tokens as a set, and what is left of both
+    embeddings' gradients tells their order (``placing``). Then the slopes at the tokens are known, and what tokens do
+    not show of a patch follows from the patch embedding's gradient (``complete``).
 
     ``residual`` is in units of the noise that is told: about 1 where the picture explains the upload.
     """
@@ -109,7 +111,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     def _one(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
-        until = time.thread_time() + self.options.seconds
+        began = time.thread_time()
         (seen,) = PatchEmbeddingDegraded().reconstruct([upload], model, threat, generator=generator)
         if is_clean(upload, threat):
             return seen
@@ -126,10 +128,12 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         ]
         if not compared[0][0].count:
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
-        found = self._nearest(compared, space, start, until, generator)
+        found = self._nearest(compared, space, start, began + SEARCHED * self.options.seconds, generator)
         images = seen.images
         if found.residual < EXPLAINED:
-            images = picture(_completed(found, space, prior, entrance, known, model).patches, model)
+            until = began + self.options.seconds
+            stated, patch_weight = found.placed(space, entrance, known, model, generator, until)
+            images = picture(complete(stated, space.basis, prior, patch_weight), model)
         diagnostics = {
             "residual": found.residual,
             "entries": float(found.residuals.count),
@@ -198,19 +202,25 @@ class _Found:
     residuals: PickedResiduals  # that it compared in the end
     residual: float  # their root mean square there
 
-
-def _completed(
-    found: _Found, space: OpenSpace, prior: Prior, entrance: Entrance, known: Mapping[str, Known], model: VitClassifier
-) -> Completed:
-    """The whole picture, with its tokens where they were found or where they are most natural."""
-    patches = space.patches(found.minimum.point)[0]
-    slopes = found.residuals.factors(patches).at_tokens[0, model.prefix_tokens :]
-    stated = Stated.of(space, found.minimum.point, found.minimum.gram, slopes)
-    unscaled = 1 / found.residuals.scale(patches)
-    embeddings = known[names.PATCH_WEIGHT].scaled(unscaled), known[names.POSITION_EMBEDDING].scaled(unscaled)
-    tried = [complete(stated, space.basis, prior, *embeddings, model.prefix_tokens)]
-    if known[names.POSITION_EMBEDDING].values.any():  # of signs all places have theirs
-        natural = entrance.by_prior(entrance.tokens(patches), model)
-        moved = stated.moved(natural, space.basis, entrance)
-        tried.append(complete(moved, space.basis, prior, *embeddings, model.prefix_tokens))
-    return min(tried, key=lambda made: made.cost)
+    def placed(
+        self,
+        space: OpenSpace,
+        entrance: Entrance,
+        known: Mapping[str, Known],
+        model: VitClassifier,
+        generator: torch.Generator,
+        until: float,
+    ) -> tuple[Stated, Known]:
+        """Its tokens where both embeddings' gradients put them, and the patch embedding's gradient, unscaled."""
+        patches = space.patches(self.minimum.point)[0]
+        slopes = self.residuals.factors(patches).at_tokens[0, model.prefix_tokens :]
+        stated = Stated.of(space, self.minimum.point, self.minimum.gram, slopes)
+        unscaled = 1 / self.residuals.scale(patches)
+        patch_weight, positions = (
+            known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
+        )
+        if positions.values.any():  # of signs all places have theirs
+            placing = Placing.of(stated, space, entrance, patch_weight, positions, model.prefix_tokens)
+            starts = torch.arange(len(patches)).to(slopes.device), entrance.by_prior(entrance.tokens(patches), model)
+            stated = stated.moved(placing.best(starts, generator, until), space.basis, entrance)
+        return stated, patch_weight

@@ -1,0 +1,134 @@
+"""Which token stands where, by what is left of both embeddings' gradients.
+
+The network takes tokens as a set: where the position embedding's gradient is pruned, a search finds them all and not
+their order. The patch embedding's gradient is a sum over tokens of slope times patch. The patch behind a token depends
+on its place, because another position embedding was added to it there. So the entries that are left tell the order, and
+where they are few, natural pictures tell the rest.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.first_mlp.places import Entrance
+from attacks.gauss_newton.complete import Stated
+from attacks.gauss_newton.picked import Known
+from attacks.gauss_newton.space import OpenSpace
+
+UNSURE = 3e-3  # of what a search found, and of the entries that follow from it
+MOST = 2000  # entries of the patch embedding, the largest: all pairs are kept
+TRIES = 300  # orders that are drawn: swaps lead from some of them to the best, seldom from one that is given
+SETTLED = 1e-9  # of the cost: what rounding makes of a swap that gains nothing
+
+
+@dataclass(frozen=True)
+class Placing:
+    """How likely orders are: minus twice the logarithm is a sum over tokens and pairs of them, up to a constant.
+
+    Attributes:
+        alone: (tokens, places), what a token costs in each place.
+        together: (tokens * places, tokens * places), what two add to that, and each with itself.
+    """
+
+    alone: Tensor
+    together: Tensor
+
+    @staticmethod
+    def of(
+        found: Stated, space: OpenSpace, entrance: Entrance, patch_weight: Known, positions: Known, skipped: int
+    ) -> "Placing":
+        """Of the tokens of a search.
+
+        Args:
+            found: In any order.
+            space: What tokens show of pictures, and how natural it is.
+            entrance: Of the model, with natural patches: they fill what tokens do not show.
+            patch_weight: Entries of the patch embedding's gradient (dim, values).
+            positions: Entries of the position embedding's gradient (tokens, dim).
+            skipped: Tokens before those of patches.
+        """
+        slopes, entries = found.slopes, patch_weight.largest(MOST)
+        shown, mean, covariance = space.basis, entrance.prior.mean, entrance.prior.covariance
+        shifts = entrance.shifts(shown)
+        along = (found.along + shifts)[:, None] - shifts
+        by_shown = covariance @ shown.mT
+        filling = torch.linalg.solve(shown @ by_shown, by_shown.mT)
+        patches = mean + (along - shown @ mean) @ filling
+        unseen = covariance - by_shown @ filling + UNSURE**2 * found.along.square().mean() * shown.mT @ shown
+        rows, columns = entries.rows, entries.columns
+        apart = (slopes.mT @ slopes)[rows][:, rows] * unseen[columns][:, columns]
+        apart.diagonal().add_(1 / entries.precision + UNSURE**2 * entries.values.square().mean())
+        root = torch.linalg.cholesky(apart)
+        made = _whitened(root, (slopes[:, None, rows] * patches[:, :, columns]).flatten(0, 1))
+        stated = _whitened(root, entries.values[None])[0]
+        natural = _natural(along - space.natural @ shown.mT, space.root)
+        alone = _off(slopes, positions, skipped) - 2 * (made @ stated).view(along.shape[:2])
+        return Placing(alone, made @ made.mT + natural @ natural.mT)
+
+    def cost(self, places: Tensor) -> float:
+        """Of an order (tokens,) of places."""
+        here = self._indices(places).diagonal()
+        return float(self.alone.flatten()[here].sum() + self.together[here][:, here].sum())
+
+    def best(self, starts: Sequence[Tensor], generator: torch.Generator, until: float) -> Tensor:
+        """The likeliest order that swaps lead to, from these and from drawn ones until ``time.thread_time()``."""
+        found = min((self.settled(start) for start in starts), key=self.cost)
+        for _ in range(TRIES):
+            if time.thread_time() > until:
+                break
+            drawn = torch.randperm(len(found), generator=generator).to(found.device)
+            found = min(found, self.settled(drawn), key=self.cost)
+        return found
+
+    def settled(self, places: Tensor) -> Tensor:
+        """The order that swaps of two tokens lead to, each the one that gains most."""
+        places, cost = places.clone(), self.cost(places)
+        while True:
+            swapped = self._swapped(places)
+            pair = divmod(int(swapped.argmin()), len(places))
+            if not float(swapped[pair]) < cost - SETTLED * abs(cost):
+                return places
+            places[list(pair)] = places[list(pair[::-1])]
+            cost = self.cost(places)
+
+    def _swapped(self, places: Tensor) -> Tensor:
+        """(tokens, tokens) costs after each swap: of two tokens that leave their places and take the other's."""
+        there = self._indices(places)
+        here = there.diagonal()
+        slope = self.alone.flatten() + 2 * self.together[here].sum(dim=0)
+        terms = (1, there), (1, there.mT), (-1, here[:, None]), (-1, here[None])
+        costs = torch.full_like(self.alone, self.cost(places))
+        for sign, index in terms:
+            costs += sign * slope[index]
+            for other, following in terms:
+                costs += sign * other * self.together[index, following]
+        return costs.fill_diagonal_(torch.inf)
+
+    def _indices(self, places: Tensor) -> Tensor:
+        """(tokens, tokens), among all tokens in all places, of each token in the place of each."""
+        count = len(places)
+        return count * torch.arange(count, device=places.device)[:, None] + places
+
+
+def _whitened(root: Tensor, rows: Tensor) -> Tensor:
+    """Rows (rows, values) in units of a covariance with a lower factor (values, values)."""
+    solved: Tensor = torch.linalg.solve_triangular(root, rows.mT, upper=False)
+    return solved.mT
+
+
+def _natural(away: Tensor, root: Tensor) -> Tensor:
+    """(tokens * places, unknowns) of tokens that are (tokens, places, rank) away from the mean of their places."""
+    solved = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=True)
+    return torch.einsum("upi,tpi->tpu", solved.view(len(root), *away.shape[1:]), away).flatten(0, 1)
+
+
+def _off(slopes: Tensor, positions: Known, skipped: int) -> Tensor:
+    """(tokens, places): how far slopes are from the entries that are left of a place's gradient."""
+    at_patches = positions.rows >= skipped
+    places, columns = positions.rows[at_patches] - skipped, positions.columns[at_patches]
+    variance = 1 / positions.precision[at_patches] + UNSURE**2 * slopes.square().mean()
+    apart = (slopes[:, columns] - positions.values[at_patches]).square() / variance
+    return torch.zeros(len(slopes), len(slopes)).to(slopes).index_add_(1, places, apart)
