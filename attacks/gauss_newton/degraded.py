@@ -45,7 +45,10 @@ class NetworkDegradedOptions(Config):
     starts: int = Field(2, ge=1, description="searches at most: where one does not arrive, another with noise")
     steps: int = Field(150, ge=1, description="Jacobians of one search at most")
     seconds: float = Field(
-        300.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no step is begun"
+        300.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="of work of one core, the last tenth for the order of tokens, after which no step is begun",
     )
     most_unknowns: int = Field(3200, ge=1, description="unknowns at most; memory and time of a Jacobian grow with them")
 
