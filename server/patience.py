@@ -12,7 +12,8 @@ TIMES = 10.0  # as long as others take, or as rounds took, that a client may tak
 LEAST = 300.0  # seconds, whatever others take
 UNKNOWN = 86400.0  # seconds that a first round may take: clients may wait for a core
 START = 3600.0  # seconds for clients to come and say who they are, however short rounds are
-POLL = 1.0
+SHORTEST, LONGEST = 0.01, 1.0  # seconds between two looks for replies
+SHARE = 0.1  # of the time that passed until a look, before the next one: how much later a reply may be seen
 AT_ONCE = 8  # replies that are fetched together: so many are in memory at most
 
 
@@ -88,7 +89,8 @@ class PatientGrid:
                     limit = min(deadline, max(LEAST, TIMES * (self._clock() - began)))
                 yield reply
             if waiting:
-                self._sleep(POLL)
+                passed = self._clock() - began
+                self._sleep(max(0.0, min(LONGEST, max(SHORTEST, SHARE * passed), limit - passed)))
 
     def _arrived(self, waiting: Iterable[str]) -> Iterator[Message]:
         names = sorted(waiting)

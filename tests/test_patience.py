@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Message
 
 from fedmjp.errors import FederationError, QuorumError
-from server.patience import AT_ONCE, LEAST, UNKNOWN, Patience, PatientGrid
+from server.patience import AT_ONCE, LEAST, LONGEST, SHARE, SHORTEST, TIMES, UNKNOWN, Patience, PatientGrid
 from server.roster import Roster
 
 
@@ -31,6 +31,12 @@ class Timed:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
+    @staticmethod
+    def seen(due: float) -> Any:
+        """When an answer that is due then may be seen: at the next look."""
+        late = min(LONGEST, max(SHORTEST, SHARE * due))
+        return pytest.approx(due + late / 2, abs=late / 2 + 1e-6)
+
     def play(self, timeout: float = UNKNOWN) -> tuple[int, float]:
         """How many answered, and when the server stopped waiting."""
         grid = PatientGrid(self, hurried=True, clock=lambda: self.now, sleep=self.sleep)  # type: ignore[arg-type]
@@ -39,14 +45,33 @@ class Timed:
 
 
 def test_all_are_waited_for_where_all_answer() -> None:
-    assert Timed(1, 2, 3, 4).play() == (4, 4)
+    assert Timed(1, 2, 3, 4).play() == (4, Timed.seen(4))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.3, 5.0, 60.0, 2000.0])
+def test_an_answer_is_seen_soon_and_not_looked_for_all_the_time(seconds: float) -> None:
+    looked = 0
+
+    class Counting(Timed):
+        def pull_messages(self, waiting: Iterable[str]) -> Iterable[Any]:
+            nonlocal looked
+            looked += 1
+            return super().pull_messages(waiting)
+
+    assert Counting(seconds).play() == (1, Timed.seen(seconds) if seconds else 0.0)
+    assert looked <= 60 + seconds
 
 
 @pytest.mark.parametrize(
-    ("answers", "until"), [((5.0, 7.0, None), LEAST), ((50.0, 70.0, None), 700.0), ((100.0, None), 1000.0)]
+    ("answers", "half", "until"),
+    [((5.0, 7.0, None), 7.0, LEAST), ((50.0, 70.0, None), 70.0, None), ((100.0, None), 100.0, None)],
 )
-def test_one_that_hangs_is_bounded_in_the_first_round(answers: tuple[float | None, ...], until: float) -> None:
-    assert Timed(*answers).play() == (len(answers) - 1, until)
+def test_one_that_hangs_is_bounded_in_the_first_round(
+    answers: tuple[float | None, ...], half: float, until: float | None
+) -> None:
+    answered, ended = Timed(*answers).play()
+    assert answered == len(answers) - 1
+    assert ended / TIMES == Timed.seen(half) if until is None else ended == pytest.approx(until)
 
 
 def test_answers_are_handed_on_as_they_come_and_a_few_at_a_time() -> None:
@@ -61,20 +86,21 @@ def test_answers_are_handed_on_as_they_come_and_a_few_at_a_time() -> None:
     timed = Counting(*seconds)
     grid = PatientGrid(timed, hurried=False, clock=lambda: timed.now, sleep=timed.sleep)  # type: ignore[arg-type]
     messages: Any = range(len(seconds))
-    assert [timed.now for _ in grid.send_and_receive(messages)] == seconds
+    seen = [timed.now for _ in grid.send_and_receive(messages)]
+    assert seen == [Timed.seen(due) if due else 0.0 for due in seconds]
     assert max(fetched) == AT_ONCE
 
 
 def test_one_that_is_slow_is_waited_for() -> None:
-    assert Timed(50.0, 60.0, 499.0).play() == (3, 499.0)
+    assert Timed(50.0, 60.0, 499.0).play() == (3, Timed.seen(499.0))
 
 
 def test_errors_at_once_hurry_nobody() -> None:
-    assert Timed(0, 0, 900.0, 1000.0, errors=(0, 1)).play() == (4, 1000.0)
+    assert Timed(0, 0, 900.0, 1000.0, errors=(0, 1)).play() == (4, Timed.seen(1000.0))
 
 
 def test_a_stated_time_is_the_whole_time() -> None:
-    assert Timed(50.0, None, None).play(timeout=80) == (1, 80)
+    assert Timed(50.0, None, None).play(timeout=80) == (1, pytest.approx(80.0))
 
 
 def test_rounds_that_were_played_say_how_long_the_next_one_may_take() -> None:
