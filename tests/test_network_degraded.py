@@ -91,7 +91,12 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     residuals = PickedResiduals(model, exchange.private.labels, stage.entries, scenario.threat)
     assert residuals.count == pytest.approx(2 * len(start), rel=0.15)
     start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
-    minimum = NetworkDegraded()._minimum(residuals, space, start, stage.steps, math.inf)
+    attack, told = NetworkDegraded(), []
+    attack.on_progress = lambda done, total, loss: told.append((done, total))
+    minimum = attack._minimum(residuals, space, start, stage.steps, math.inf)
+    assert told == [(done, stage.steps) for done in range(1, len(told) + 1)]
+    attack._minimum(residuals, space, start, stage.steps, time.thread_time())
+    assert told[-1] == (1, 1), "there is no time for a second step"
     ended, tokens = (entrance.tokens(space.patches(point)[0]) for point in (minimum.point, start))
     error, before = ((made - entrance.tokens(true)).norm() for made in (ended, tokens))
     assert error < before / 100
@@ -220,8 +225,8 @@ def test_the_directions_that_are_shown_vary_as_whole_pictures_do(model: VitClass
     prior, shown = Prior.of(model), shown_directions(Entrance.of(model))
     space = OpenSpace.of_shown(shown, prior)
     root = torch.linalg.cholesky(torch.linalg.inv(prior.precision))
-    drawn = torch.randn(4000, len(root), generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ root.mT
-    along = (drawn.view(4000, *prior.mean.shape) @ shown.mT).flatten(1)
+    drawn = torch.randn(2000, len(root), generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ root.mT
+    along = (drawn.view(2000, *prior.mean.shape) @ shown.mT).flatten(1)
     measured, stated = along.mT @ along / len(along), space.root @ space.root.mT
     torch.testing.assert_close(measured.diagonal(), stated.diagonal(), rtol=0.15, atol=0)
 

@@ -1,5 +1,6 @@
 """The network's equations where defences degraded the entries of gradients."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -181,10 +182,15 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float
     ) -> Minimum:
         """The most likely picture near a start."""
-        eye = torch.eye(len(start), device=start.device)
+        eye, began = torch.eye(len(start), device=start.device), time.thread_time()
 
         def likelihood(unknowns: Tensor) -> Tensor:
             return residuals(space.patches(unknowns)[0])
+
+        def tell(step: int, cost: float) -> None:
+            now = time.thread_time()
+            within = step * (max(now, until) - began) / (now - began)  # steps in all, as long as there is time
+            self.on_progress(step, math.ceil(min(steps, within)), cost)
 
         return minimise(
             lambda unknowns: torch.cat([likelihood(unknowns), unknowns]),
@@ -193,7 +199,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns, CHUNK), eye], dim=1),
             enough=float(len(start)),
             until=until,
-            on_step=lambda step, cost: self.on_progress(step, steps, cost),
+            on_step=tell,
         )
 
 

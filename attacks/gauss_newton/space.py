@@ -7,6 +7,7 @@ each, and the most natural picture is u = 0.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,11 +45,10 @@ class OpenSpace:
     @staticmethod
     def of_shown(shown: Tensor, prior: "Prior") -> "OpenSpace":
         """The space of some directions (rank, values) of every patch, whatever stands in the others."""
-        mean, covariance = prior.mean, torch.linalg.inv(prior.precision)
-        apart = covariance.view(*mean.shape, *mean.shape)
+        apart = prior.covariance.view(*prior.mean.shape, *prior.mean.shape)
         along = torch.einsum("iv,avbw,jw->aibj", shown, apart, shown).flatten(2).flatten(0, 1)
         root = torch.linalg.cholesky(along.flip(0, 1)).flip(0, 1)  # an upper factor, as above
-        return OpenSpace(mean, shown, root)
+        return OpenSpace(prior.mean, shown, root)
 
     def patches(self, unknowns: Tensor) -> Tensor:
         """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
@@ -74,12 +74,30 @@ class Prior:
 
     @staticmethod
     def of(model: Entrance) -> "Prior":
-        """In the network's input space."""
+        """In the network's input space. The last one is kept: it takes seconds, and the next picture has the same."""
+        normalised = torch.cat([model.mean.flatten(), model.std.flatten()])
+        kind = (model.image_size, model.patch_size, normalised.device, *normalised.tolist())
+        if kind not in _LAST:
+            _LAST.clear()
+            _LAST[kind] = Prior._written_out(model)
+        return _LAST[kind]
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """The inverse of the precision."""
+        inverse: Tensor = torch.linalg.inv(self.precision)
+        return inverse
+
+    @staticmethod
+    def _written_out(model: Entrance) -> "Prior":
         mean = NaturalPictures.for_model(model).mean.double().repeat_interleave(model.patch_size**2)
         values = torch.eye(len(mean)).to(mean)
         precision = _precision(AffinePatches(mean.expand(model.grid**2, -1), values), model)
         precision.diagonal().add_(LEAST * precision.diagonal().max())
         return Prior(mean.expand(model.grid**2, -1), precision)
+
+
+_LAST: dict[tuple[object, ...], Prior] = {}
 
 
 def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
