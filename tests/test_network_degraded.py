@@ -10,12 +10,13 @@ from torch import Tensor
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.complete import Stated, complete
-from attacks.gauss_newton.degraded import NetworkDegraded, _Found
-from attacks.gauss_newton.levenberg import Minimum, minimise
+from attacks.gauss_newton.degraded import NetworkDegraded
+from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
+from attacks.gauss_newton.ordered import Found, Ordered, Ordering
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.placing import Placing
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import Sent, stages
+from attacks.gauss_newton.stages import Sent, Stage, stages
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
@@ -182,13 +183,38 @@ def test_tokens_in_any_order_are_put_where_they_stand_by_a_few_entries_of_both_e
         torch.zeros(0),
         slopes[stands],
     )
-    placing = Placing.of(found, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1)
+    sure = torch.zeros(len(space.basis), len(space.basis), dtype=torch.float64)
+    placing = Placing.of(found, sure, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1)
     places = placing.best([torch.arange(16)], generator, math.inf)
     assert places.tolist() == stands.tolist()
     swapped = stands.clone()
     swapped[[3, 8]] = stands[[8, 3]]
     assert float(placing._swapped(swapped)[3, 8]) == pytest.approx(placing.cost(stands))
     assert placing.cost(stands) < placing.cost(swapped)
+
+
+def test_of_tokens_that_are_found_roughly_the_order_is_seen_by_who_knows_how_roughly() -> None:
+    scenario = Scenario.parse({"model": MICRO | {"patch_size": 8}, "defences": ["quantise:bits=4"]})
+    model, pictures = build_vit(scenario.network), select_for(scenario)
+    exchange = scenario.exchange([pictures.load(pictures.entries[0])], model=model)
+    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
+    known = sent_of(exchange.upload, scenario, model).known()
+    residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
+    slopes = residuals.factors(true).at_tokens[0, 1:].double()
+    generator, error = torch.Generator().manual_seed(0), 0.2
+    along = true @ space.basis.mT
+    rough = along + error * torch.randn(along.shape, generator=generator, dtype=torch.float64)
+    found, stand = Stated(rough, torch.zeros(0), torch.zeros(0), slopes), torch.arange(16)
+    likelier = []
+    for told in (0.0, error):
+        unsure = told**2 * torch.eye(len(space.basis), dtype=torch.float64)
+        placing = Placing.of(
+            found, unsure, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1
+        )
+        others = [placing.settled(torch.randperm(16, generator=generator)) for _ in range(20)]
+        likelier.append(sum(placing.cost(other) < placing.cost(stand) - 1 for other in others))
+    assert likelier[0] > likelier[1] == 0, "orders that seem likelier than the truth"
 
 
 @pytest.mark.parametrize(
@@ -199,17 +225,56 @@ def test_searches_start_again_until_one_arrives(
 ) -> None:
     starts, ends = [], iter(residuals)
 
-    def search(self: NetworkDegraded, compared: object, space: object, start: Tensor, until: float) -> _Found:
+    def search(self: NetworkDegraded, compared: object, ordering: Ordering, start: Tensor, until: float) -> Found:
         starts.append(start)
-        return _Found(Minimum(start, 0.0, start[:, None], 1), compared, next(ends))
+        return Found(Minimum(start, 0.0, start[:, None], 1), ordering.space, compared, next(ends))
 
     monkeypatch.setattr(NetworkDegraded, "_search", search)
     begin, generator = torch.zeros(4, dtype=torch.float64), torch.Generator().manual_seed(0)
-    found = NetworkDegraded({"starts": 3})._nearest([], None, begin, math.inf, generator)
+    ordering = Ordering(None, None, {}, None, generator)
+    found = NetworkDegraded({"starts": 3})._nearest([], ordering, begin, math.inf)
     assert found.residual == chosen
     assert len(starts) == len(residuals)
     assert torch.equal(starts[0], begin)
     assert all(0.1 < float(start.std()) < 1 for start in starts[1:])
+
+
+@pytest.mark.parametrize(
+    ("costs", "moved", "ended"),
+    [([9.0, 5.0, 4.0], [True, True, False], 4.0), ([9.0, 5.0, 6.0], [True, True], 5.0), ([9.0], [False], 9.0)],
+    ids=["until-in-order", "until-nothing-is-gained", "in-order"],
+)
+def test_a_search_goes_on_from_its_tokens_in_their_order(
+    costs: list[float], moved: list[bool], ended: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, asked = iter(costs), iter(moved)
+    starts = []
+
+    def search(self: NetworkDegraded, residuals: object, space: object, start: Tensor, *_: object) -> Found:
+        starts.append(float(start))
+        return Found(Minimum(start, next(found), start, 2), space, residuals, 1.0)
+
+    monkeypatch.setattr(NetworkDegraded, "_found", search)
+    monkeypatch.setattr(Ordering, "of", lambda *_: Ordered(None, None, next(asked)))
+    monkeypatch.setattr(Ordering, "unknowns", lambda *_: torch.tensor(7.0))
+    ordering = Ordering(None, None, {}, None, torch.Generator())
+    made = NetworkDegraded()._settled(None, ordering, torch.tensor(3.0), Stage({}, 5), math.inf)
+    assert made.minimum.cost == ended
+    assert starts == [3.0, *[7.0] * (len(costs) - 1)]
+    assert next(asked, None) is None
+
+
+def test_without_places_patches_are_alike_and_independent() -> None:
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(5, 2, generator=generator, dtype=torch.float64))[0].mT
+    root = torch.randn(6, 6, generator=generator, dtype=torch.float64).triu() + 3 * torch.eye(6, dtype=torch.float64)
+    space = OpenSpace(torch.randn(3, 5, generator=generator, dtype=torch.float64), basis, root)
+    drawn = torch.randn(50_000, 6, generator=generator, dtype=torch.float64)
+    of_one = ((space.patches(drawn.flatten()) - space.natural) @ basis.mT).flatten(0, 1)
+    stated = torch.block_diag(*[of_one.mT @ of_one / len(of_one)] * 3)
+    alike = ((space.alike.patches(drawn.flatten()) - space.natural) @ basis.mT).flatten(1)
+    torch.testing.assert_close(alike.mT @ alike / len(alike), stated, rtol=0.05, atol=0.5)
+    torch.testing.assert_close(space.alike.unknowns(space.alike.patches(drawn[:4].flatten())), drawn[:4].flatten())
 
 
 def test_a_pruned_tensor_states_what_was_kept_and_one_of_zeros_nothing(model: VitClassifier) -> None:
@@ -311,6 +376,6 @@ def test_an_upload_of_zeros_is_refused(model: VitClassifier) -> None:
 def test_a_search_begins_no_second_step_after_its_time() -> None:
     ended = minimise(
         lambda point: torch.cat([point.exp(), (point - 3).square()]), torch.zeros(3).double(), steps=30,
-        until=time.thread_time(),
+        ends=Ends(until=time.thread_time()),
     )  # fmt: skip
     assert ended.steps == 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks.base import picture
 from attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
 from attacks.gauss_newton.factors import Factored
-from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
+from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
 from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace
@@ -147,7 +147,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
             start,
             steps=steps,
             slopes=slopes,
-            enough=ENOUGH,
+            ends=Ends(enough=ENOUGH),
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
 

@@ -12,7 +12,7 @@ from attacks.base import picture
 from attacks.first_mlp.places import Entrance
 from attacks.first_mlp.tokens import EMBEDDINGS
 from attacks.gauss_newton.factors import Factored
-from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
+from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
 from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace
@@ -150,7 +150,7 @@ class BodyNewton(OneByOne[VitClassifier]):
             start,
             steps=steps,
             slopes=slopes,
-            enough=1.0,
+            ends=Ends(enough=1.0),
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
 

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import torch
 from pydantic import Field
@@ -13,14 +12,14 @@ from attacks.base import picture
 from attacks.entries import COARSE, unread
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
-from attacks.gauss_newton.complete import Stated, complete
-from attacks.gauss_newton.levenberg import Minimum, jacobian, minimise
-from attacks.gauss_newton.picked import Known, PickedResiduals
-from attacks.gauss_newton.placing import Placing
+from attacks.gauss_newton.complete import complete
+from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
+from attacks.gauss_newton.ordered import Found, Ordering
+from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import NOISE, Sent, stages
+from attacks.gauss_newton.stages import NOISE, Sent, Stage, stages
 from attacks.labels import labels_of
 from attacks.one_by_one import OneByOne
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, is_clean
@@ -37,7 +36,7 @@ CHUNK = 252  # directions that are differentiated at a time: of few tokens more 
 SEARCHED = 0.9  # of the seconds: the others are for the order of tokens
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 SCALED: frozenset[Mark] = frozenset({"scaled"})
-EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
+FINE = 0.05  # of the gains that count elsewhere: most of the cost is noise
 
 
 class NetworkDegradedOptions(Config):
@@ -69,9 +68,9 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     Where a search does not arrive, another starts near by. Where none does, the picture that they began with is the
     answer.
 
-    Where the position embedding's gradient is pruned, the network takes tokens as a set, and what is left of both
-    embeddings' gradients tells their order (``placing``). Then the slopes at the tokens are known, and what tokens do
-    not show of a patch follows from the patch embedding's gradient (``complete``).
+    The network takes tokens as a set, so that a search can find them and not where they stand. What is left of both
+    embeddings' gradients tells their order (``placing``), and the search goes on from there. Then the slopes at the
+    tokens are known, and what tokens do not show of a patch follows from the patch embedding's gradient (``complete``).
 
     ``residual`` is in units of the noise that is told: about 1 where the picture explains the upload.
     """
@@ -127,17 +126,17 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         sent = Sent.of(upload, self.tensors(model), threat, model)
         known = sent.known()
         compared = [
-            (PickedResiduals(model, label, stage.entries, threat), stage.steps)
+            (PickedResiduals(model, label, stage.entries, threat), stage)
             for stage in stages(sent, known, len(start), self.options.steps, generator)
         ]
         if not compared[0][0].count:
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
-        found = self._nearest(compared, space, start, began + SEARCHED * self.options.seconds, generator)
+        ordering = Ordering(space, entrance, known, model, generator)
+        found = self._nearest(compared, ordering, start, began + SEARCHED * self.options.seconds)
         images = seen.images
-        if found.residual < EXPLAINED:
-            until = began + self.options.seconds
-            stated, patch_weight = found.placed(space, entrance, known, model, generator, until)
-            images = picture(complete(stated, space.basis, prior, patch_weight), model)
+        if found.arrived:
+            ordered = ordering.of(found, began + self.options.seconds)
+            images = picture(complete(ordered.stated, space.basis, prior, ordered.patch_weight), model)
         diagnostics = {
             "residual": found.residual,
             "entries": float(found.residuals.count),
@@ -146,37 +145,54 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         return Reconstruction(images, {**diagnostics, "steps": float(found.minimum.steps)})
 
     def _nearest(
-        self,
-        compared: Sequence[tuple[PickedResiduals, int]],
-        space: OpenSpace,
-        start: Tensor,
-        until: float,
-        generator: torch.Generator,
-    ) -> "_Found":
+        self, compared: Sequence[tuple[PickedResiduals, Stage]], ordering: Ordering, start: Tensor, until: float
+    ) -> Found:
         """Of several searches the first that arrives, or the one that comes nearest."""
-        found = self._search(compared, space, start, until)
+        found = self._search(compared, ordering, start, until)
         for _ in range(self.options.starts - 1):
-            if found.residual < EXPLAINED or time.thread_time() > until:
+            if found.arrived or time.thread_time() > until:
                 break
-            noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start.device)
-            further = self._search(compared, space, start + RESTART * noise, until)
+            noise = torch.randn(len(start), generator=ordering.generator, dtype=start.dtype).to(start.device)
+            further = self._search(compared, ordering, start + RESTART * noise, until)
             found = min((found, further), key=lambda made: made.residual)
         return found
 
     def _search(
-        self, compared: Sequence[tuple[PickedResiduals, int]], space: OpenSpace, start: Tensor, until: float
-    ) -> "_Found":
+        self, compared: Sequence[tuple[PickedResiduals, Stage]], ordering: Ordering, start: Tensor, until: float
+    ) -> Found:
         """Stage by stage, each from where the last one ended, while there is time."""
-        (residuals, steps), *later = compared
-        minimum = self._minimum(residuals, space, start, steps, until)
-        for following, steps in later:
+        (residuals, stage), *later = compared
+        found = self._settled(residuals, ordering, start, stage, until)
+        for residuals, stage in later:
             if time.thread_time() > until:
                 break
-            residuals, taken = following, minimum.steps
-            minimum = self._minimum(residuals, space, minimum.point, steps, until)
-            minimum = replace(minimum, steps=minimum.steps + taken)
+            following = self._settled(residuals, ordering, ordering.start(found, until), stage, until)
+            found = following.after(found.minimum.steps)
+        return found
+
+    def _settled(
+        self, residuals: PickedResiduals, ordering: Ordering, start: Tensor, stage: Stage, until: float
+    ) -> Found:
+        """A search, and others from its tokens in their order, until they stand in it or nothing is gained."""
+        if not stage.placed:
+            alike = ordering.space.alike
+            start = alike.unknowns(ordering.space.patches(start))
+            return self._found(residuals, alike, start, stage.steps, until)
+        found = self._found(residuals, ordering.space, start, stage.steps, until)
+        while found.arrived and time.thread_time() < until:
+            ordered = ordering.of(found, until)
+            if not ordered.moved:
+                break
+            further = self._found(residuals, ordering.space, ordering.unknowns(ordered), stage.steps, until)
+            if not further.minimum.cost < found.minimum.cost:
+                break
+            found = further.after(found.minimum.steps)
+        return found
+
+    def _found(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float) -> Found:
+        minimum = self._minimum(residuals, space, start, steps, until)
         left = residuals(space.patches(minimum.point)[0])
-        return _Found(minimum, residuals, float(left.square().mean().sqrt()))
+        return Found(minimum, space, residuals, float(left.square().mean().sqrt()))
 
     def _minimum(
         self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float
@@ -197,39 +213,6 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             start,
             steps=steps,
             slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns, CHUNK), eye], dim=1),
-            enough=float(len(start)),
-            until=until,
+            ends=Ends(float(len(start)), FINE, until),
             on_step=tell,
         )
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Where a search ended."""
-
-    minimum: Minimum
-    residuals: PickedResiduals  # that it compared in the end
-    residual: float  # their root mean square there
-
-    def placed(
-        self,
-        space: OpenSpace,
-        entrance: Entrance,
-        known: Mapping[str, Known],
-        model: VitClassifier,
-        generator: torch.Generator,
-        until: float,
-    ) -> tuple[Stated, Known]:
-        """Its tokens where both embeddings' gradients put them, and the patch embedding's gradient, unscaled."""
-        patches = space.patches(self.minimum.point)[0]
-        slopes = self.residuals.factors(patches).at_tokens[0, model.prefix_tokens :]
-        stated = Stated.of(space, self.minimum.point, self.minimum.gram, slopes)
-        unscaled = 1 / self.residuals.scale(patches)
-        patch_weight, positions = (
-            known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
-        )
-        if positions.values.any():  # of signs all places have theirs
-            placing = Placing.of(stated, space, entrance, patch_weight, positions, model.prefix_tokens)
-            starts = torch.arange(len(patches)).to(slopes.device), entrance.by_prior(entrance.tokens(patches), model)
-            stated = stated.moved(placing.best(starts, generator, until), space.basis, entrance)
-        return stated, patch_weight

@@ -43,14 +43,31 @@ class Minimum:
     steps: int
 
 
+@dataclass(frozen=True)
+class Ends:
+    """When a search ends before all of its steps are done.
+
+    Attributes:
+        enough: Cost at which no further Jacobian is worth its while.
+        fine: Share of the usual gains that still counts: below 1 where most of the cost is noise.
+        until: Of ``time.thread_time()``, after which no step but the first is begun.
+    """
+
+    enough: float = 0.0
+    fine: float = 1.0
+    until: float = math.inf
+
+
+ENDS = Ends()
+
+
 def minimise(
     residuals: Function,
     start: Tensor,
     *,
     steps: int,
     slopes: Function | None = None,
-    enough: float = 0.0,
-    until: float = math.inf,
+    ends: Ends = ENDS,
     on_step: Callable[[int, float], None] = lambda *_: None,
 ) -> Minimum:
     """Search from ``start`` until nothing is gained.
@@ -60,25 +77,24 @@ def minimise(
         start: (unknowns,) float64.
         steps: Jacobians at most.
         slopes: The Jacobian, as ``jacobian`` has it, where there is a cheaper way to it.
-        enough: Cost at which the search ends, because no Jacobian is worth its while.
-        until: Of ``time.thread_time()``, after which no step but the first is begun.
+        ends: When to end before.
         on_step: Called with the number of steps done and the cost.
     """
     point, here = start, residuals(start)
-    cost, damping, slow, taken = float(here @ here), FIRST_DAMPING, 0, 0
+    cost, damping, patience, taken = float(here @ here), FIRST_DAMPING, PATIENCE, 0
     if not len(start):
         return Minimum(start, cost, start[:, None], 0)
     for taken in range(1, steps + 1):
         path = _Path.at(residuals, point, here, slopes(point) if slopes else jacobian(residuals, point))
-        if not path.promised > EXPLAINED * cost:
+        if not path.promised > ends.fine * EXPLAINED * cost:
             break
         best = _search(path, damping, cost)
         if best is None:
             break
-        slow = slow + 1 if best.cost > (1 - SLOW) * cost else 0
+        patience = patience - 1 if best.cost > (1 - ends.fine * SLOW) * cost else PATIENCE
         point, here, cost, damping = best.point, best.residuals, best.cost, best.damping
         on_step(taken, cost)
-        if slow == PATIENCE or cost <= enough or time.thread_time() > until:
+        if not patience or cost <= ends.enough or time.thread_time() > ends.until:
             break
     return Minimum(point, cost, path.gram, taken)
 

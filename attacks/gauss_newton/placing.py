@@ -4,6 +4,9 @@ The network takes tokens as a set: where the position embedding's gradient is pr
 their order. The patch embedding's gradient is a sum over tokens of slope times patch. The patch behind a token depends
 on its place, because another position embedding was added to it there. So the entries that are left tell the order, and
 where they are few, natural pictures tell the rest.
+
+Tokens that were searched in wrong places are where pictures are natural there, not where they stand. How natural they
+are elsewhere says little unless the search was sure of them: it is told how sure.
 """
 
 import time
@@ -18,7 +21,7 @@ from attacks.gauss_newton.complete import Stated
 from attacks.gauss_newton.picked import Known
 from attacks.gauss_newton.space import OpenSpace
 
-UNSURE = 3e-3  # of what a search found, and of the entries that follow from it
+UNSURE = 3e-3  # of what a search found, at least, and of the entries that follow from it
 MOST = 2000  # entries of the patch embedding, the largest: all pairs are kept
 TRIES = 300  # orders that are drawn: swaps lead from some of them to the best, seldom from one that is given
 SETTLED = 1e-9  # of the cost: what rounding makes of a swap that gains nothing
@@ -38,12 +41,19 @@ class Placing:
 
     @staticmethod
     def of(
-        found: Stated, space: OpenSpace, entrance: Entrance, patch_weight: Known, positions: Known, skipped: int
+        found: Stated,
+        unsure: Tensor,
+        space: OpenSpace,
+        entrance: Entrance,
+        patch_weight: Known,
+        positions: Known,
+        skipped: int,
     ) -> "Placing":
         """Of the tokens of a search.
 
         Args:
             found: In any order.
+            unsure: (rank, rank) covariance of what the search says of one token.
             space: What tokens show of pictures, and how natural it is.
             entrance: Of the model, with natural patches: they fill what tokens do not show.
             patch_weight: Entries of the patch embedding's gradient (dim, values).
@@ -57,14 +67,15 @@ class Placing:
         by_shown = covariance @ shown.mT
         filling = torch.linalg.solve(shown @ by_shown, by_shown.mT)
         patches = mean + (along - shown @ mean) @ filling
-        unseen = covariance - by_shown @ filling + UNSURE**2 * found.along.square().mean() * shown.mT @ shown
+        unsure = unsure + UNSURE**2 * found.along.square().mean() * torch.eye(len(unsure)).to(unsure)
+        unseen = covariance - by_shown @ filling + filling.mT @ unsure @ filling
         rows, columns = entries.rows, entries.columns
         apart = (slopes.mT @ slopes)[rows][:, rows] * unseen[columns][:, columns]
         apart.diagonal().add_(1 / entries.precision + UNSURE**2 * entries.values.square().mean())
         root = torch.linalg.cholesky(apart)
         made = _whitened(root, (slopes[:, None, rows] * patches[:, :, columns]).flatten(0, 1))
         stated = _whitened(root, entries.values[None])[0]
-        natural = _natural(along - space.natural @ shown.mT, space.root)
+        natural = _natural(along - space.natural @ shown.mT, unsure, space.root)
         alone = _off(slopes, positions, skipped) - 2 * (made @ stated).view(along.shape[:2])
         return Placing(alone, made @ made.mT + natural @ natural.mT)
 
@@ -119,10 +130,12 @@ def _whitened(root: Tensor, rows: Tensor) -> Tensor:
     return solved.mT
 
 
-def _natural(away: Tensor, root: Tensor) -> Tensor:
+def _natural(away: Tensor, unsure: Tensor, root: Tensor) -> Tensor:
     """(tokens * places, unknowns) of tokens that are (tokens, places, rank) away from the mean of their places."""
-    solved = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=True)
-    return torch.einsum("upi,tpi->tpu", solved.view(len(root), *away.shape[1:]), away).flatten(0, 1)
+    every = torch.eye(away.shape[1]).to(away)
+    lower = torch.linalg.cholesky(root @ root.mT + torch.kron(every, unsure))
+    solved = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
+    return torch.einsum("upi,tpi->tpu", solved.view(len(lower), *away.shape[1:]), away).flatten(0, 1)
 
 
 def _off(slopes: Tensor, positions: Known, skipped: int) -> Tensor:

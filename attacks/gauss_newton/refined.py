@@ -14,7 +14,7 @@ from torch.func import jvp, vmap
 
 from attacks.first_mlp.equations import ROUNDED, Equations
 from attacks.first_mlp.search import TRUE
-from attacks.gauss_newton.levenberg import minimise
+from attacks.gauss_newton.levenberg import Ends, minimise
 
 STEPS = 15
 CHUNK = 64  # directions that are differentiated at a time
@@ -46,7 +46,7 @@ class Places:
             ]
             return torch.cat(parts)
 
-        ended = minimise(function, along.flatten(), steps=STEPS, slopes=slopes, enough=float(len(along)))
+        ended = minimise(function, along.flatten(), steps=STEPS, slopes=slopes, ends=Ends(enough=float(len(along))))
         return ended.point.view_as(along)
 
     def _behind(self, along: Tensor) -> Tensor:

@@ -50,6 +50,15 @@ class OpenSpace:
         root = torch.linalg.cholesky(along.flip(0, 1)).flip(0, 1)  # an upper factor, as above
         return OpenSpace(prior.mean, shown, root)
 
+    @property
+    def alike(self) -> "OpenSpace":
+        """The same patches, each independent of the others and as natural in one place as in another."""
+        count, rank = len(self.natural), len(self.basis)
+        covariance = (self.root @ self.root.mT).view(count, rank, count, rank)
+        of_one = torch.einsum("aiaj->ij", covariance) / count
+        root = torch.linalg.cholesky(of_one.flip(0, 1)).flip(0, 1).contiguous()
+        return OpenSpace(self.natural, self.basis, torch.kron(torch.eye(count).to(root), root))
+
     def patches(self, unknowns: Tensor) -> Tensor:
         """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
         if not len(self.basis):

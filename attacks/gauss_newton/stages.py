@@ -9,12 +9,13 @@ from torch import Tensor
 
 from attacks.gauss_newton.picked import Known, Sides
 from fedmjp.defences.base import Mark
+from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
-FEW, MANY = 400, 4096  # entries of a tensor that noise is on: in a search, and at its end
-REFINED = 3  # Jacobians with many
+FEW, SOME, MANY = 400, 1600, 4096  # entries of a tensor that noise is on: at the beginning of a search, and later
+REFINED = 12  # Jacobians at most with more than few
 ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors together. With more a search gets stuck.
 NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
 # Of the mean magnitude: where a candidate's entry may still be on the other side. In so many Jacobians each.
@@ -23,10 +24,18 @@ WIDTHS, PER_WIDTH, SIDES = (0.5, 0.1, 0.03, 0.01, 0.003), 6, 1600
 
 @dataclass(frozen=True)
 class Stage:
-    """Entries by tensor, and the Jacobians of a search with them at most."""
+    """A search of several.
+
+    Attributes:
+        entries: By tensor.
+        steps: Jacobians at most.
+        placed: Whether tokens have places. Without, all patches are as natural everywhere, so that a token is found
+            wherever it is, and none stands between another and its place.
+    """
 
     entries: Mapping[str, Known | Sides]
     steps: int
+    placed: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,18 @@ def stages(
         for width in WIDTHS:
             yield Stage(sent.sides(width, generator), PER_WIDTH)
     elif sent.threat.marks & NOISE:
-        yield Stage({name: entries.some(FEW, generator) for name, entries in known.items()}, steps)
-        yield Stage({name: entries.some(MANY, generator) for name, entries in known.items()}, REFINED)
+        few, some, many = (
+            {name: entries.some(most, generator) for name, entries in known.items()} for most in (FEW, SOME, MANY)
+        )
+        yield Stage(_anywhere(few), steps, placed=False)
+        yield Stage(_anywhere(some), REFINED, placed=False)
+        yield Stage(some, REFINED)
+        yield Stage(many, REFINED)
     else:
         share = ENOUGH * unknowns / sum(entries.of for entries in known.values())
         yield Stage({name: entries.largest(math.ceil(share * entries.of)) for name, entries in known.items()}, steps)
+
+
+def _anywhere(entries: Mapping[str, Known]) -> dict[str, Known]:
+    """Those that do not tell where a token stands."""
+    return {name: each for name, each in entries.items() if name != names.POSITION_EMBEDDING}

@@ -1,0 +1,115 @@
+"""What a search found, its tokens put where they stand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.first_mlp.places import Entrance
+from attacks.gauss_newton.complete import Stated
+from attacks.gauss_newton.levenberg import Minimum
+from attacks.gauss_newton.picked import Known, PickedResiduals
+from attacks.gauss_newton.placing import Placing
+from attacks.gauss_newton.space import OpenSpace
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+
+EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a search ended."""
+
+    minimum: Minimum
+    space: OpenSpace  # that was searched
+    residuals: PickedResiduals  # that it compared
+    residual: float  # their root mean square there
+
+    @property
+    def arrived(self) -> bool:
+        """Whether it explains the upload."""
+        return self.residual < EXPLAINED
+
+    def after(self, steps: int) -> "Found":
+        """The same after so many steps of other searches."""
+        return replace(self, minimum=replace(self.minimum, steps=self.minimum.steps + steps))
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Tokens in an order.
+
+    Attributes:
+        stated: Of patches in that order.
+        patch_weight: The patch embedding's gradient as clients had it before they scaled it.
+        moved: Whether a token stands elsewhere than where it was found.
+    """
+
+    stated: Stated
+    patch_weight: Known
+    moved: bool
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Puts the tokens of searches for one upload in order.
+
+    Attributes:
+        space: That is searched.
+        entrance: Of the model.
+        known: Entries of both embeddings' gradients.
+        model: With the weights of the upload.
+        generator: Draws orders to begin with.
+    """
+
+    space: OpenSpace
+    entrance: Entrance
+    known: Mapping[str, Known]
+    model: VitClassifier
+    generator: torch.Generator
+
+    def of(self, found: Found, until: float) -> Ordered:
+        """What was found, in the likeliest order; of signs, which leave no entry of a place, as it was found.
+
+        Orders are drawn until ``until``, of ``time.thread_time()``.
+        """
+        minimum, patches = found.minimum, found.space.patches(found.minimum.point)[0]
+        slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
+        stated = Stated.of(found.space, minimum.point, minimum.gram, slopes)
+        unscaled = 1 / found.residuals.scale(patches)
+        patch_weight, positions = (
+            self.known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
+        )
+        if not positions.values.any():
+            return Ordered(stated, patch_weight, moved=False)
+        unsure = _unsure(found)
+        placing = Placing.of(
+            stated, unsure, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens
+        )
+        here = torch.arange(len(patches), device=slopes.device)
+        natural = self.entrance.by_prior(self.entrance.tokens(patches), self.model)
+        places = placing.best((here, natural), self.generator, until)
+        moved = stated.moved(places, self.space.basis, self.entrance)
+        return Ordered(moved, patch_weight, moved=not torch.equal(places, here))
+
+    def unknowns(self, ordered: Ordered) -> Tensor:
+        """Of tokens in their order, in the space of whole pictures."""
+        return self.space.unknowns((ordered.stated.along @ self.space.basis)[None])
+
+    def start(self, found: Found, until: float) -> Tensor:
+        """Unknowns from which the next search begins: where the last one ended, its tokens in order if it arrived."""
+        if found.space is self.space:
+            return found.minimum.point
+        if found.arrived:
+            return self.unknowns(self.of(found, until))
+        return self.space.unknowns(found.space.patches(found.minimum.point))
+
+
+def _unsure(found: Found) -> Tensor:
+    """(rank, rank): how far off what a search says of a token may be, on average over tokens."""
+    covariance = torch.cholesky_inverse(torch.linalg.cholesky(found.minimum.gram))
+    root, count, rank = found.space.root, len(found.space.natural), len(found.space.basis)
+    tokens = (root @ covariance @ root.mT).view(count, rank, count, rank)
+    return torch.einsum("aiaj->ij", tokens) / count
