@@ -109,7 +109,8 @@ class Ordering:
 
 def _unsure(found: Found) -> Tensor:
     """(rank, rank): how far off what a search says of a token may be, on average over tokens."""
-    covariance = torch.cholesky_inverse(torch.linalg.cholesky(found.minimum.gram))
+    strengths, axes = torch.linalg.eigh(found.minimum.gram)
+    covariance = (axes / strengths.clamp(min=1.0)) @ axes.mT  # the prior's is 1: rounding makes less of it
     root, count, rank = found.space.root, len(found.space.natural), len(found.space.basis)
     tokens = (root @ covariance @ root.mT).view(count, rank, count, rank)
     return torch.einsum("aiaj->ij", tokens) / count
