@@ -74,7 +74,7 @@ def test_at_the_picture_what_is_left_is_as_large_as_noise(
 def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(model: VitClassifier) -> None:
     scenario, exchange = exchanged("gaussian:noise=0.01", model)
     found = []
-    for attack in (PatchEmbeddingDegraded(), NetworkDegraded()):
+    for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"seconds": 8})):
         generator = torch.Generator().manual_seed(0)
         (made,) = attack.reconstruct([exchange.upload], model, scenario.threat, generator=generator)
         found.append(float(metric("psnr").function(made.images, exchange.private.clean)))
