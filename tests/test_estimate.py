@@ -2,14 +2,31 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from benchmarks.campaign.file import read_campaign
+from benchmarks.campaign.prepare import prepare
 from benchmarks.running import tries
 from benchmarks.running.estimate import _at_size, _in_order, _probe
-from benchmarks.running.kinds_of_work import Nature, Work
-from benchmarks.running.tries import StoppedError, Tried, stopped_after
+from benchmarks.running.kinds_of_work import Nature, Work, kinds_of_work
+from benchmarks.running.tries import Scoring, StoppedError, Tried, stopped_after
+
+UNDOES = """\
+name: undoes
+title: An attack that has nothing to undo in the twin of a defence
+data: {source: bundled, pictures: 2}
+image_size: 64
+patch_size: 8
+metrics: [psnr]
+grids:
+  - models: [deit_micro]
+    defences: [{name: quantise, bits: 4}]
+    settings: [a]
+    attacks: [patch_embedding_degraded]
+"""
 
 
 def work(name: str, size: int, nature: Nature = Nature.SOLVING, count: int = 1) -> Work:
@@ -42,6 +59,18 @@ def test_an_attack_that_was_not_tried_has_the_seconds_that_it_is_allowed(other: 
     tried = {work(other, 1, Nature.ITERATING): Tried(20.0)}
     asked = replace(work("search", 1, Nature.ITERATING, count=6), allowed=150.0)
     assert _probe(asked, None, tried).total == 6 * seconds
+
+
+def test_an_attack_is_tried_on_what_it_undoes_and_costs_nothing_of_that_in_the_twin(tmp_path: Path) -> None:
+    path = tmp_path / "undoes.yaml"
+    path.write_text(UNDOES)
+    work = kinds_of_work(prepare(read_campaign(path, []), device="cpu", arithmetic="float32", command=""), Scoring())
+    defended, twin = [one for one in _in_order(work) if "patch_embedding_degraded" in one.what]
+    assert "quantise" in defended.what
+    assert "quantise" not in twin.what
+    assert _probe(defended, None, {twin: Tried(1.0)}).seconds == 1.0, "nothing nearer is known"
+    allowed = replace(defended, allowed=150.0)
+    assert _probe(allowed, None, {twin: Tried(0.0)}).seconds == 150.0
 
 
 def wait_within_two_limits() -> None:

@@ -141,7 +141,7 @@ def _attacks(kinds: Sequence[_Kind], selection: Selection, scoring: Scoring) -> 
     for kind in kinds:
         for tried in dict.fromkeys(trial.attack for trial in kind.trials):
             scenario = kind.scenario
-            marks = (scenario.gradient_of, scenario.uploads_per_picture, _shape(scenario))
+            marks = (_defended(scenario), scenario.gradient_of, scenario.uploads_per_picture, _shape(scenario))
             key: tuple[Hashable, ...] = (_network(kind.experiment.arm), tried.label, *marks)
             groups[key].append(kind)
             tried_in[key] = tried
@@ -154,7 +154,8 @@ def _attacks(kinds: Sequence[_Kind], selection: Selection, scoring: Scoring) -> 
         alone = kind.experiment.model_copy(update={"attacks": (tried,)})
         measure = _calling(try_attack, alone, selection, kind.batches(tried), scoring)
         several = f", {scenario.uploads_per_picture} uploads" if scenario.uploads_per_picture > 1 else ""
-        what, like = f"{scenario.label}: {tried.label}{several}", (tried.name, network, tried.label)
+        what, about = f"{scenario.label}: {tried.label}{several}", (tried.name, _defended(scenario))
+        like = (about, network, tried.label)
         attack = tried.made()
         nature = Nature.ITERATING if attack.optimises else Nature.SOLVING
         allowed = getattr(attack.options, "seconds", None)
@@ -180,6 +181,11 @@ def _galleries(kinds: Sequence[_Kind], selection: Selection) -> list[Work]:
 def _network(arm: ModelConfig) -> str:
     """Without seed and weights, which change no time."""
     return arm.model_copy(update={"seed": 0, "weights": None}).model_dump_json()
+
+
+def _defended(scenario: Scenario) -> bool:
+    """Whether there is anything that an attack could undo: in a defence's twin there is not, and it ends at once."""
+    return bool(scenario.pipeline.made)
 
 
 def _shape(scenario: Scenario) -> Hashable:
