@@ -1,9 +1,7 @@
 """A client that has several GPUs: a process for each trains its part of every batch."""
 
 import multiprocessing
-import os
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from flwr.app import RecordDict
 
+from fedmjp.children import end_with_parent
 from fedmjp.scenario import Scenario
 from fedmjp.training.together import ALONE, Together, joined
 
@@ -60,15 +59,8 @@ def helped(local: "LocalTraining", asked: RecordDict, processes: int) -> Iterato
 
 
 def _help(local: "LocalTraining", asked: RecordDict, together: Together, meeting: str) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()  # also in the middle of waiting for the others
     if local.scenario.device == "cuda":
         torch.cuda.set_device(together.number)
     with joined(together, local.scenario.device, meeting):
         local.help(asked, together)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)  # also in the middle of waiting for the others

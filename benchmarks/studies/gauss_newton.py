@@ -12,10 +12,9 @@ wrong if a certified picture, its masked patches under the best assignment, is b
 import resource
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -29,6 +28,7 @@ from attacks import ATTACKS
 from attacks.held_out import seen_before
 from benchmarks.leaderboard.statistics import share
 from benchmarks.scripts import Pictures, keep_table
+from fedmjp.children import workers
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source, select
@@ -110,7 +110,7 @@ def main(
         sizes = {**zoo_model(model).model, "weights": Checkpoint.of(model)}
     options = {"starts": starts, "most_unknowns": most_unknowns}
     rows: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with workers(processes) as pool:
         work = [
             pool.submit(_attacked, case, batch, number)
             for case in [_case(text, model, sizes, device, options) for text in cases.split(",")]

@@ -10,8 +10,7 @@ A row per picture, or per refusal, with its reason.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from benchmarks.plan.experiment import AttackConfig
 from benchmarks.scripts import Pictures, keep_table, unseen
 from benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
 from fedmjp import facade, provenance
+from fedmjp.children import workers
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, BadInputError
@@ -57,7 +57,7 @@ def main(
     weights = {run: weights_of(runs, data, run) for run in asked_runs(seeds, partitions, defences)}
     written = rows_by_weights(output, about)
     finished = {run: written[trained.sha256] for run, trained in weights.items() if trained.sha256 in written}
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with workers(processes) as pool:
         work = {
             pool.submit(attacked, data, run, trained, pictures, view, battery.searched): run
             for run, trained in weights.items()
