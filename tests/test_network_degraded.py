@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacks.entries import Entries
 from attacks.first_mlp.places import Entrance
+from attacks.gauss_newton.beliefs import believed
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.complete import Stated, complete
-from attacks.gauss_newton.degraded import NetworkDegraded
+from attacks.gauss_newton.degraded import NetworkDegraded, Search
 from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
 from attacks.gauss_newton.ordered import Found, Ordered, Ordering
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.placing import Placing
+from attacks.gauss_newton.sides import AT_A_TIME, Sides, search
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import Sent, Stage, stages
+from attacks.gauss_newton.stages import Sent, stages
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
@@ -73,8 +76,9 @@ def test_at_the_picture_what_is_left_is_as_large_as_noise(
 
 def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(model: VitClassifier) -> None:
     scenario, exchange = exchanged("gaussian:noise=0.01", model)
+    Prior.of(model)  # takes seconds, which are not the search's
     found = []
-    for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"seconds": 8})):
+    for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"seconds": 12})):
         generator = torch.Generator().manual_seed(0)
         (made,) = attack.reconstruct([exchange.upload], model, scenario.threat, generator=generator)
         found.append(float(metric("psnr").function(made.images, exchange.private.clean)))
@@ -103,31 +107,72 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     assert error < before / 100
 
 
-def test_signs_are_those_of_the_picture_and_the_sharper_the_more_they_say(model: VitClassifier) -> None:
-    losses: dict[str, list[tuple[float, ...]]] = {}
-    for update in ("gradient", "delta"):
-        scenario, exchange = exchanged("sign", model, update=update)
-        sent, generator = sent_of(exchange.upload, scenario, model), torch.Generator().manual_seed(0)
-        known = sent.known()
-        assert not any(entries.values.any() for entries in known.values())  # zeros are known: nothing else is
-        clean = exchange.private.clean
-        for stage in stages(sent, known, 252, 40, generator):
-            residuals = PickedResiduals(model, exchange.private.labels, stage.entries, scenario.threat)
-            tried = (patches_of(image, model) for image in (clean, clean.flip(-1)))
-            losses.setdefault(update, []).append(tuple(float(residuals(one).square().mean()) for one in tried))
-    of_true, of_other = zip(*losses["gradient"], strict=True)
-    assert list(of_true) == sorted(of_true, reverse=True)
-    assert of_true[-1] < 0.1 < 10 < of_other[-1]
-    assert losses["delta"][0] == pytest.approx(losses["gradient"][0], rel=0.05)
+def sides_of(exchange: Exchange, scenario: Scenario, model: VitClassifier) -> Sides:
+    residuals = PickedResiduals(model, exchange.private.labels, {}, scenario.threat)
+    return Sides.of(sent_of(exchange.upload, scenario, model).gradients(), residuals)
 
 
-def test_signs_do_not_tell_how_an_update_was_scaled(model: VitClassifier) -> None:
-    scenario, exchange = exchanged("clip+sign", model)
-    (first, *_) = stages(sent_of(exchange.upload, scenario, model), {}, 252, 40, torch.Generator().manual_seed(0))
-    residuals = PickedResiduals(model, exchange.private.labels, first.entries, scenario.threat)
-    patches = patches_of(exchange.private.clean, model)
-    assert residuals.scale(patches) == 1
-    assert residuals(patches).isfinite().all()
+@pytest.mark.parametrize("update", ["gradient", "delta"])
+def test_a_picture_is_on_the_sides_of_zero_that_its_upload_has(update: str, model: VitClassifier) -> None:
+    scenario, exchange = exchanged("sign", model, update=update)
+    sides, true = sides_of(exchange, scenario, model), patches_of(exchange.private.clean, model)
+    margins = torch.cat([each.flatten() for each in sides.margins(true).values()])
+    assert sides.wrong(true) == int((margins < 0).sum()) < 1e-3 * sides.count
+    assert margins.mean() == pytest.approx(1, abs=1e-3)
+    losses = [float(sides.loss(true, width)) / sides.count for width in (1.0, 0.1, 0.01)]
+    assert losses == sorted(losses, reverse=True)
+    other = float(sides.loss(patches_of(exchange.private.clean.flip(-1), model), 0.01)) / sides.count
+    assert losses[-1] < 0.1 < 10 < other
+
+
+def test_no_candidate_is_nearer_to_signs_for_larger_gradients(model: VitClassifier) -> None:
+    true = {}
+    for defences in ("sign", "clip:norm=0.01+sign"):
+        scenario, exchange = exchanged(defences, model)
+        true[defences] = sides_of(exchange, scenario, model).margins(patches_of(exchange.private.clean, model))
+    for name, margins in true["sign"].items():
+        torch.testing.assert_close(margins, true["clip:norm=0.01+sign"][name], msg=name, atol=1e-5, rtol=0)
+
+
+def test_signs_of_which_a_candidate_is_sure_are_not_looked_at(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("sign", model)
+    sides, other = sides_of(exchange, scenario, model), patches_of(exchange.private.clean.flip(-1), model)
+    near, margins = sides.nearest(other, 1000), sides.margins(other)
+    assert sum(len(known.rows) for known in near.values()) == pytest.approx(1000, abs=2)
+    chosen = [margins[name].view(len(margins[name]), -1)[known.rows, known.columns] for name, known in near.items()]
+    told = torch.cat([each[sides.signs[name] != 0] for name, each in margins.items()])
+    torch.testing.assert_close(torch.cat(chosen).sort().values[:1000], told.sort().values[:1000])
+    assert not set(sides.anywhere.signs) ^ set(sides.signs) - {names.POSITION_EMBEDDING}
+
+
+def test_a_search_by_sides_ends_where_most_are_right(model: VitClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attacks.gauss_newton.sides.STEPS", 4 * AT_A_TIME)
+    scenario, exchange = exchanged("sign", model)
+    sides, true = sides_of(exchange, scenario, model), patches_of(exchange.private.clean, model)
+    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    start = space.unknowns(true[None])
+    start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
+
+    def wrong(point: Tensor) -> float:
+        return sides.wrong(space.patches(point)[0]) / sides.count
+
+    told: list[tuple[int, int]] = []
+    found = search(sides, space, start, (0.03, 0.01), math.inf, lambda done, total, _: told.append((done, total)))
+    assert told == [(AT_A_TIME * turn, 8 * AT_A_TIME) for turn in range(1, 9)]
+    assert found.steps == 8 * AT_A_TIME
+    assert wrong(found.point) < wrong(start) / 4
+    assert torch.linalg.eigvalsh(found.gram).min() > 1 - 1e-6, "no entry makes less known"
+    hurried = search(sides, space, start, (0.03, 0.01), time.thread_time(), lambda *_: None)
+    assert hurried.steps == 2 * AT_A_TIME, "each width has its first steps"
+    assert wrong(hurried.point) < wrong(start)
+
+
+def test_signs_are_read_as_what_normal_entries_are_on_average(model: VitClassifier) -> None:
+    scenario, _ = exchanged("sign", model)
+    drawn = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    known = Known.read(drawn.sign() * drawn.abs().mean(), scenario.threat)
+    assert float(known.values.abs().mean()) == pytest.approx(math.sqrt(2 / math.pi), rel=0.02)
+    assert float((drawn - known.values).square().mean() * known.precision.mean()) == pytest.approx(1, rel=0.05)
 
 
 def test_no_candidate_is_scaled_by_less_than_nothing(model: VitClassifier) -> None:
@@ -225,11 +270,11 @@ def test_searches_start_again_until_one_arrives(
 ) -> None:
     starts, ends = [], iter(residuals)
 
-    def search(self: NetworkDegraded, compared: object, ordering: Ordering, start: Tensor, until: float) -> Found:
+    def again(self: NetworkDegraded, compared: object, ordering: Ordering, start: Tensor, until: float) -> Found:
         starts.append(start)
-        return Found(Minimum(start, 0.0, start[:, None], 1), ordering.space, compared, next(ends))
+        return Found(Minimum(start, 0.0, start[:, None], 1), ordering.space, compared, 1, next(ends))
 
-    monkeypatch.setattr(NetworkDegraded, "_search", search)
+    monkeypatch.setattr(NetworkDegraded, "_search", again)
     begin, generator = torch.zeros(4, dtype=torch.float64), torch.Generator().manual_seed(0)
     ordering = Ordering(None, None, {}, None, generator)
     found = NetworkDegraded({"starts": 3})._nearest([], ordering, begin, math.inf)
@@ -250,18 +295,33 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
     found, asked = iter(costs), iter(moved)
     starts = []
 
-    def search(self: NetworkDegraded, residuals: object, space: object, start: Tensor, *_: object) -> Found:
+    def find(space: OpenSpace, start: Tensor) -> Found:
         starts.append(float(start))
-        return Found(Minimum(start, next(found), start, 2), space, residuals, 1.0)
+        return Found(Minimum(start, next(found), start, 2), space, None, 1, 1.0)
 
-    monkeypatch.setattr(NetworkDegraded, "_found", search)
     monkeypatch.setattr(Ordering, "of", lambda *_: Ordered(None, None, next(asked)))
     monkeypatch.setattr(Ordering, "unknowns", lambda *_: torch.tensor(7.0))
     ordering = Ordering(None, None, {}, None, torch.Generator())
-    made = NetworkDegraded()._settled(None, ordering, torch.tensor(3.0), Stage({}, 5), math.inf)
+    made = NetworkDegraded()._settled(Search(find, placed=True), ordering, torch.tensor(3.0), math.inf)
     assert made.minimum.cost == ended
     assert starts == [3.0, *[7.0] * (len(costs) - 1)]
     assert next(asked, None) is None
+
+
+def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def settled(self: NetworkDegraded, search: float, ordering: Ordering, start: Tensor, until: float) -> Found:
+        tried.append(search)
+        gram = torch.diag(torch.tensor([1.0, 1.0 + search]).double())
+        return Found(Minimum(start, 1.0, gram, 1), ordering.space, None, 1, 1.0)
+
+    monkeypatch.setattr(NetworkDegraded, "_settled", settled)
+    monkeypatch.setattr(Ordering, "start", lambda _, found, until: found.minimum.point)
+    ordering = Ordering(None, None, {}, None, torch.Generator())
+    found = NetworkDegraded()._search([1.0, 1e-4, 1.0], ordering, torch.zeros(2), math.inf)
+    assert tried == [1.0, 1e-4]
+    assert found.minimum.steps == 2
 
 
 def test_without_places_patches_are_alike_and_independent() -> None:
@@ -308,9 +368,10 @@ def test_a_picture_is_completed_as_least_squares_of_everything_say() -> None:
     pull, chosen = drawn(count, rank), torch.rand(dim, values, generator=generator) < 0.5
     rows, columns = chosen.nonzero().T
     weights = torch.rand(len(rows), generator=generator, dtype=torch.float64) + 0.5
-    known = Known(rows, columns, right[rows, columns], weights, dim * values)
+    variance = torch.full_like(right, 1e12)  # of entries that say nothing
+    variance[rows, columns] = 1 / weights
     stated = Stated(along, (half @ half.mT).view(count, rank, count, rank), pull, slopes)
-    made = complete(stated, shown, Prior(mean, root @ root.mT), known)
+    made = complete(stated, shown, Prior(mean, root @ root.mT), Entries(variance, right, right))
 
     moved = along.flatten() + torch.linalg.solve(half @ half.mT, pull.flatten())  # where the pull ends
     parts, targets = [root.mT], [root.mT @ mean.flatten()]
@@ -323,6 +384,47 @@ def test_a_picture_is_completed_as_least_squares_of_everything_say() -> None:
         targets.append(math.sqrt(weight) * right[row, column][None])
     least = torch.linalg.lstsq(torch.cat(parts), torch.cat(targets)[:, None]).solution
     torch.testing.assert_close(made.flatten(), least[:, 0])
+
+
+def test_a_picture_is_completed_by_bounds_as_by_pictures_that_keep_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    count, values, dim = 2, 2, 3
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    root, slopes, along, shown = (
+        torch.eye(4).double() + 0.3 * drawn(4, 4),
+        drawn(count, dim),
+        drawn(count, 1),
+        drawn(1, values),
+    )
+    true = drawn(count, values)
+    sign = (slopes.mT @ true).sign()
+    zero, endless = torch.zeros_like(sign), torch.full_like(sign, torch.inf)
+    bounds = Entries(zero, torch.where(sign > 0, zero, -endless), torch.where(sign > 0, endless, zero))
+    nothing = torch.zeros(count, 1, count, 1).double()
+    stated = Stated(along, nothing, torch.zeros(count, 1).double(), slopes)
+    made = complete(stated, shown, Prior(zero[:count], root @ root.mT), bounds)
+
+    tried = (drawn(400_000, 4) @ torch.linalg.inv(root)).view(-1, count, values)
+    kept = tried[((slopes.mT @ tried).sign() == sign).flatten(1).all(dim=1)]
+    assert len(kept) > 1000
+    assert float((made - kept.mean(dim=0)).abs().max()) < 0.15 * float(kept.std())
+
+
+def test_what_is_believed_of_unknowns_is_the_mean_of_those_that_keep_bounds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    slopes, at, true = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3, 6), (3,), (3,)))
+    sign = (true @ slopes).sign()
+    zero = torch.zeros_like(sign)
+    bounds = Entries(zero, zero, zero + torch.inf)
+    belief = believed(sign * (at @ slopes), sign * slopes, at, bounds)
+    drawn = torch.randn(400_000, 3, generator=generator, dtype=torch.float64)
+    kept = drawn[(sign * (drawn @ slopes) > 0).all(dim=1)]
+    assert len(kept) > 1000
+    torch.testing.assert_close(belief.mean, kept.mean(dim=0), atol=0.05, rtol=0)
+    torch.testing.assert_close(torch.linalg.inv(belief.precision), kept.mT.cov(), atol=0.1, rtol=0)
 
 
 def test_tokens_that_are_put_elsewhere_stay_the_same(model: VitClassifier) -> None:

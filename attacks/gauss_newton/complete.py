@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.entries import Entries, Observations
 from attacks.first_mlp.places import Entrance, in_place
-from attacks.gauss_newton.picked import Known
 from attacks.gauss_newton.space import OpenSpace, Prior
+
+ROUNDS = 12  # in which bounds are read, at most
+SETTLED = 3e-3  # of what patches are off the mean: what changes less is settled
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class Stated:
         return Stated(in_place(along, places), precision, self.pull[source], self.slopes[source])
 
 
-def complete(stated: Stated, shown: Tensor, prior: Prior, patch_weight: Known) -> Tensor:
-    """The most likely (patches, values), in what tokens show and in what they do not.
+def complete(stated: Stated, shown: Tensor, prior: Prior, patch_weight: Entries) -> Tensor:
+    """What is believed of (patches, values), in what tokens show and in what they do not.
 
     Args:
         stated: What the network says.
@@ -66,14 +69,34 @@ def complete(stated: Stated, shown: Tensor, prior: Prior, patch_weight: Known) -
     right = torch.einsum("avbw,bw->av", precision, mean)
     precision += torch.einsum("iv,aibj,jw->avbw", shown, stated.precision, shown)
     right += (torch.einsum("aibj,bj->ai", stated.precision, stated.along) + stated.pull) @ shown
-    dense = torch.zeros(slopes.shape[1], values).to(mean)
-    weights, targets = dense.clone(), dense.clone()
-    weights[patch_weight.rows, patch_weight.columns] = patch_weight.precision
-    targets[patch_weight.rows, patch_weight.columns] = patch_weight.values
-    of_entries = torch.einsum("ak,kv,bk->vab", slopes, weights, slopes)
-    every = torch.arange(values, device=mean.device)
-    precision[:, every, :, every] += of_entries
-    right += slopes @ (weights * targets)
+    nothing = torch.zeros(slopes.shape[1], values).to(mean)
+    if patch_weight.is_exact:
+        patches, _ = _believed(precision, right, slopes, patch_weight.observed(nothing, nothing))
+        return patches
+    known = Observations(nothing, nothing)
+    patches, factor = _believed(precision, right, slopes, known)
+    for _ in range(ROUNDS):
+        known = patch_weight.observed(slopes.mT @ patches, _spread(factor, slopes), known)
+        before, (patches, factor) = patches, _believed(precision, right, slopes, known)
+        if float((patches - before).norm()) < SETTLED * float((patches - mean).norm()):
+            break
+    return patches
+
+
+def _believed(precision: Tensor, right: Tensor, slopes: Tensor, known: Observations) -> tuple[Tensor, Tensor]:
+    """Patches (patches, values) by observations of what slopes make of them, and a factor of their precision."""
+    count, values = right.shape
+    every = torch.arange(values, device=right.device)
+    precision = precision.clone()
+    precision[:, every, :, every] += torch.einsum("ak,kv,bk->vab", slopes, known.precision, slopes)
+    right = right + slopes @ (known.precision * known.value)
     factor = torch.linalg.cholesky(precision.view(count * values, -1))
-    solved: Tensor = torch.cholesky_solve(right.view(-1, 1), factor)
-    return solved.view(count, values)
+    return torch.cholesky_solve(right.view(-1, 1), factor).view(count, values), factor
+
+
+def _spread(factor: Tensor, slopes: Tensor) -> Tensor:
+    """(dim, values), the variance of what slopes (patches, dim) make of patches."""
+    count, values = len(slopes), len(factor) // len(slopes)
+    every = torch.arange(values, device=factor.device)
+    covariance = torch.cholesky_inverse(factor).view(count, values, count, values)[:, every, :, every]
+    return torch.einsum("ak,vab,bk->kv", slopes, covariance, slopes)

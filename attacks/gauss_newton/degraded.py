@@ -2,7 +2,9 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -18,8 +20,10 @@ from attacks.gauss_newton.ordered import Found, Ordering
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
+from attacks.gauss_newton.sides import NARROW, WIDE, Sides
+from attacks.gauss_newton.sides import search as by_sides
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import NOISE, Sent, Stage, stages
+from attacks.gauss_newton.stages import NOISE, Sent, stages
 from attacks.labels import labels_of
 from attacks.one_by_one import OneByOne
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, is_clean
@@ -36,7 +40,16 @@ CHUNK = 252  # directions that are differentiated at a time: of few tokens more 
 SEARCHED = 0.9  # of the seconds: the others are for the order of tokens
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 SCALED: frozenset[Mark] = frozenset({"scaled"})
+LITTLE = 1e-3  # of the unknowns: where few entries tell less, ten times as many are not worth a search
 FINE = 0.05  # of the gains that count elsewhere: most of the cost is noise
+
+
+@dataclass(frozen=True)
+class Search:
+    """From a start to what it finds; in a space where tokens have places, or where all patches are alike."""
+
+    find: Callable[[OpenSpace, Tensor], Found]
+    placed: bool
 
 
 class NetworkDegradedOptions(Config):
@@ -61,7 +74,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     that their tokens show, from the picture of ``patch_embedding_degraded`` on: entries that are known are compared
     one by one, each in units of its noise, and a prior of natural pictures weighs as much as it says. What was pruned
     is left out. A candidate's gradients are scaled as they fit best, where clients scaled theirs. Of signs its entries
-    are to be on the same sides, of zero and ever less around it (``picked``, ``stages``).
+    are to be on the same sides of zero, by first derivatives (``sides``).
 
     An upload that nothing degraded is given to ``patch_embedding``, as there.
 
@@ -72,7 +85,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     embeddings' gradients tells their order (``placing``), and the search goes on from there. Then the slopes at the
     tokens are known, and what tokens do not show of a patch follows from the patch embedding's gradient (``complete``).
 
-    ``residual`` is in units of the noise that is told: about 1 where the picture explains the upload.
+    ``residual`` is in units of the noise that is told: about 1 where the picture explains the upload; of signs less.
     """
 
     name = "network_degraded"
@@ -125,74 +138,86 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         label = torch.tensor(labels_of(upload, model, threat), device=first.device)
         sent = Sent.of(upload, self.tensors(model), threat, model)
         known = sent.known()
-        compared = [
-            (PickedResiduals(model, label, stage.entries, threat), stage)
-            for stage in stages(sent, known, len(start), self.options.steps, generator)
-        ]
-        if not compared[0][0].count:
+        if not any(len(entries.rows) for name, entries in known.items() if name != names.PATCH_WEIGHT):
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
+        until = began + SEARCHED * self.options.seconds
+        searches: list[Search]
+        if "signs" in threat.marks:
+            sides = Sides.of(sent.gradients(), PickedResiduals(model, label, {}, threat))
+            near = Search(partial(self._by_sides, sides, NARROW, until), placed=True)
+            searches = [Search(partial(self._by_sides, sides.anywhere, WIDE, until), placed=False), near, near]
+        else:
+            searches = [
+                Search(
+                    partial(self._by_entries, PickedResiduals(model, label, stage.entries, threat), stage.steps, until),
+                    stage.placed,
+                )
+                for stage in stages(sent, known, len(start), self.options.steps, generator)
+            ]
         ordering = Ordering(space, entrance, known, model, generator)
-        found = self._nearest(compared, ordering, start, began + SEARCHED * self.options.seconds)
+        found = self._nearest(searches, ordering, start, until)
         images = seen.images
         if found.arrived:
             ordered = ordering.of(found, began + self.options.seconds)
-            images = picture(complete(ordered.stated, space.basis, prior, ordered.patch_weight), model)
+            patch_weight = sent.said_of(names.PATCH_WEIGHT, ordered.unscaled)
+            images = picture(complete(ordered.stated, space.basis, prior, patch_weight), model)
         diagnostics = {
             "residual": found.residual,
-            "entries": float(found.residuals.count),
+            "entries": float(found.count),
             "unknowns": float(len(start)),
         }
         return Reconstruction(images, {**diagnostics, "steps": float(found.minimum.steps)})
 
-    def _nearest(
-        self, compared: Sequence[tuple[PickedResiduals, Stage]], ordering: Ordering, start: Tensor, until: float
+    def _by_entries(
+        self, residuals: PickedResiduals, steps: int, until: float, space: OpenSpace, start: Tensor
     ) -> Found:
+        """By second derivatives, where entries are known but for noise."""
+        minimum = self._minimum(residuals, space, start, steps, until)
+        left = residuals(space.patches(minimum.point)[0])
+        return Found(minimum, space, residuals, residuals.count, float(left.square().mean().sqrt()))
+
+    def _by_sides(self, sides: Sides, widths: Sequence[float], until: float, space: OpenSpace, start: Tensor) -> Found:
+        """By first derivatives, where of entries signs are known."""
+        minimum = by_sides(sides, space, start, widths, until, self.on_progress)
+        return Found(minimum, space, sides.residuals, sides.count, math.sqrt(minimum.cost / sides.count))
+
+    def _nearest(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Found:
         """Of several searches the first that arrives, or the one that comes nearest."""
-        found = self._search(compared, ordering, start, until)
+        found = self._search(searches, ordering, start, until)
         for _ in range(self.options.starts - 1):
             if found.arrived or time.thread_time() > until:
                 break
             noise = torch.randn(len(start), generator=ordering.generator, dtype=start.dtype).to(start.device)
-            further = self._search(compared, ordering, start + RESTART * noise, until)
+            further = self._search(searches, ordering, start + RESTART * noise, until)
             found = min((found, further), key=lambda made: made.residual)
         return found
 
-    def _search(
-        self, compared: Sequence[tuple[PickedResiduals, Stage]], ordering: Ordering, start: Tensor, until: float
-    ) -> Found:
-        """Stage by stage, each from where the last one ended, while there is time."""
-        (residuals, stage), *later = compared
-        found = self._settled(residuals, ordering, start, stage, until)
-        for residuals, stage in later:
-            if time.thread_time() > until:
+    def _search(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Found:
+        """One after the other, each from where the last one ended, while there is time."""
+        first, *later = searches
+        found = self._settled(first, ordering, start, until)
+        for search in later:
+            if time.thread_time() > until or found.learned < LITTLE:
                 break
-            following = self._settled(residuals, ordering, ordering.start(found, until), stage, until)
+            following = self._settled(search, ordering, ordering.start(found, until), until)
             found = following.after(found.minimum.steps)
         return found
 
-    def _settled(
-        self, residuals: PickedResiduals, ordering: Ordering, start: Tensor, stage: Stage, until: float
-    ) -> Found:
+    def _settled(self, search: Search, ordering: Ordering, start: Tensor, until: float) -> Found:
         """A search, and others from its tokens in their order, until they stand in it or nothing is gained."""
-        if not stage.placed:
+        if not search.placed:
             alike = ordering.space.alike
-            start = alike.unknowns(ordering.space.patches(start))
-            return self._found(residuals, alike, start, stage.steps, until)
-        found = self._found(residuals, ordering.space, start, stage.steps, until)
+            return search.find(alike, alike.unknowns(ordering.space.patches(start)))
+        found = search.find(ordering.space, start)
         while found.arrived and time.thread_time() < until:
             ordered = ordering.of(found, until)
             if not ordered.moved:
                 break
-            further = self._found(residuals, ordering.space, ordering.unknowns(ordered), stage.steps, until)
+            further = search.find(ordering.space, ordering.unknowns(ordered))
             if not further.minimum.cost < found.minimum.cost:
                 break
             found = further.after(found.minimum.steps)
         return found
-
-    def _found(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float) -> Found:
-        minimum = self._minimum(residuals, space, start, steps, until)
-        left = residuals(space.patches(minimum.point)[0])
-        return Found(minimum, space, residuals, float(left.square().mean().sqrt()))
 
     def _minimum(
         self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float

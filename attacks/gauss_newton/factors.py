@@ -36,6 +36,14 @@ class Factors:
     outputs: Mapping[str, Tensor]
     at_tokens: Tensor
 
+    def gradient(self, name: str) -> Tensor:
+        """Of the position embedding (tokens, dim), or of a layer's weight (rows, columns) or bias."""
+        if name == names.POSITION_EMBEDDING:
+            return self.at_tokens.sum(dim=0)
+        layer, kind = name.rsplit(".", maxsplit=1)
+        outputs = self.outputs[layer]
+        return outputs.sum(dim=0) if kind == "bias" else outputs.mT @ self.inputs[layer]
+
 
 class Factored:
     """A model that takes patches and gives factors, differentiable forwards."""

@@ -24,13 +24,20 @@ class Found:
 
     minimum: Minimum
     space: OpenSpace  # that was searched
-    residuals: PickedResiduals  # that it compared
+    residuals: PickedResiduals  # that it compared, or what makes the gradients of candidates
+    count: int  # entries that it compared
     residual: float  # their root mean square there
 
     @property
     def arrived(self) -> bool:
         """Whether it explains the upload."""
         return self.residual < EXPLAINED
+
+    @property
+    def learned(self) -> float:
+        """The share of what was not known of the unknowns that entries told."""
+        strengths = torch.linalg.eigvalsh(self.minimum.gram).clamp(min=1.0)  # the prior's is 1
+        return float((1 - 1 / strengths).mean())
 
     def after(self, steps: int) -> "Found":
         """The same after so many steps of other searches."""
@@ -43,12 +50,12 @@ class Ordered:
 
     Attributes:
         stated: Of patches in that order.
-        patch_weight: The patch embedding's gradient as clients had it before they scaled it.
+        unscaled: By what the clients' gradient is larger than what they scaled.
         moved: Whether a token stands elsewhere than where it was found.
     """
 
     stated: Stated
-    patch_weight: Known
+    unscaled: float
     moved: bool
 
 
@@ -71,7 +78,7 @@ class Ordering:
     generator: torch.Generator
 
     def of(self, found: Found, until: float) -> Ordered:
-        """What was found, in the likeliest order; of signs, which leave no entry of a place, as it was found.
+        """What was found, in the likeliest order; as it was found where no entry of a place is left.
 
         Orders are drawn until ``until``, of ``time.thread_time()``.
         """
@@ -83,7 +90,7 @@ class Ordering:
             self.known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
         )
         if not positions.values.any():
-            return Ordered(stated, patch_weight, moved=False)
+            return Ordered(stated, unscaled, moved=False)
         unsure = _unsure(found)
         placing = Placing.of(
             stated, unsure, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens
@@ -92,7 +99,7 @@ class Ordering:
         natural = self.entrance.by_prior(self.entrance.tokens(patches), self.model)
         places = placing.best((here, natural), self.generator, until)
         moved = stated.moved(places, self.space.basis, self.entrance)
-        return Ordered(moved, patch_weight, moved=not torch.equal(places, here))
+        return Ordered(moved, unscaled, moved=not torch.equal(places, here))
 
     def unknowns(self, ordered: Ordered) -> Tensor:
         """Of tokens in their order, in the space of whole pictures."""

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.entries import read_entries
+from attacks.entries import Entries, read_entries
 from attacks.gauss_newton.factors import Factored, Factors
 from attacks.gauss_newton.residuals import compared_layers
 from fedmjp.models import names
@@ -17,7 +16,15 @@ from fedmjp.threat import ThreatModel
 
 COMPUTED = 15 * 2.0**-24  # of a tensor's root mean square: what float32 arithmetic leaves between two gradients
 TRIANGLE = 1 / 24  # of the squared distance of two bounds: the variance between them where the middle is likeliest
+HALF = math.pi / 2 - 1  # of the squared mean: the variance of a normal variable on one side of its mean
 WHOLE = 0.25  # share of a weight's entries from which on its gradient is formed, and entries are not made one by one
+
+
+def said_of(matrix: Tensor, threat: ThreatModel) -> Entries:
+    """What the entries of an uploaded tensor (rows, columns) say of those that arithmetic makes of a candidate."""
+    entries = read_entries(matrix, threat)
+    arithmetic = COMPUTED * matrix[matrix != 0].double().square().mean().sqrt()
+    return replace(entries, variance=entries.variance + arithmetic.square())
 
 
 @dataclass(frozen=True)
@@ -32,15 +39,19 @@ class Known:
 
     @staticmethod
     def read(tensor: Tensor, threat: ThreatModel) -> "Known":
-        """Those that a pipeline leaves of a tensor (rows,) or (rows, columns); none of one that is all zeros."""
+        """Those that a pipeline leaves of a tensor (rows,) or (rows, columns); none of one that is all zeros.
+
+        Of signs, the mean of what normal entries are on that side.
+        """
         matrix = tensor.view(len(tensor), -1)
-        entries = read_entries(matrix, threat)
+        entries = said_of(matrix, threat)
         width = entries.high - entries.low
-        stated = torch.full_like(width, entries.peaked, dtype=torch.bool) | (width == 0)
+        one_sided = width.isinf()
+        stated = torch.full_like(width, entries.peaked, dtype=torch.bool) | (width == 0) | one_sided
         rows, columns = (stated & matrix.any()).nonzero().T
-        arithmetic = COMPUTED * matrix[matrix != 0].double().square().mean().sqrt()
-        variance = entries.variance + TRIANGLE * width.square() + arithmetic.square()
-        values = (entries.low + entries.high) / 2
+        spread = torch.where(one_sided, HALF * matrix.double().square(), TRIANGLE * width.square())
+        variance = entries.variance + spread
+        values = torch.where(one_sided, matrix.double(), (entries.low + entries.high) / 2)
         return Known(rows, columns, values[rows, columns], 1 / variance[rows, columns], matrix.numel())
 
     def some(self, most: int, generator: torch.Generator) -> "Known":
@@ -71,37 +82,10 @@ class Known:
         return Known(self.rows[chosen], self.columns[chosen], self.values[chosen], self.precision[chosen], self.of)
 
 
-@dataclass(frozen=True)
-class Sides:
-    """On which side of zero entries of one tensor are."""
-
-    rows: Tensor  # (entries,) int64
-    columns: Tensor  # (entries,) int64, 0 of a vector
-    signs: Tensor  # (entries,) float64
-    width: float  # of the region around zero in which an entry of a candidate may be on either side
-
-    @staticmethod
-    def read(tensor: Tensor, width: float, most: int, generator: torch.Generator) -> "Sides":
-        """So many at most of signs times their tensor's mean magnitude, drawn alike; of these the width is a share."""
-        matrix = tensor.view(len(tensor), -1)
-        rows, columns = matrix.nonzero().T
-        chosen = torch.randperm(len(rows), generator=generator)[:most].to(rows.device)
-        rows, columns = rows[chosen], columns[chosen]
-        signs, magnitude = matrix[rows, columns].double().sign(), float(matrix.abs().max())
-        return Sides(rows, columns, signs, width * magnitude)
-
-    def apart(self, made: Tensor) -> Tensor:
-        """(entries,) roots of twice the logistic loss of those of a candidate."""
-        wrong = F.softplus(-made * self.signs.to(made.dtype) / self.width)
-        return (2 * wrong + torch.finfo(made.dtype).tiny).sqrt()
-
-
 class PickedResiduals:
     """The residuals of candidates for one picture's upload: called with their patches."""
 
-    def __init__(
-        self, model: VitClassifier, label: Tensor, known: Mapping[str, Known | Sides], threat: ThreatModel
-    ) -> None:
+    def __init__(self, model: VitClassifier, label: Tensor, known: Mapping[str, Known], threat: ThreatModel) -> None:
         """Compare the gradients of layers and of the position embedding.
 
         Args:
@@ -136,26 +120,23 @@ class PickedResiduals:
 
     def _entries(self, patches: Tensor) -> dict[str, Tensor]:
         factors = self.factors(patches)
-        return {name: _made(name, entries, factors) for name, entries in self._known.items()}
+        return {name: made_entries(name, entries, factors) for name, entries in self._known.items()}
 
     def _scale(self, made: Mapping[str, Tensor]) -> Tensor:
         """That which leaves the least squares, and is positive."""
-        known = [(entries, made[name]) for name, entries in self._known.items() if isinstance(entries, Known)]
-        if not (self._scaled and known):
+        if not self._scaled:
             return torch.ones(())
-        with_these, with_itself = torch.stack([entries.overlap(own) for entries, own in known]).sum(dim=0).unbind()
+        overlaps = [entries.overlap(made[name]) for name, entries in self._known.items()]
+        with_these, with_itself = torch.stack(overlaps).sum(dim=0).unbind()
         return (with_these / with_itself).clamp(min=torch.finfo(with_itself.dtype).eps)
 
 
-def _made(name: str, entries: Known | Sides, factors: Factors) -> Tensor:
-    """Entries of a gradient."""
-    if name == names.POSITION_EMBEDDING:
-        return factors.at_tokens[0][entries.rows, entries.columns]
-    layer, kind = name.rsplit(".", maxsplit=1)
+def made_entries(name: str, entries: Known, factors: Factors) -> Tensor:
+    """Entries of a candidate's gradient."""
+    if name == names.POSITION_EMBEDDING or name.endswith(".bias") or len(entries.rows) > WHOLE * entries.of:
+        gradient = factors.gradient(name)
+        return gradient.view(len(gradient), -1)[entries.rows, entries.columns]
+    layer = name.removesuffix(".weight")
     outputs, inputs = factors.outputs[layer], factors.inputs[layer]
-    if kind == "bias":
-        return outputs.sum(dim=0)[entries.rows]
-    if len(entries.rows) > WHOLE * math.prod((outputs.shape[1], inputs.shape[1])):
-        return (outputs.mT @ inputs)[entries.rows, entries.columns]
     made: Tensor = (outputs[:, entries.rows] * inputs[:, entries.columns]).sum(dim=0)
     return made

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.gauss_newton.picked import Known, Sides
+from attacks.entries import Entries
+from attacks.gauss_newton.picked import Known, said_of
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -18,8 +19,6 @@ FEW, SOME, MANY = 400, 1600, 4096  # entries of a tensor that noise is on: at th
 REFINED = 12  # Jacobians at most with more than few
 ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors together. With more a search gets stuck.
 NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
-# Of the mean magnitude: where a candidate's entry may still be on the other side. In so many Jacobians each.
-WIDTHS, PER_WIDTH, SIDES = (0.5, 0.1, 0.03, 0.01, 0.003), 6, 1600
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Stage:
             wherever it is, and none stands between another and its place.
     """
 
-    entries: Mapping[str, Known | Sides]
+    entries: Mapping[str, Known]
     steps: int
     placed: bool = True
 
@@ -59,15 +58,18 @@ class Sent:
         tensors = {name: upload.tensors[name].to(model.mean.device).squeeze(0) for name in names}
         return Sent(tensors, factor, threat)
 
-    def known(self) -> dict[str, Known]:
-        """What is known of gradients but for noise, entry by entry: of signs only zeros."""
-        return {name: Known.read(tensor, self.threat).scaled(self.factor) for name, tensor in self.tensors.items()}
+    def gradients(self) -> dict[str, Tensor]:
+        """As they were sent."""
+        return {name: tensor * self.factor for name, tensor in self.tensors.items()}
 
-    def sides(self, width: float, generator: torch.Generator) -> dict[str, Sides]:
-        """Of gradients of which signs were sent, drawn alike."""
-        return {
-            name: Sides.read(tensor * self.factor, width, SIDES, generator) for name, tensor in self.tensors.items()
-        }
+    def said_of(self, name: str, scaled: float) -> Entries:
+        """What is said of a gradient (rows, columns) that is ``scaled`` times what clients sent."""
+        matrix = self.tensors[name].flatten(1) * math.copysign(1.0, self.factor)
+        return said_of(matrix, self.threat).scaled(abs(self.factor) * scaled)
+
+    def known(self) -> dict[str, Known]:
+        """What is known of gradients but for noise, entry by entry."""
+        return {name: Known.read(tensor, self.threat).scaled(self.factor) for name, tensor in self.tensors.items()}
 
 
 def stages(
@@ -82,10 +84,7 @@ def stages(
         steps: Jacobians of a search that starts far off.
         generator: Draws entries.
     """
-    if "signs" in sent.threat.marks:
-        for width in WIDTHS:
-            yield Stage(sent.sides(width, generator), PER_WIDTH)
-    elif sent.threat.marks & NOISE:
+    if sent.threat.marks & NOISE:
         few, some, many = (
             {name: entries.some(most, generator) for name, entries in known.items()} for most in (FEW, SOME, MANY)
         )
