@@ -25,6 +25,7 @@ STEPS, AT_A_TIME = 400, 25  # for each width; and before anybody looks at the cl
 HISTORY = 20  # steps that L-BFGS remembers
 NEAREST = 5.0  # entries whose sides are believed, per unknown
 BLURRED = 3e-3  # mean magnitudes that a linear entry may be off by
+FAR = 5.0  # times the entries on the wrong side: what is believed with so many does not count
 CHUNK = 252  # directions that are differentiated at a time
 
 Tell = Callable[[int, int, float], None]  # (steps done, of so many, loss)
@@ -115,8 +116,9 @@ def search(sides: Sides, space: OpenSpace, start: Tensor, widths: Sequence[float
                 break
     last = point.detach().double()
     belief = _belief(sides, space, last)
-    # Where entries are not linear as far as that, nothing is believed.
-    best = min(belief.mean, last, key=lambda unknowns: sides.wrong(space.patches(unknowns.float())[0]))
+    best, (before, after) = belief.mean, (sides.wrong(space.patches(at.float())[0]) for at in (last, belief.mean))
+    if after > FAR * before:  # entries are not linear as far as that
+        best = last
     likelihood = float(sides.loss(space.patches(best.float())[0], widths[-1]))
     return Minimum(best, likelihood + float(best @ best), belief.precision, taken)
 
