@@ -146,7 +146,7 @@ def test_signs_of_which_a_candidate_is_sure_are_not_looked_at(model: VitClassifi
 
 
 def test_a_search_by_sides_ends_where_most_are_right(model: VitClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.gauss_newton.sides.STEPS", 4 * AT_A_TIME)
+    monkeypatch.setattr("attacks.gauss_newton.sides.STEPS", 2 * AT_A_TIME)
     scenario, exchange = exchanged("sign", model)
     sides, true = sides_of(exchange, scenario, model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
@@ -158,8 +158,8 @@ def test_a_search_by_sides_ends_where_most_are_right(model: VitClassifier, monke
 
     told: list[tuple[int, int]] = []
     found = search(sides, space, start, (0.03, 0.01), math.inf, lambda done, total, _: told.append((done, total)))
-    assert told == [(AT_A_TIME * turn, 8 * AT_A_TIME) for turn in range(1, 9)]
-    assert found.steps == 8 * AT_A_TIME
+    assert told == [(AT_A_TIME * turn, 4 * AT_A_TIME) for turn in range(1, 5)]
+    assert found.steps == 4 * AT_A_TIME
     assert wrong(found.point) < wrong(start) / 4
     assert torch.linalg.eigvalsh(found.gram).min() > 1 - 1e-6, "no entry makes less known"
     hurried = search(sides, space, start, (0.03, 0.01), time.thread_time(), lambda *_: None)
