@@ -116,9 +116,8 @@ def search(sides: Sides, space: OpenSpace, start: Tensor, widths: Sequence[float
                 break
     last = point.detach().double()
     belief = _belief(sides, space, last)
-    best, (before, after) = belief.mean, (sides.wrong(space.patches(at.float())[0]) for at in (last, belief.mean))
-    if after > FAR * before:  # entries are not linear as far as that
-        best = last
+    before, after = (sides.wrong(space.patches(unknowns.float())[0]) for unknowns in (last, belief.mean))
+    best = belief.mean if after <= FAR * before else last  # else entries are not linear as far as that
     likelihood = float(sides.loss(space.patches(best.float())[0], widths[-1]))
     return Minimum(best, likelihood + float(best @ best), belief.precision, taken)
 
