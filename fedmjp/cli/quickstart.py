@@ -16,6 +16,8 @@ def quickstart(
     device: Device = "auto",
 ) -> None:
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
+    console = wide_console()
+    console.print("Preparing pictures and networks.")  # what follows takes seconds to import
     from benchmarks.campaign.prepare import ledger_of
     from benchmarks.campaign.quickstart import quickstart as experiments_of
     from benchmarks.folder.output import OutputFolder
@@ -26,7 +28,6 @@ def quickstart(
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
 
-    console = wide_console()
     experiments = experiments_of(device=choose(device))
     folder, scenario = OutputFolder(output), experiments[0].scenario
     selection = select_for(scenario)
@@ -49,4 +50,5 @@ def quickstart(
             Engine(part.experiment, folder, store, progress, source).run(part.trials, error)
         if len(store.finished(keys)) == len(keys):
             run.finish()
+    console.print("Making tables and figures.")
     tell_outcome(render(ledger, store, folder, console, planned, short=True), output, console, figure=True)
