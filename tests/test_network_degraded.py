@@ -1,7 +1,9 @@
 """network_degraded: what it compares, what it makes of few entries, and how it fills in what tokens do not show."""
 
+import itertools
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,15 +13,18 @@ from attacks.entries import Entries
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.beliefs import believed
 from attacks.gauss_newton.body import shown_directions
+from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import Stated, complete
 from attacks.gauss_newton.degraded import NetworkDegraded, Search
+from attacks.gauss_newton.evidence import GAIN, Evidence
 from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
-from attacks.gauss_newton.ordered import Found, Ordered, Ordering
+from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.placing import Placing
+from attacks.gauss_newton.sent import Sent
 from attacks.gauss_newton.sides import AT_A_TIME, Sides, search
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import Sent, stages
+from attacks.gauss_newton.whole import Whole
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
@@ -91,20 +96,63 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
     start = space.unknowns(true[None])
-    sent = sent_of(exchange.upload, scenario, model)
-    (stage,) = stages(sent, sent.known(), len(start), 40, torch.Generator())
-    residuals = PickedResiduals(model, exchange.private.labels, stage.entries, scenario.threat)
+    known = largest(sent_of(exchange.upload, scenario, model).known(), len(start))
+    residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
     assert residuals.count == pytest.approx(2 * len(start), rel=0.15)
     start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
-    attack, told = NetworkDegraded(), []
+    attack, told = NetworkDegraded({"steps": 40}), []
     attack.on_progress = lambda done, total, loss: told.append((done, total))
-    minimum = attack._minimum(residuals, space, start, stage.steps, math.inf)
-    assert told == [(done, stage.steps) for done in range(1, len(told) + 1)]
-    attack._minimum(residuals, space, start, stage.steps, time.thread_time())
+    ends = Ends(enough=float(len(start)), fine=0.05)
+    minimum = attack._minimum(residuals, space, start, ends)
+    assert told == [(done, 40) for done in range(1, len(told) + 1)]
+    attack._minimum(residuals, space, start, replace(ends, until=time.thread_time()))
     assert told[-1] == (1, 1), "there is no time for a second step"
     ended, tokens = (entrance.tokens(space.patches(point)[0]) for point in (minimum.point, start))
     error, before = ((made - entrance.tokens(true)).norm() for made in (ended, tokens))
     assert error < before / 100
+
+
+def test_all_entries_are_compared_where_some_say_how_the_cost_curves(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("gaussian:noise=0.01", model)
+    true = patches_of(exchange.private.clean, model)
+    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    known = sent_of(exchange.upload, scenario, model).known()
+    drawn = some(known, torch.Generator().manual_seed(0))
+    every, few = (PickedResiduals(model, exchange.private.labels, each, scenario.threat) for each in (known, drawn))
+    assert few.count < every.count / 5
+    start = space.unknowns(true[None])
+    start = start + 0.005 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
+    told: list[int] = []
+    whole = Whole(every, few)
+    gram = whole.gram(space, start)
+    found = whole.search(space, start, gram, math.inf, lambda done, *_: told.append(done))
+    assert told[-1] == found.steps
+
+    def cost(unknowns: Tensor) -> Tensor:
+        left = every(space.patches(unknowns)[0])
+        return left @ left + unknowns @ unknowns
+
+    assert found.cost == pytest.approx(float(cost(found.point)))
+    slope = torch.func.grad(cost)(found.point)
+    gained = float(slope @ torch.linalg.solve(found.gram, slope)) / 4  # by a further step of Newton's
+    assert gained < 1e-4 * found.cost
+    assert found.cost < float(cost(space.unknowns(true[None]))), "noise is explained as well"
+    hurried = whole.search(space, start, gram, time.thread_time(), lambda *_: None)
+    assert hurried.steps < found.steps
+
+
+def test_entries_are_drawn_or_the_largest_and_stay_in_their_order(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("quantise:bits=8", model)
+    known = sent_of(exchange.upload, scenario, model).known()
+    drawn, large = some(known, torch.Generator().manual_seed(0)), largest(known, 100)
+    assert set(known) - set(anywhere(known)) == {names.POSITION_EMBEDDING}
+    for name, entries in known.items():
+        assert len(drawn[name].rows) == min(400, len(entries.rows))
+        left = sorted(entries.values.abs().tolist(), reverse=True)[: len(large[name].rows)]
+        assert sorted(large[name].values.abs().tolist(), reverse=True) == left
+        for chosen in (drawn[name], large[name]):
+            flat = (chosen.rows * (int(entries.columns.max()) + 1) + chosen.columns).tolist()
+            assert flat == sorted(set(flat))
 
 
 def sides_of(exchange: Exchange, scenario: Scenario, model: VitClassifier) -> Sides:
@@ -230,7 +278,7 @@ def test_tokens_in_any_order_are_put_where_they_stand_by_a_few_entries_of_both_e
     )
     sure = torch.zeros(len(space.basis), len(space.basis), dtype=torch.float64)
     placing = Placing.of(found, sure, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1)
-    places = placing.best([torch.arange(16)], generator, math.inf)
+    places = placing.best([torch.arange(16)], generator, math.inf)[0]
     assert places.tolist() == stands.tolist()
     swapped = stands.clone()
     swapped[[3, 8]] = stands[[8, 3]]
@@ -262,6 +310,45 @@ def test_of_tokens_that_are_found_roughly_the_order_is_seen_by_who_knows_how_rou
     assert likelier[0] > likelier[1] == 0, "orders that seem likelier than the truth"
 
 
+def test_orders_are_as_likely_as_a_normal_distribution_of_all_that_is_known_says() -> None:
+    """Of three tokens, each known along some directions; and swaps lead to the likeliest order."""
+    count, rank, entries, generator = 3, 2, 4, torch.Generator().manual_seed(3)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    size = count * rank
+    half, root, made = drawn(size, size), drawn(size, size), drawn(size, entries)
+    said, natural = half @ half.mT + 0.1 * torch.eye(size), root @ root.mT + 0.1 * torch.eye(size)
+    along, shifts, mean, left, alone = (
+        drawn(*shape) for shape in ((count, rank), (count, rank), (count, rank), (entries,), (count, count))
+    )
+    shape = (count, rank, count, rank)
+    found = Stated(along, said.view(shape), torch.zeros(count, rank).double(), torch.zeros(0))
+    evidence = Evidence(found, shifts, mean, natural.view(shape), made, left, alone)
+
+    def expected(places: Tensor) -> float:
+        """The joint density of what a search found in these places and of the entries."""
+        where = torch.eye(count).double()[places].kron(torch.eye(rank).double())  # from places to tokens
+        covariance = where @ torch.linalg.inv(natural) @ where.mT
+        sees = torch.cat([torch.eye(size).double(), made.mT])
+        noise = torch.block_diag(torch.linalg.inv(said), torch.eye(entries).double())
+        center = sees @ mean[places].flatten()
+        seen = torch.cat([(along + shifts - shifts[places]).flatten(), left])
+        normal = torch.distributions.MultivariateNormal(center, sees @ covariance @ sees.mT + noise)
+        return float(-2 * normal.log_prob(seen) + alone[range(count), places].sum())
+
+    orders = [torch.tensor(order) for order in itertools.permutations(range(count))]
+    apart = [evidence.cost(order) - expected(order) for order in orders]
+    assert apart == pytest.approx([apart[0]] * len(orders))
+    worst = max(orders, key=evidence.cost)
+    settled = evidence.settled(worst, math.inf)
+    swaps = [settled[[1, 0, 2]], settled[[2, 1, 0]], settled[[0, 2, 1]]]
+    assert all(evidence.cost(settled) <= evidence.cost(swap) + GAIN for swap in swaps)
+    assert evidence.cost(settled) < evidence.cost(worst) - GAIN
+    assert torch.equal(evidence.settled(worst, time.thread_time()), worst), "there is no time for a swap"
+
+
 @pytest.mark.parametrize(
     ("residuals", "chosen"), [([5.0, 4.0, 1.0], 1.0), ([1.0], 1.0), ([9.0, 5.0, 7.0], 5.0)], ids=str
 )
@@ -270,15 +357,15 @@ def test_searches_start_again_until_one_arrives(
 ) -> None:
     starts, ends = [], iter(residuals)
 
-    def again(self: NetworkDegraded, compared: object, ordering: Ordering, start: Tensor, until: float) -> Found:
+    def again(self: NetworkDegraded, compared: object, ordering: Ordering, start: Tensor, until: float) -> Settled:
         starts.append(start)
-        return Found(Minimum(start, 0.0, start[:, None], 1), ordering.space, compared, 1, next(ends))
+        return Settled(Found(Minimum(start, 0.0, start[:, None], 1), ordering.space, compared, 1, next(ends)))
 
     monkeypatch.setattr(NetworkDegraded, "_search", again)
     begin, generator = torch.zeros(4, dtype=torch.float64), torch.Generator().manual_seed(0)
     ordering = Ordering(None, None, {}, None, generator)
-    found = NetworkDegraded({"starts": 3})._nearest([], ordering, begin, math.inf)
-    assert found.residual == chosen
+    settled = NetworkDegraded({"starts": 3})._nearest([], ordering, begin, math.inf)
+    assert settled.found.residual == chosen
     assert len(starts) == len(residuals)
     assert torch.equal(starts[0], begin)
     assert all(0.1 < float(start.std()) < 1 for start in starts[1:])
@@ -300,10 +387,12 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
         return Found(Minimum(start, next(found), start, 2), space, None, 1, 1.0)
 
     monkeypatch.setattr(Ordering, "of", lambda *_: Ordered(None, None, next(asked)))
+    monkeypatch.setattr(Ordering, "as_found", lambda *_: Ordered(None, None, False))
     monkeypatch.setattr(Ordering, "unknowns", lambda *_: torch.tensor(7.0))
     ordering = Ordering(None, None, {}, None, torch.Generator())
     made = NetworkDegraded()._settled(Search(find, placed=True), ordering, torch.tensor(3.0), math.inf)
-    assert made.minimum.cost == ended
+    assert made.found.minimum.cost == ended
+    assert not made.ordered.moved, "its tokens stand where they were found"
     assert starts == [3.0, *[7.0] * (len(costs) - 1)]
     assert next(asked, None) is None
 
@@ -311,17 +400,17 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
 def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def settled(self: NetworkDegraded, search: float, ordering: Ordering, start: Tensor, until: float) -> Found:
+    def settled(self: NetworkDegraded, search: float, ordering: Ordering, start: Tensor, until: float) -> Settled:
         tried.append(search)
         gram = torch.diag(torch.tensor([1.0, 1.0 + search]).double())
-        return Found(Minimum(start, 1.0, gram, 1), ordering.space, None, 1, 1.0)
+        return Settled(Found(Minimum(start, 1.0, gram, 1), ordering.space, None, 1, 1.0))
 
     monkeypatch.setattr(NetworkDegraded, "_settled", settled)
     monkeypatch.setattr(Ordering, "start", lambda _, found, until: found.minimum.point)
     ordering = Ordering(None, None, {}, None, torch.Generator())
-    found = NetworkDegraded()._search([1.0, 1e-4, 1.0], ordering, torch.zeros(2), math.inf)
+    settled = NetworkDegraded()._search([1.0, 1e-4, 1.0], ordering, torch.zeros(2), math.inf)
     assert tried == [1.0, 1e-4]
-    assert found.minimum.steps == 2
+    assert settled.found.minimum.steps == 2
 
 
 def test_without_places_patches_are_alike_and_independent() -> None:

@@ -13,7 +13,7 @@ from attacks.entries import Entries, Observations
 from attacks.first_mlp.places import Entrance, in_place
 from attacks.gauss_newton.space import OpenSpace, Prior
 
-ROUNDS = 12  # in which bounds are read, at most
+ROUNDS = 8  # in which bounds are read, at most
 SETTLED = 3e-3  # of what patches are off the mean: what changes less is settled
 
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,16 +14,18 @@ from attacks.base import picture
 from attacks.entries import COARSE, unread
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
+from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import complete
 from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
-from attacks.gauss_newton.ordered import Found, Ordering
+from attacks.gauss_newton.ordered import Found, Ordering, Settled
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
+from attacks.gauss_newton.sent import Sent
 from attacks.gauss_newton.sides import NARROW, WIDE, Sides
 from attacks.gauss_newton.sides import search as by_sides
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.stages import NOISE, Sent, stages
+from attacks.gauss_newton.whole import Whole
 from attacks.labels import labels_of
 from attacks.one_by_one import OneByOne
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, is_clean
@@ -39,9 +41,11 @@ from fedmjp.threat import ThreatModel
 CHUNK = 252  # directions that are differentiated at a time: of few tokens more are faster
 SEARCHED = 0.9  # of the seconds: the others are for the order of tokens
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
+NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
 SCALED: frozenset[Mark] = frozenset({"scaled"})
-LITTLE = 1e-3  # of the unknowns: where few entries tell less, ten times as many are not worth a search
-FINE = 0.05  # of the gains that count elsewhere: most of the cost is noise
+LITTLE = 0.05  # of the unknowns: where entries tell less, nothing is made of it
+FINE = 0.05  # of the gains that count elsewhere: a search along a curved valley gains little by little
+BRIEF = 2  # slow steps with some entries, before all are compared
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,9 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     show of it, whatever the other entries were. Levenberg-Marquardt searches all patches at once, along the directions
     that their tokens show, from the picture of ``patch_embedding_degraded`` on: entries that are known are compared
     one by one, each in units of its noise, and a prior of natural pictures weighs as much as it says. What was pruned
-    is left out. A candidate's gradients are scaled as they fit best, where clients scaled theirs. Of signs its entries
-    are to be on the same sides of zero, by first derivatives (``sides``).
+    is left out. A candidate's gradients are scaled as they fit best, where clients scaled theirs. Where noise is on
+    entries, some of each tensor lead near the picture, and all of them, by first derivatives, to it (``whole``). Of
+    signs a candidate's entries are to be on the same sides of zero (``sides``).
 
     An upload that nothing degraded is given to ``patch_embedding``, as there.
 
@@ -82,8 +87,9 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     answer.
 
     The network takes tokens as a set, so that a search can find them and not where they stand. What is left of both
-    embeddings' gradients tells their order (``placing``), and the search goes on from there. Then the slopes at the
-    tokens are known, and what tokens do not show of a patch follows from the patch embedding's gradient (``complete``).
+    embeddings' gradients tells their order (``placing``, ``evidence``), and the search goes on from there. Then the
+    slopes at the tokens are known, and what tokens do not show of a patch follows from the patch embedding's gradient
+    (``complete``).
 
     ``residual`` is in units of the noise that is told: about 1 where the picture explains the upload; of signs less.
     """
@@ -141,24 +147,29 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         if not any(len(entries.rows) for name, entries in known.items() if name != names.PATCH_WEIGHT):
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
         until = began + SEARCHED * self.options.seconds
+        entries = partial(PickedResiduals, model, label, threat=threat)
         searches: list[Search]
         if "signs" in threat.marks:
-            sides = Sides.of(sent.gradients(), PickedResiduals(model, label, {}, threat))
+            sides = Sides.of(sent.gradients(), entries({}))
             near = Search(partial(self._by_sides, sides, NARROW, until), placed=True)
             searches = [Search(partial(self._by_sides, sides.anywhere, WIDE, until), placed=False), near, near]
-        else:
+        elif threat.marks & NOISE:
+            few = some(known, generator)
+            alike = Whole(entries(anywhere(known)), entries(anywhere(few)))
+            placed = Whole(entries(known), entries(few))
             searches = [
-                Search(
-                    partial(self._by_entries, PickedResiduals(model, label, stage.entries, threat), stage.steps, until),
-                    stage.placed,
-                )
-                for stage in stages(sent, known, len(start), self.options.steps, generator)
+                Search(partial(self._by_some, alike, until), placed=False),
+                Search(partial(self._by_all, placed, until), placed=True),
             ]
+        else:
+            exact = entries(largest(known, len(start)))
+            ends = Ends(enough=float(len(start)), fine=FINE, until=until)
+            searches = [Search(partial(self._by_entries, exact, ends), placed=True)]
         ordering = Ordering(space, entrance, known, model, generator)
-        found = self._nearest(searches, ordering, start, until)
-        images = seen.images
-        if found.arrived:
-            ordered = ordering.of(found, began + self.options.seconds)
+        settled = self._nearest(searches, ordering, start, until)
+        images, found = seen.images, settled.found
+        if found.arrived and found.learned > LITTLE:
+            ordered = settled.ordered or ordering.of(found, began + self.options.seconds)
             patch_weight = sent.said_of(names.PATCH_WEIGHT, ordered.unscaled)
             images = picture(complete(ordered.stated, space.basis, prior, patch_weight), model)
         diagnostics = {
@@ -168,61 +179,72 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         }
         return Reconstruction(images, {**diagnostics, "steps": float(found.minimum.steps)})
 
-    def _by_entries(
-        self, residuals: PickedResiduals, steps: int, until: float, space: OpenSpace, start: Tensor
-    ) -> Found:
-        """By second derivatives, where entries are known but for noise."""
-        minimum = self._minimum(residuals, space, start, steps, until)
-        left = residuals(space.patches(minimum.point)[0])
-        return Found(minimum, space, residuals, residuals.count, float(left.square().mean().sqrt()))
+    def _by_entries(self, residuals: PickedResiduals, ends: Ends, space: OpenSpace, start: Tensor) -> Found:
+        """By second derivatives."""
+        return _found(self._minimum(residuals, space, start, ends), space, residuals)
+
+    def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
+        """By second derivatives of some entries, then by first of all, if these tell anything."""
+        ends = Ends(enough=float(len(start)), patience=BRIEF, until=until)
+        some = self._minimum(whole.some, space, start, ends)
+        some = replace(some, gram=whole.of_all(some.gram))
+        found = _found(some, space, whole.some)
+        if found.learned < LITTLE or time.thread_time() > until:
+            return found
+        minimum = whole.search(space, some.point, some.gram, until, self.on_progress)
+        return _found(minimum, space, whole.every).after(some.steps)
+
+    def _by_all(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
+        """By first derivatives of all entries."""
+        minimum = whole.search(space, start, whole.gram(space, start), until, self.on_progress)
+        return _found(minimum, space, whole.every)
 
     def _by_sides(self, sides: Sides, widths: Sequence[float], until: float, space: OpenSpace, start: Tensor) -> Found:
         """By first derivatives, where of entries signs are known."""
         minimum = by_sides(sides, space, start, widths, until, self.on_progress)
         return Found(minimum, space, sides.residuals, sides.count, math.sqrt(minimum.cost / sides.count))
 
-    def _nearest(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Found:
+    def _nearest(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Settled:
         """Of several searches the first that arrives, or the one that comes nearest."""
-        found = self._search(searches, ordering, start, until)
+        settled = self._search(searches, ordering, start, until)
         for _ in range(self.options.starts - 1):
-            if found.arrived or time.thread_time() > until:
+            if settled.found.arrived or time.thread_time() > until:
                 break
             noise = torch.randn(len(start), generator=ordering.generator, dtype=start.dtype).to(start.device)
             further = self._search(searches, ordering, start + RESTART * noise, until)
-            found = min((found, further), key=lambda made: made.residual)
-        return found
+            settled = min((settled, further), key=lambda made: made.found.residual)
+        return settled
 
-    def _search(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Found:
+    def _search(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Settled:
         """One after the other, each from where the last one ended, while there is time."""
         first, *later = searches
-        found = self._settled(first, ordering, start, until)
+        settled = self._settled(first, ordering, start, until)
         for search in later:
-            if time.thread_time() > until or found.learned < LITTLE:
+            if time.thread_time() > until or settled.found.learned < LITTLE:
                 break
-            following = self._settled(search, ordering, ordering.start(found, until), until)
-            found = following.after(found.minimum.steps)
-        return found
+            following = self._settled(search, ordering, ordering.start(settled.found, until), until)
+            settled = following.after(settled.found.minimum.steps)
+        return settled
 
-    def _settled(self, search: Search, ordering: Ordering, start: Tensor, until: float) -> Found:
+    def _settled(self, search: Search, ordering: Ordering, start: Tensor, until: float) -> Settled:
         """A search, and others from its tokens in their order, until they stand in it or nothing is gained."""
         if not search.placed:
             alike = ordering.space.alike
-            return search.find(alike, alike.unknowns(ordering.space.patches(start)))
+            return Settled(search.find(alike, alike.unknowns(ordering.space.patches(start))))
         found = search.find(ordering.space, start)
         while found.arrived and time.thread_time() < until:
             ordered = ordering.of(found, until)
             if not ordered.moved:
-                break
+                return Settled(found, ordered)
             further = search.find(ordering.space, ordering.unknowns(ordered))
             if not further.minimum.cost < found.minimum.cost:
-                break
+                return Settled(found, ordering.as_found(found))
             found = further.after(found.minimum.steps)
-        return found
+        return Settled(found)
 
-    def _minimum(
-        self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, steps: int, until: float
-    ) -> Minimum:
+    def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Minimum:
         """The most likely picture near a start."""
+        steps = self.options.steps
         eye, began = torch.eye(len(start), device=start.device), time.thread_time()
 
         def likelihood(unknowns: Tensor) -> Tensor:
@@ -230,7 +252,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
 
         def tell(step: int, cost: float) -> None:
             now = time.thread_time()
-            within = step * (max(now, until) - began) / (now - began)  # steps in all, as long as there is time
+            within = step * (max(now, ends.until) - began) / (now - began)  # steps in all, as long as there is time
             self.on_progress(step, math.ceil(min(steps, within)), cost)
 
         return minimise(
@@ -238,6 +260,11 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             start,
             steps=steps,
             slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns, CHUNK), eye], dim=1),
-            ends=Ends(float(len(start)), FINE, until),
+            ends=ends,
             on_step=tell,
         )
+
+
+def _found(minimum: Minimum, space: OpenSpace, residuals: PickedResiduals) -> Found:
+    left = residuals(space.patches(minimum.point)[0])
+    return Found(minimum, space, residuals, residuals.count, float(left.square().mean().sqrt()))

@@ -30,7 +30,7 @@ UPWARDS = 12  # dampings tried, each the factor larger, before the point counts 
 PROBE = 0.1  # share of a step at which its second derivative is measured
 MOST_BEND = 0.75  # of the step's length, twice the bend: beyond it the expansion means nothing
 EXPLAINED = 1e-3  # of the cost: where the model promises less than that, a minimum is reached
-SLOW, PATIENCE = 0.02, 6  # gain of a step, and how many such steps end the search
+SLOW = 0.02  # gain of a step that is one
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,13 @@ class Ends:
     Attributes:
         enough: Cost at which no further Jacobian is worth its while.
         fine: Share of the usual gains that still counts: below 1 where most of the cost is noise.
+        patience: Slow steps, one after the other, with which it ends.
         until: Of ``time.thread_time()``, after which no step but the first is begun.
     """
 
     enough: float = 0.0
     fine: float = 1.0
+    patience: int = 6
     until: float = math.inf
 
 
@@ -81,7 +83,7 @@ def minimise(
         on_step: Called with the number of steps done and the cost.
     """
     point, here = start, residuals(start)
-    cost, damping, patience, taken = float(here @ here), FIRST_DAMPING, PATIENCE, 0
+    cost, damping, patience, taken = float(here @ here), FIRST_DAMPING, ends.patience, 0
     if not len(start):
         return Minimum(start, cost, start[:, None], 0)
     for taken in range(1, steps + 1):
@@ -91,7 +93,7 @@ def minimise(
         best = _search(path, damping, cost)
         if best is None:
             break
-        patience = patience - 1 if best.cost > (1 - ends.fine * SLOW) * cost else PATIENCE
+        patience = patience - 1 if best.cost > (1 - ends.fine * SLOW) * cost else ends.patience
         point, here, cost, damping = best.point, best.residuals, best.cost, best.damping
         on_step(taken, cost)
         if not patience or cost <= ends.enough or time.thread_time() > ends.until:

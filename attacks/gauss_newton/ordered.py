@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.complete import Stated
+from attacks.gauss_newton.evidence import Evidence
 from attacks.gauss_newton.levenberg import Minimum
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.placing import Placing
@@ -15,6 +16,7 @@ from attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 
+LIKELY = 20  # orders of those that are drawn, the likeliest by ``placing``, that ``evidence`` compares
 EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
 
 
@@ -60,6 +62,18 @@ class Ordered:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """A search, and the order of its tokens, if it is known already."""
+
+    found: Found
+    ordered: Ordered | None = None
+
+    def after(self, steps: int) -> "Settled":
+        """The same after so many steps of other searches."""
+        return replace(self, found=self.found.after(steps))
+
+
+@dataclass(frozen=True)
 class Ordering:
     """Puts the tokens of searches for one upload in order.
 
@@ -82,24 +96,33 @@ class Ordering:
 
         Orders are drawn until ``until``, of ``time.thread_time()``.
         """
-        minimum, patches = found.minimum, found.space.patches(found.minimum.point)[0]
-        slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
-        stated = Stated.of(found.space, minimum.point, minimum.gram, slopes)
-        unscaled = 1 / found.residuals.scale(patches)
+        here = self.as_found(found)
+        stated, unscaled = here.stated, here.unscaled
         patch_weight, positions = (
             self.known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
         )
         if not positions.values.any():
-            return Ordered(stated, unscaled, moved=False)
+            return here
         unsure = _unsure(found)
         placing = Placing.of(
             stated, unsure, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens
         )
-        here = torch.arange(len(patches), device=slopes.device)
+        patches = found.space.patches(found.minimum.point)[0]
+        standing = torch.arange(len(patches), device=patches.device)
         natural = self.entrance.by_prior(self.entrance.tokens(patches), self.model)
-        places = placing.best((here, natural), self.generator, until)
-        moved = stated.moved(places, self.space.basis, self.entrance)
-        return Ordered(moved, unscaled, moved=not torch.equal(places, here))
+        likely = placing.best((standing, natural), self.generator, until, LIKELY)
+        evidence = Evidence.of(stated, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens)
+        places = evidence.settled(min(likely, key=evidence.cost), until)
+        if torch.equal(places, standing):
+            return here
+        return Ordered(stated.moved(places, self.space.basis, self.entrance), unscaled, moved=True)
+
+    def as_found(self, found: Found) -> Ordered:
+        """What was found, as it was found."""
+        patches = found.space.patches(found.minimum.point)[0]
+        slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
+        stated = Stated.of(found.space, found.minimum.point, found.minimum.gram, slopes)
+        return Ordered(stated, 1 / found.residuals.scale(patches), moved=False)
 
     def unknowns(self, ordered: Ordered) -> Tensor:
         """Of tokens in their order, in the space of whole pictures."""

@@ -29,7 +29,7 @@ def said_of(matrix: Tensor, threat: ThreatModel) -> Entries:
 
 @dataclass(frozen=True)
 class Known:
-    """Entries of one tensor that are known, but for noise."""
+    """Entries of one tensor that are known, but for noise, row by row."""
 
     rows: Tensor  # (entries,) int64
     columns: Tensor  # (entries,) int64, 0 of a vector
@@ -56,7 +56,7 @@ class Known:
 
     def some(self, most: int, generator: torch.Generator) -> "Known":
         """So many of them at most, drawn alike."""
-        return self._chosen(torch.randperm(len(self.rows), generator=generator)[:most].to(self.rows.device))
+        return self._chosen(torch.randperm(len(self.rows), generator=generator)[:most])
 
     def largest(self, most: int) -> "Known":
         """So many of them at most, the largest."""
@@ -79,6 +79,7 @@ class Known:
         return self.precision.sqrt().to(made.dtype)
 
     def _chosen(self, chosen: Tensor) -> "Known":
+        chosen = chosen.sort().values.to(self.rows.device)
         return Known(self.rows[chosen], self.columns[chosen], self.values[chosen], self.precision[chosen], self.of)
 
 
@@ -135,6 +136,8 @@ def made_entries(name: str, entries: Known, factors: Factors) -> Tensor:
     """Entries of a candidate's gradient."""
     if name == names.POSITION_EMBEDDING or name.endswith(".bias") or len(entries.rows) > WHOLE * entries.of:
         gradient = factors.gradient(name)
+        if len(entries.rows) == entries.of:  # in their order
+            return gradient.flatten()
         return gradient.view(len(gradient), -1)[entries.rows, entries.columns]
     layer = name.removesuffix(".weight")
     outputs, inputs = factors.outputs[layer], factors.inputs[layer]

@@ -23,7 +23,7 @@ from attacks.gauss_newton.space import OpenSpace
 
 UNSURE = 3e-3  # of what a search found, at least, and of the entries that follow from it
 MOST = 2000  # entries of the patch embedding, the largest: all pairs are kept
-TRIES = 300  # orders that are drawn: swaps lead from some of them to the best, seldom from one that is given
+TRIES = 150  # orders that are drawn: swaps lead from some of them to the best, seldom from one that is given
 SETTLED = 1e-9  # of the cost: what rounding makes of a swap that gains nothing
 
 
@@ -70,13 +70,11 @@ class Placing:
         unsure = unsure + UNSURE**2 * found.along.square().mean() * torch.eye(len(unsure)).to(unsure)
         unseen = covariance - by_shown @ filling + filling.mT @ unsure @ filling
         rows, columns = entries.rows, entries.columns
-        apart = (slopes.mT @ slopes)[rows][:, rows] * unseen[columns][:, columns]
-        apart.diagonal().add_(1 / entries.precision + UNSURE**2 * entries.values.square().mean())
-        root = torch.linalg.cholesky(apart)
-        made = _whitened(root, (slopes[:, None, rows] * patches[:, :, columns]).flatten(0, 1))
-        stated = _whitened(root, entries.values[None])[0]
+        root = unexplained(slopes, entries, unseen)
+        made = whitened(root, (slopes[:, None, rows] * patches[:, :, columns]).flatten(0, 1))
+        stated = whitened(root, entries.values[None])[0]
         natural = _natural(along - space.natural @ shown.mT, unsure, space.root)
-        alone = _off(slopes, positions, skipped) - 2 * (made @ stated).view(along.shape[:2])
+        alone = off(slopes, positions, skipped) - 2 * (made @ stated).view(along.shape[:2])
         return Placing(alone, made @ made.mT + natural @ natural.mT)
 
     def cost(self, places: Tensor) -> float:
@@ -84,15 +82,15 @@ class Placing:
         here = self._indices(places).diagonal()
         return float(self.alone.flatten()[here].sum() + self.together[here][:, here].sum())
 
-    def best(self, starts: Sequence[Tensor], generator: torch.Generator, until: float) -> Tensor:
-        """The likeliest order that swaps lead to, from these and from drawn ones until ``time.thread_time()``."""
-        found = min((self.settled(start) for start in starts), key=self.cost)
+    def best(self, starts: Sequence[Tensor], generator: torch.Generator, until: float, most: int = 1) -> list[Tensor]:
+        """The likeliest orders that swaps lead to, from these and from drawn ones until ``time.thread_time()``."""
+        found = {tuple(order.tolist()): order for order in map(self.settled, starts)}
         for _ in range(TRIES):
             if time.thread_time() > until:
                 break
-            drawn = torch.randperm(len(found), generator=generator).to(found.device)
-            found = min(found, self.settled(drawn), key=self.cost)
-        return found
+            order = self.settled(torch.randperm(len(starts[0]), generator=generator).to(starts[0].device))
+            found[tuple(order.tolist())] = order
+        return sorted(found.values(), key=self.cost)[:most]
 
     def settled(self, places: Tensor) -> Tensor:
         """The order that swaps of two tokens lead to, each the one that gains most."""
@@ -124,7 +122,19 @@ class Placing:
         return count * torch.arange(count, device=places.device)[:, None] + places
 
 
-def _whitened(root: Tensor, rows: Tensor) -> Tensor:
+def unexplained(slopes: Tensor, entries: Known, unseen: Tensor) -> Tensor:
+    """A lower factor of the covariance of the patch embedding's entries, where ``unseen`` is that of a patch's values.
+
+    Slopes (tokens, dim) are each token's.
+    """
+    rows, columns = entries.rows, entries.columns
+    covariance = (slopes.mT @ slopes)[rows][:, rows] * unseen[columns][:, columns]
+    covariance.diagonal().add_(1 / entries.precision + UNSURE**2 * entries.values.square().mean())
+    root: Tensor = torch.linalg.cholesky(covariance)
+    return root
+
+
+def whitened(root: Tensor, rows: Tensor) -> Tensor:
     """Rows (rows, values) in units of a covariance with a lower factor (values, values)."""
     solved: Tensor = torch.linalg.solve_triangular(root, rows.mT, upper=False)
     return solved.mT
@@ -138,7 +148,7 @@ def _natural(away: Tensor, unsure: Tensor, root: Tensor) -> Tensor:
     return torch.einsum("upi,tpi->tpu", solved.view(len(lower), *away.shape[1:]), away).flatten(0, 1)
 
 
-def _off(slopes: Tensor, positions: Known, skipped: int) -> Tensor:
+def off(slopes: Tensor, positions: Known, skipped: int) -> Tensor:
     """(tokens, places): how far slopes are from the entries that are left of a place's gradient."""
     at_patches = positions.rows >= skipped
     places, columns = positions.rows[at_patches] - skipped, positions.columns[at_patches]

@@ -1,0 +1,28 @@
+"""Which of the entries that are known of gradients a search compares."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from attacks.gauss_newton.picked import Known
+from fedmjp.models import names
+
+SOME = 400  # entries of a tensor that noise is on
+ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors together. With more a search gets stuck.
+
+
+def some(known: Mapping[str, Known], generator: torch.Generator) -> dict[str, Known]:
+    """So many of each tensor that a search can begin with them, drawn alike."""
+    return {name: entries.some(SOME, generator) for name, entries in known.items()}
+
+
+def largest(known: Mapping[str, Known], unknowns: int) -> dict[str, Known]:
+    """The largest, as many as a search for so many unknowns needs."""
+    share = ENOUGH * unknowns / sum(entries.of for entries in known.values())
+    return {name: entries.largest(math.ceil(share * entries.of)) for name, entries in known.items()}
+
+
+def anywhere(known: Mapping[str, Known]) -> dict[str, Known]:
+    """Those that do not tell where a token stands."""
+    return {name: entries for name, entries in known.items() if name != names.POSITION_EMBEDDING}
