@@ -14,6 +14,7 @@ from benchmarks.leaderboard.entries import Board
 from benchmarks.leaderboard.measures import MEASURES
 from benchmarks.studies import by_view
 from fedmjp.cli import main
+from fedmjp.cli.campaign_run import not_run
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError
 from fedmjp.zoo import zoo_model
@@ -113,6 +114,14 @@ def test_a_search_that_does_not_know_a_defence_is_not_run_and_the_board_says_so(
     assert list(campaign.not_run) == [
         "one gradient, jigsaw: patch_embedding_wiener: take long, and do not apply or do not know the defence"
     ]
+
+
+def test_of_many_reasons_why_nothing_is_run_one_is_told_and_how_many_there_are() -> None:
+    reasons = [f"one gradient, row {number}: it takes long" for number in range(9)]
+    assert not_run(reasons[:8]) == [f"Not run: {reason}" for reason in reasons[:8]]
+    (line,) = not_run(reasons)
+    assert "9 views" in line
+    assert line.endswith(reasons[0])
 
 
 def test_searches_have_uploads_not_pictures() -> None:

@@ -1,5 +1,6 @@
 """Running a campaign that is prepared, as `fedmjp campaign run` and `fedmjp benchmark` do."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
     from benchmarks.campaign.prepare import Prepared
     from benchmarks.folder.output import OutputFolder
+
+MOST_REASONS = 8  # why something of a battery is not run, each with a line
 
 
 def run_prepared(
@@ -77,7 +80,14 @@ def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: 
     tell(
         console,
         *(f"Skipped: {reason}" for reason in prepared.selection.skipped),
-        *(f"Not run: {reason}" for reason in prepared.campaign.not_run),
+        *not_run(prepared.campaign.not_run),
         f"{prepared.campaign.name}: {len(cells)} cells ({refused} refused), {prepared.campaign.data.count} pictures, "
         f"{finished} of {len(prepared.plan.trials)} trials are finished; to {folder}.",
     )
+
+
+def not_run(reasons: Sequence[str]) -> list[str]:
+    """Lines that say what of a battery is not run; of many reasons how many there are, and one."""
+    if len(reasons) <= MOST_REASONS:
+        return [f"Not run: {reason}" for reason in reasons]
+    return [f"Not run in {len(reasons)} views of rows, of which the board's notes say why. The first: {reasons[0]}"]
