@@ -84,6 +84,12 @@ class Attack(ABC, Generic[Model, Made]):
         self.options: Any = self.options_type.parse(options or {})
         self.on_progress: Progress = lambda *_: None
 
+    @property
+    def usual_seconds(self) -> float | None:
+        """Of work on one upload: its budget, unless it seldom needs all of that; None if it has no budget."""
+        seconds: float | None = getattr(self.options, "seconds", None)
+        return seconds
+
     def reconstruct(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generator: torch.Generator
     ) -> list[Made]:

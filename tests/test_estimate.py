@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from attacks import ATTACKS
+from attacks.gauss_newton.degraded import USUAL
 from benchmarks.campaign.file import read_campaign
 from benchmarks.campaign.prepare import prepare
 from benchmarks.running import tries
@@ -93,3 +95,18 @@ def test_an_upload_on_which_an_attack_was_stopped_counts_among_the_others(monkey
     monkeypatch.setattr(tries, "_attempt", lambda *_: (next(outcomes), []))
     upload, unused = cast("Any", type("Recorded", (), {"upload": None})), cast("Any", None)
     assert tries._with_others(Tried(1.0), unused, unused, unused, [upload, upload]) == Tried(4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "usual"),
+    [
+        ("mjp_span", {"seconds": 30}, 30.0),
+        ("network_degraded", {"seconds": 500}, USUAL),
+        ("network_degraded", {"seconds": 20}, 20.0),
+        ("patch_embedding", {}, None),
+    ],
+)
+def test_of_a_budget_an_attack_counts_as_what_it_usually_takes(
+    name: str, options: dict[str, int], usual: float | None
+) -> None:
+    assert ATTACKS.get(name)(options).usual_seconds == usual

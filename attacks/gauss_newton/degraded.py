@@ -45,6 +45,7 @@ NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
 SCALED: frozenset[Mark] = frozenset({"scaled"})
 LITTLE = 0.05  # of the unknowns: where entries tell less, nothing is made of it
 FINE = 0.05  # of the gains that count elsewhere: a search along a curved valley gains little by little
+USUAL = 100.0  # seconds of one core, on the board of defences
 BRIEF = 2  # slow steps with some entries, before all are compared
 
 
@@ -106,6 +107,11 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     stack = 1
     optimises = True
     uses_natural_patches = True
+
+    @property
+    def usual_seconds(self) -> float:
+        """What a search for the 1,008 unknowns of a small model takes on average; few need all of theirs."""
+        return min(USUAL, float(self.options.seconds))
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Gradients of the embeddings, and of the linear layers of four blocks and the head."""

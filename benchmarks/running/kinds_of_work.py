@@ -39,7 +39,7 @@ class Work:
         count: Pieces of work.
         measure: Tries one.
         nature: Work of clients and evaluator, of an attack that solves, or of one that iterates.
-        allowed: Seconds after which an attack ends, where it is told to.
+        allowed: Seconds that an attack takes of those that it is allowed, where it is told to end.
     """
 
     what: str
@@ -158,8 +158,7 @@ def _attacks(kinds: Sequence[_Kind], selection: Selection, scoring: Scoring) -> 
         like = (about, network, tried.label)
         attack = tried.made()
         nature = Nature.ITERATING if attack.optimises else Nature.SOLVING
-        allowed = getattr(attack.options, "seconds", None)
-        found.append(Work(what, network, like, size, count, measure, nature, allowed))
+        found.append(Work(what, network, like, size, count, measure, nature, attack.usual_seconds))
     return found
 
 
