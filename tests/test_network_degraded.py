@@ -141,6 +141,23 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(model: VitC
     assert hurried.steps < found.steps
 
 
+def test_a_search_that_leads_nowhere_ends_where_it_began() -> None:
+    class Broken:
+        """Whose residuals are numbers at one point alone."""
+
+        count = 4
+
+        def __call__(self, patches: Tensor) -> Tensor:
+            return patches.flatten() / (patches.flatten().detach() == 3.0)
+
+    space = OpenSpace(torch.zeros(1, 4).double(), torch.eye(4).double(), torch.eye(4).double())
+    start, broken = torch.full((4,), 3.0).double(), Broken()
+    whole = Whole(broken, broken)
+    found = whole.search(space, start, 2 * torch.eye(4).double(), math.inf, lambda *_: None)
+    assert torch.equal(found.point, start)
+    assert found.cost == pytest.approx(72)
+
+
 def test_entries_are_drawn_or_the_largest_and_stay_in_their_order(model: VitClassifier) -> None:
     scenario, exchange = exchanged("quantise:bits=8", model)
     known = sent_of(exchange.upload, scenario, model).known()

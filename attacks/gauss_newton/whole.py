@@ -69,17 +69,19 @@ class Whole:
             made.backward()  # type: ignore[no-untyped-call]
             return made
 
-        taken, before = 0, float("inf")
+        taken, costs = 0, list[float]()
         for taken in range(AT_A_TIME, STEPS + 1, AT_A_TIME):
-            now = float(optimiser.step(cost).detach())  # type: ignore[no-untyped-call]
-            tell(taken, STEPS, now)
-            if before - now < SETTLED * now or time.thread_time() > until:
+            costs.append(float(optimiser.step(cost).detach()))  # type: ignore[no-untyped-call]
+            tell(taken, STEPS, costs[-1])
+            if (costs[1:] and costs[-2] - costs[-1] < SETTLED * costs[-1]) or time.thread_time() > until:
                 break
-            before = now
         found = point().detach()
         with torch.no_grad():
             left = self.every(space.patches(found)[0])
-        return Minimum(found, float(left @ left + found @ found), self.gram(space, found), taken)
+            reached = float(left @ left + found @ found)
+        if not reached < costs[0]:  # nor where rounding has left no number
+            found, reached = start, costs[0]
+        return Minimum(found, reached, self.gram(space, found), taken)
 
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""
