@@ -16,13 +16,14 @@ from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import Stated, complete
 from attacks.gauss_newton.degraded import NetworkDegraded, Search
+from attacks.gauss_newton.descent import AT_A_TIME
 from attacks.gauss_newton.evidence import GAIN, Evidence
 from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
 from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled
 from attacks.gauss_newton.picked import Known, PickedResiduals
 from attacks.gauss_newton.placing import Placing
 from attacks.gauss_newton.sent import Sent
-from attacks.gauss_newton.sides import AT_A_TIME, Sides, search
+from attacks.gauss_newton.sides import Sides, search
 from attacks.gauss_newton.space import OpenSpace, Prior
 from attacks.gauss_newton.whole import Whole
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded

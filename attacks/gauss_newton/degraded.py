@@ -192,13 +192,13 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
         """By second derivatives of some entries, then by first of all, if these tell anything."""
         ends = Ends(enough=float(len(start)), patience=BRIEF, until=until)
-        some = self._minimum(whole.some, space, start, ends)
-        some = replace(some, gram=whole.of_all(some.gram))
-        found = _found(some, space, whole.some)
+        near = self._minimum(whole.some, space, start, ends)
+        near = replace(near, gram=whole.of_all(near.gram))
+        found = _found(near, space, whole.some)
         if found.learned < LITTLE or time.thread_time() > until:
             return found
-        minimum = whole.search(space, some.point, some.gram, until, self.on_progress)
-        return _found(minimum, space, whole.every).after(some.steps)
+        minimum = whole.search(space, near.point, near.gram, until, self.on_progress)
+        return _found(minimum, space, whole.every).after(near.steps)
 
     def _by_all(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
         """By first derivatives of all entries."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.complete import Stated
 from attacks.gauss_newton.picked import Known
-from attacks.gauss_newton.placing import MOST, off, unexplained, whitened
+from attacks.gauss_newton.placing import MOST, filled, off, unexplained, whitened
 from attacks.gauss_newton.space import OpenSpace
 
 GAIN = 2.0  # of the cost: a swap that gains less is as good as none
@@ -52,9 +52,8 @@ class Evidence:
         """Of the tokens of a search; the arguments are those of ``Placing.of``."""
         slopes, entries = found.slopes, patch_weight.largest(MOST)
         shown, mean, covariance = space.basis, entrance.prior.mean, entrance.prior.covariance
-        by_shown = covariance @ shown.mT
-        filling = torch.linalg.solve(shown @ by_shown, by_shown.mT)
-        root = unexplained(slopes, entries, covariance - by_shown @ filling)
+        filling, unseen = filled(shown, covariance)
+        root = unexplained(slopes, entries, unseen)
         constant = mean - (shown @ mean) @ filling
         left = entries.values - slopes.sum(dim=0)[entries.rows] * constant[entries.columns]
         made = (slopes[:, None, entries.rows] * filling[:, entries.columns]).flatten(0, 1)

@@ -64,11 +64,10 @@ class Placing:
         shown, mean, covariance = space.basis, entrance.prior.mean, entrance.prior.covariance
         shifts = entrance.shifts(shown)
         along = (found.along + shifts)[:, None] - shifts
-        by_shown = covariance @ shown.mT
-        filling = torch.linalg.solve(shown @ by_shown, by_shown.mT)
+        filling, unseen = filled(shown, covariance)
         patches = mean + (along - shown @ mean) @ filling
         unsure = unsure + UNSURE**2 * found.along.square().mean() * torch.eye(len(unsure)).to(unsure)
-        unseen = covariance - by_shown @ filling + filling.mT @ unsure @ filling
+        unseen = unseen + filling.mT @ unsure @ filling
         rows, columns = entries.rows, entries.columns
         root = unexplained(slopes, entries, unseen)
         made = whitened(root, (slopes[:, None, rows] * patches[:, :, columns]).flatten(0, 1))
@@ -120,6 +119,21 @@ class Placing:
         """(tokens, tokens), among all tokens in all places, of each token in the place of each."""
         count = len(places)
         return count * torch.arange(count, device=places.device)[:, None] + places
+
+
+def filled(shown: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """What is likeliest of a patch (values,) by what is shown (rank,) of it, and the covariance of what it is off.
+
+    Args:
+        shown: (rank, values) the directions.
+        covariance: (values, values), of natural patches.
+
+    Returns:
+        A matrix (rank, values), and one (values, values).
+    """
+    by_shown = covariance @ shown.mT
+    filling: Tensor = torch.linalg.solve(shown @ by_shown, by_shown.mT)
+    return filling, covariance - by_shown @ filling
 
 
 def unexplained(slopes: Tensor, entries: Known, unseen: Tensor) -> Tensor:

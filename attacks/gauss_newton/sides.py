@@ -6,8 +6,9 @@ nearest to zero are linear in the picture, and what their sides say is believed 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,20 +16,18 @@ from torch import Tensor
 
 from attacks.entries import Entries
 from attacks.gauss_newton.beliefs import Belief, believed
+from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
 from attacks.gauss_newton.levenberg import Minimum, jacobian
 from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
 from attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 
 WIDE, NARROW = (1.0, 0.3, 0.1, 0.03), (0.03, 0.01)  # from a start far off, and from tokens that were found
-STEPS, AT_A_TIME = 400, 25  # for each width; and before anybody looks at the clock
-HISTORY = 20  # steps that L-BFGS remembers
+STEPS = 400  # for each width
 NEAREST = 5.0  # entries whose sides are believed, per unknown
 BLURRED = 3e-3  # mean magnitudes that a linear entry may be off by
 FAR = 5.0  # times the entries on the wrong side: what is believed with so many does not count
 CHUNK = 252  # directions that are differentiated at a time
-
-Tell = Callable[[int, int, float], None]  # (steps done, of so many, loss)
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,8 @@ def search(sides: Sides, space: OpenSpace, start: Tensor, widths: Sequence[float
     point, taken = start.float(), 0
     for width in widths:
         point = point.detach().requires_grad_()
-        for loss in _descend(sides, space, point, width):
+        cost = partial(_cost, sides, space, width)
+        for loss in descend(cost, point, STEPS):
             taken += AT_A_TIME
             tell(taken, len(widths) * STEPS, loss)
             if time.thread_time() > until:
@@ -122,20 +122,8 @@ def search(sides: Sides, space: OpenSpace, start: Tensor, widths: Sequence[float
     return Minimum(best, likelihood + float(best @ best), belief.precision, taken)
 
 
-def _descend(sides: Sides, space: OpenSpace, point: Tensor, width: float) -> Iterator[float]:
-    """Move a point downhill, some steps at a time, and say how large the loss was before."""
-    optimiser = torch.optim.LBFGS(
-        [point], max_iter=AT_A_TIME, history_size=HISTORY, line_search_fn="strong_wolfe", tolerance_change=0.0
-    )
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        made = sides.loss(space.patches(point)[0], width) + point @ point
-        made.backward()  # type: ignore[no-untyped-call]
-        return made
-
-    for _ in range(0, STEPS, AT_A_TIME):
-        yield float(optimiser.step(loss).detach())  # type: ignore[no-untyped-call]
+def _cost(sides: Sides, space: OpenSpace, width: float, unknowns: Tensor) -> Tensor:
+    return sides.loss(space.patches(unknowns)[0], width) + unknowns @ unknowns
 
 
 def _belief(sides: Sides, space: OpenSpace, point: Tensor) -> Belief:

@@ -1,26 +1,23 @@
 """All entries that noise is on at once, by first derivatives, from where some of them led.
 
 Their Jacobian would be dear. That of some says how the cost curves along every direction, but for how many more there
-are of them. In coordinates in which it curves alike everywhere, first derivatives need tens of steps.
+are of them. In coordinates in which it curves alike everywhere, first derivatives need few steps.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
 from attacks.gauss_newton.levenberg import Minimum, jacobian
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.space import OpenSpace
 
-STEPS, AT_A_TIME = 400, 20  # of L-BFGS; and before anybody looks at the clock
-HISTORY = 20  # steps that it remembers
+STEPS = 400  # of L-BFGS, at most
 SETTLED = 5e-6  # of the cost: what so many steps gain that ends the search
 CHUNK = 252  # directions that are differentiated at a time
-
-Tell = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -46,42 +43,28 @@ class Whole:
             tell: Is told how far it is: steps done, of so many, cost.
         """
         root = torch.linalg.cholesky(gram)
-        moved = torch.zeros_like(start).requires_grad_()
+        away = torch.zeros_like(start).requires_grad_()
 
-        def point() -> Tensor:
-            away: Tensor = torch.linalg.solve_triangular(root.mT, moved[:, None], upper=True)[:, 0]
-            return start + away
+        def point(away: Tensor) -> Tensor:
+            moved: Tensor = torch.linalg.solve_triangular(root.mT, away[:, None], upper=True)[:, 0]
+            return start + moved
 
-        optimiser = torch.optim.LBFGS(
-            [moved],
-            max_iter=AT_A_TIME,
-            history_size=HISTORY,
-            line_search_fn="strong_wolfe",
-            tolerance_grad=0.0,
-            tolerance_change=0.0,
-        )
-
-        def cost() -> Tensor:
-            optimiser.zero_grad()
-            unknowns = point()
+        def cost(away: Tensor) -> Tensor:
+            unknowns = point(away)
             left = self.every(space.patches(unknowns)[0])
-            made = left @ left + unknowns @ unknowns
-            made.backward()  # type: ignore[no-untyped-call]
-            return made
+            return left @ left + unknowns @ unknowns
 
-        taken, costs = 0, list[float]()
-        for taken in range(AT_A_TIME, STEPS + 1, AT_A_TIME):
-            costs.append(float(optimiser.step(cost).detach()))  # type: ignore[no-untyped-call]
-            tell(taken, STEPS, costs[-1])
-            if (costs[1:] and costs[-2] - costs[-1] < SETTLED * costs[-1]) or time.thread_time() > until:
+        costs: list[float] = []
+        for before in descend(cost, away, STEPS):
+            costs.append(before)
+            tell(AT_A_TIME * len(costs), STEPS, before)
+            if (costs[1:] and costs[-2] - before < SETTLED * before) or time.thread_time() > until:
                 break
-        found = point().detach()
         with torch.no_grad():
-            left = self.every(space.patches(found)[0])
-            reached = float(left @ left + found @ found)
+            found, reached = point(away), float(cost(away))
         if not reached < costs[0]:  # nor where rounding has left no number
             found, reached = start, costs[0]
-        return Minimum(found, reached, self.gram(space, found), taken)
+        return Minimum(found, reached, self.gram(space, found), AT_A_TIME * len(costs))
 
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""
