@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from fedmjp.cli.keys import SEGMENTED
@@ -16,6 +17,7 @@ from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.errors import CheckpointError, ConfigError, DataError
 from fedmjp.lean import timm
 from fedmjp.models.build import build
+from fedmjp.seeds import scoped_randomness
 from fedmjp.segmentation.config import SegmentationConfig, SegmentationRecipe, UperNetModel
 from fedmjp.segmentation.crops import training_crop, whole
 from fedmjp.segmentation.evaluation import count, figures_of
@@ -28,6 +30,7 @@ from tests.test_cli import run
 SMALL = {"dim": 12, "depths": [1, 1, 1, 1], "heads": [1, 1, 2, 2], "window": 4, "channels": 16, "auxiliary_channels": 8}
 SETTINGS = [f"model.{key}={str(value).strip('[]').replace(' ', '')}" for key, value in SMALL.items()]
 COLOURS = {3: (220, 30, 30), 77: (30, 200, 40), 150: (40, 40, 230)}  # of each class
+BLURRED = 10  # pixels on both sides of a border in which JPEG and resizing mix the colours of two classes
 
 
 def draw_scene(root: Path, split: str, number: int) -> None:
@@ -161,12 +164,15 @@ def test_labels_are_classes_from_zero_and_the_rest_is_ignored(scenes_folder: Pat
 
 def test_crops_move_labels_with_their_pixels(scenes_folder: Path) -> None:
     image, labels = open_scenes(scenes_folder, "training").load(1)
-    for _ in range(5):
-        shown, there = training_crop(image, labels, 96)  # greater than most resized scenes
+    for drawn in range(20):
+        with scoped_randomness(drawn):
+            shown, there = training_crop(image, labels, 96)  # greater than most resized scenes
         assert shown.shape == (3, 96, 96)
         assert there.dtype == torch.int64
         for value, colour in COLOURS.items():
-            of_class = shown[:, there == value - 1]
+            others = (there != value - 1).float()[None]
+            away = F.max_pool2d(others, 2 * BLURRED + 1, stride=1, padding=BLURRED)[0] == 0
+            of_class = shown[:, away]
             if of_class.shape[1]:
                 assert int(of_class.mean(dim=1).argmax()) == int(np.argmax(colour))
     tried, size = whole(image, 32, 4)
