@@ -17,7 +17,7 @@ from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import complete
 from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
-from attacks.gauss_newton.ordered import Found, Ordering, Settled
+from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
@@ -46,6 +46,7 @@ SCALED: frozenset[Mark] = frozenset({"scaled"})
 LITTLE = 0.05  # of the unknowns: where entries tell less, nothing is made of it
 FINE = 0.05  # of the gains that count elsewhere: a search along a curved valley gains little by little
 USUAL = 100.0  # seconds of one core, on the board of defences
+GAIN = 1.0  # of the cost: an order of tokens that gains less is as good as the one before
 BRIEF = 2  # slow steps with some entries, before all are compared
 
 
@@ -175,7 +176,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         settled = self._nearest(searches, ordering, start, until)
         images, found = seen.images, settled.found
         if found.arrived and found.learned > LITTLE:
-            ordered = settled.ordered or ordering.of(found, began + self.options.seconds)
+            ordered = settled.ordered or ordering.of(found, began + self.options.seconds)[0]
             patch_weight = sent.said_of(names.PATCH_WEIGHT, ordered.unscaled)
             images = picture(complete(ordered.stated, space.basis, prior, patch_weight), model)
         diagnostics = {
@@ -239,14 +240,27 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             return Settled(search.find(alike, alike.unknowns(ordering.space.patches(start))))
         found = search.find(ordering.space, start)
         while found.arrived and time.thread_time() < until:
-            ordered = ordering.of(found, until)
-            if not ordered.moved:
-                return Settled(found, ordered)
-            further = search.find(ordering.space, ordering.unknowns(ordered))
-            if not further.minimum.cost < found.minimum.cost:
-                return Settled(found, ordering.as_found(found))
-            found = further.after(found.minimum.steps)
+            orders = ordering.of(found, until)
+            if not (better := self._better(search, ordering, found, orders, until)):
+                return Settled(found, orders[0] if not orders[0].moved else ordering.as_found(found))
+            found = better
         return Settled(found)
+
+    def _better(
+        self, search: Search, ordering: Ordering, found: Found, orders: Sequence[Ordered], until: float
+    ) -> Found | None:
+        """From the first of these orders that explains the upload better than what was found, if one does."""
+        steps = found.minimum.steps
+        for ordered in orders:
+            if not ordered.moved:
+                continue
+            if time.thread_time() > until:
+                break
+            further = search.find(ordering.space, ordering.unknowns(ordered))
+            steps += further.minimum.steps
+            if further.minimum.cost < found.minimum.cost - GAIN:
+                return replace(further, minimum=replace(further.minimum, steps=steps))
+        return None
 
     def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Minimum:
         """The most likely picture near a start."""

@@ -8,6 +8,7 @@ is for orders that are likely already.
 
 import itertools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +21,7 @@ from attacks.gauss_newton.picked import Known
 from attacks.gauss_newton.placing import MOST, filled, off, unexplained, whitened
 from attacks.gauss_newton.space import OpenSpace
 
-GAIN = 2.0  # of the cost: a swap that gains less is as good as none
+DOUBT = 20.0  # of the cost: by so much it may prefer a wrong order, being of normal distributions
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,23 @@ class Evidence:
         before = away @ (natural @ away) + left @ left + self.alone.gather(1, places[:, None]).sum()
         return float(before - gained + 2 * factor.diagonal().log().sum())
 
-    def settled(self, places: Tensor, until: float) -> Tensor:
-        """The order that swaps of two tokens lead to, as long as ``time.thread_time()`` is before ``until``."""
-        places, cost = places.clone(), self.cost(places)
-        pairs = list(itertools.combinations(range(len(places)), 2))
+    def likeliest(self, orders: Iterable[Tensor], until: float) -> list[Tensor]:
+        """The likeliest first, and those in ``DOUBT``: of some, and of all that swaps of two tokens lead to.
+
+        Swaps are tried as long as ``time.thread_time()`` is before ``until``.
+        """
+        costs = {tuple(order.tolist()): self.cost(order) for order in orders}
+        best = min(costs, key=costs.__getitem__)
+        pairs = list(itertools.combinations(range(len(best)), 2))
         tried = 0  # since the last that gained
-        for pair in itertools.cycle(pairs):
+        for first, second in itertools.cycle(pairs):
             if tried == len(pairs) or time.thread_time() > until:
-                return places
-            swapped = places.clone()
-            swapped[list(pair)] = places[list(pair[::-1])]
-            likelier = self.cost(swapped)
-            tried += 1
-            if likelier < cost - GAIN:
-                places, cost, tried = swapped, likelier, 0
-        return places
+                break
+            swapped = list(best)
+            swapped[first], swapped[second] = best[second], best[first]
+            order = tuple(swapped)
+            if order not in costs:
+                costs[order] = self.cost(torch.tensor(order, device=self.alone.device))
+            best, tried = (order, 0) if costs[order] < costs[best] else (best, tried + 1)
+        doubtful = sorted((order for order in costs if costs[order] < costs[best] + DOUBT), key=costs.__getitem__)
+        return [torch.tensor(order, device=self.alone.device) for order in doubtful]

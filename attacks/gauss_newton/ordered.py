@@ -17,6 +17,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 
 LIKELY = 20  # orders of those that are drawn, the likeliest by ``placing``, that ``evidence`` compares
+TRIED = 3  # orders in doubt, the likeliest, from which another search may start
 EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing is made of it
 
 
@@ -91,8 +92,8 @@ class Ordering:
     model: VitClassifier
     generator: torch.Generator
 
-    def of(self, found: Found, until: float) -> Ordered:
-        """What was found, in the likeliest order; as it was found where no entry of a place is left.
+    def of(self, found: Found, until: float) -> list[Ordered]:
+        """What was found, in orders that are in doubt, the likeliest first; as found where no entry of a place is left.
 
         Orders are drawn until ``until``, of ``time.thread_time()``.
         """
@@ -102,7 +103,7 @@ class Ordering:
             self.known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
         )
         if not positions.values.any():
-            return here
+            return [here]
         unsure = _unsure(found)
         placing = Placing.of(
             stated, unsure, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens
@@ -112,10 +113,13 @@ class Ordering:
         natural = self.entrance.by_prior(self.entrance.tokens(patches), self.model)
         likely = placing.best((standing, natural), self.generator, until, LIKELY)
         evidence = Evidence.of(stated, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens)
-        places = evidence.settled(min(likely, key=evidence.cost), until)
-        if torch.equal(places, standing):
-            return here
-        return Ordered(stated.moved(places, self.space.basis, self.entrance), unscaled, moved=True)
+        orders = evidence.likeliest(likely, until)[:TRIED]
+        return [
+            here
+            if torch.equal(order, standing)
+            else Ordered(stated.moved(order, self.space.basis, self.entrance), unscaled, moved=True)
+            for order in orders
+        ]
 
     def as_found(self, found: Found) -> Ordered:
         """What was found, as it was found."""
@@ -133,7 +137,7 @@ class Ordering:
         if found.space is self.space:
             return found.minimum.point
         if found.arrived:
-            return self.unknowns(self.of(found, until))
+            return self.unknowns(self.of(found, until)[0])
         return self.space.unknowns(found.space.patches(found.minimum.point))
 
 
