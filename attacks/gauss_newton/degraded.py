@@ -251,15 +251,13 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     ) -> Found | None:
         """From the first of these orders that explains the upload better than what was found, if one does."""
         steps = found.minimum.steps
-        for ordered in orders:
-            if not ordered.moved:
-                continue
+        for ordered in (order for order in orders if order.moved):
             if time.thread_time() > until:
                 break
-            further = search.find(ordering.space, ordering.unknowns(ordered))
-            steps += further.minimum.steps
+            further = search.find(ordering.space, ordering.unknowns(ordered)).after(steps)
             if further.minimum.cost < found.minimum.cost - GAIN:
-                return replace(further, minimum=replace(further.minimum, steps=steps))
+                return further
+            steps = further.minimum.steps
         return None
 
     def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Minimum:
