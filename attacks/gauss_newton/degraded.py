@@ -16,7 +16,7 @@ from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import complete
-from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
+from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Ends, Minimum, jacobian, minimise
 from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
@@ -38,7 +38,6 @@ from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
-CHUNK = 252  # directions that are differentiated at a time: of few tokens more are faster
 SEARCHED = 0.9  # of the seconds: the others are for the order of tokens
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
@@ -277,7 +276,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             lambda unknowns: torch.cat([likelihood(unknowns), unknowns]),
             start,
             steps=steps,
-            slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns, CHUNK), eye], dim=1),
+            slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns, FEW_TOKENS_CHUNK), eye], dim=1),
             ends=ends,
             on_step=tell,
         )

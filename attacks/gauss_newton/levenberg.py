@@ -22,6 +22,7 @@ Function = Callable[[Tensor], Tensor]
 # Directions that are differentiated at a time: the memory of so many forward and backward passes. A GPU waits for the
 # next instruction where they are few.
 CHUNK = {"cpu": 64, "cuda": 192}
+FEW_TOKENS_CHUNK = 252  # where passes are of few tokens
 COLUMNS = 8192  # of the Jacobian that are widened at a time
 FIRST_DAMPING = 1e-2  # of the trace of J^T J; relative, as all that follow
 LEAST_DAMPING = 1e-16

@@ -17,7 +17,7 @@ from torch import Tensor
 from attacks.entries import Entries
 from attacks.gauss_newton.beliefs import Belief, believed
 from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
-from attacks.gauss_newton.levenberg import Minimum, jacobian
+from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Minimum, jacobian
 from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
 from attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
@@ -27,7 +27,6 @@ STEPS = 400  # for each width
 NEAREST = 5.0  # entries whose sides are believed, per unknown
 BLURRED = 3e-3  # mean magnitudes that a linear entry may be off by
 FAR = 5.0  # times the entries on the wrong side: what is believed with so many does not count
-CHUNK = 252  # directions that are differentiated at a time
 
 
 @dataclass(frozen=True)
@@ -139,4 +138,4 @@ def _belief(sides: Sides, space: OpenSpace, point: Tensor) -> Belief:
         here = margins(point.float()).double()
     zero = torch.zeros_like(here)
     bounds = Entries(zero + BLURRED**2, low=zero, high=zero + torch.inf)
-    return believed(here, jacobian(margins, point, CHUNK), point, bounds)
+    return believed(here, jacobian(margins, point, FEW_TOKENS_CHUNK), point, bounds)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
-from attacks.gauss_newton.levenberg import Minimum, jacobian
+from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Minimum, jacobian
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.space import OpenSpace
 
 STEPS = 400  # of L-BFGS, at most
 SETTLED = 5e-6  # of the cost: what so many steps gain that ends the search
-CHUNK = 252  # directions that are differentiated at a time
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Whole:
 
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""
-        slopes = jacobian(lambda unknowns: self.some(space.patches(unknowns)[0]), point, CHUNK).double()
+        slopes = jacobian(lambda unknowns: self.some(space.patches(unknowns)[0]), point, FEW_TOKENS_CHUNK).double()
         gram: Tensor = slopes @ slopes.mT
         gram.diagonal().add_(1.0)
         return self.of_all(gram)
