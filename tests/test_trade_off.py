@@ -8,12 +8,25 @@ import pandas as pd
 import pytest
 
 from benchmarks.folder.study import keep_rows
-from benchmarks.report.drawing import STYLE
-from benchmarks.studies.trade_off import Point, accuracy, drawn, joined, on_front, point, spread, table
+from benchmarks.report.drawing import CEILING, STYLE
+from benchmarks.studies.trade_off import (
+    Point,
+    accuracy,
+    drawn,
+    joined,
+    of_one_gradient,
+    on_front,
+    point,
+    spread,
+    table,
+)
 from benchmarks.studies.trained_under import rows_by_weights
 from benchmarks.studies.training_cost import DEFENCES, PARTITIONS, scenario_of
 from fedmjp.defences.pipeline import pipeline_of
 from fedmjp.errors import BadInputError
+from tests.conftest import ROOT
+
+BOARD = ROOT / "results" / "defences"
 
 
 def wilson(hits: int, n: int, z: float) -> float:
@@ -23,8 +36,9 @@ def wilson(hits: int, n: int, z: float) -> float:
     return float((share + z * z / (2 * n) + z * root) / (1 + z * z / n))
 
 
-def made(name: str, leakage: float, top1: float) -> Point:
-    return Point(name, (leakage, leakage - 1, leakage + 1), (top1, top1 - 2, top1 + 2), "mjp_prior")
+def made(name: str, leakage: float, top1: float, central: float = 0) -> Point:
+    leaks, right, elsewhere = ((each, each - 1, each + 1) for each in (leakage, top1, central))
+    return Point(name, leaks, right, "mjp_prior", elsewhere)
 
 
 POINTS = [
@@ -38,6 +52,11 @@ POINTS = [
 
 def test_the_front_has_what_nothing_else_beats_and_both_of_two_that_are_alike() -> None:
     assert [one.defence for one in POINTS if on_front(one, POINTS)] == ["free", "dear", "as dear"]
+
+
+def test_a_defence_that_leaks_at_other_weights_is_no_better_for_attacks_that_failed_at_its_own() -> None:
+    failed = made("failed", 1, 12, central=25)
+    assert [one.defence for one in [*POINTS, failed] if on_front(one, [*POINTS, failed])] == ["free", "dear", "as dear"]
 
 
 def test_the_interval_of_top1_is_wilsons_from_the_lowest_seed_to_the_highest() -> None:
@@ -60,20 +79,37 @@ def test_leakage_is_of_the_attack_with_the_largest_median_gain_over_the_guess_of
         (0, "p0", "search", 300.0),
         (0, "p1", "search", 11.0),
     )
-    assert point("none", runs, rows).attack == "search"
-    assert point("none", runs, rows[rows["attack"] != "search"]).leakage[0] == pytest.approx(4)
+    central = rows.assign(defence="none", psnr=lambda each: each["psnr"] + (each["attack"] == "near"))
+    assert point("none", runs, rows, central).attack == "search"
+    weaker, others = (each[each["attack"] != "search"] for each in (rows, central))
+    assert point("none", runs, weaker, others).leakage[0] == pytest.approx(4)
+    assert point("none", runs, weaker, others).central[0] == pytest.approx(5)
+    with pytest.raises(BadInputError, match=r"no row of sign: give --board"):
+        point("sign", runs, rows, central)
 
 
 def test_weights_that_nobody_attacked_are_told() -> None:
     runs = pd.DataFrame({"top1": [0.1, 0.2], "validation_pictures": [1600, 1600], "seed": [0, 1]})
+    rows = scores((0, "p", "grey", 10.0), (0, "p", "near", 11.0)).assign(defence="sign")
     with pytest.raises(BadInputError, match=r"sign, seeds \[1\]"):
-        point("sign", runs, scores((0, "p", "grey", 10.0), (0, "p", "near", 11.0)))
+        point("sign", runs, rows, rows)
 
 
 def test_the_interval_of_leakage_holds_seeds_that_differ() -> None:
     """Of two seeds that differ by 10 dB, a quarter of the resamples each has one seed alone."""
     places = pd.MultiIndex.from_product([[0, 1], list("abcdef")], names=["seed", "picture"])
     assert spread(pd.Series([1.0] * 6 + [11.0] * 6, index=places)) == pytest.approx((6, 1, 11))
+
+
+def test_the_boards_rows_have_the_medians_of_its_table() -> None:
+    """The page's table is made another way, by the board's verdicts."""
+    said = (BOARD / "README.md").read_text().split("## Pictures: 16 tokens")[1].split("\n## ")[0]
+    printed = {line.split("`")[1]: line.split(" | ")[1] for line in said.splitlines() if line.startswith("| `")}
+    medians = of_one_gradient(BOARD).groupby(["defence", "attack"])["psnr"].median().unstack()
+    named = {name: float(cell.split(", ")[1].split()[0]) for name, cell in printed.items() if " dB" in cell}
+    capped = {name: min(CEILING, value) for name, value in named.items()}  # above it the table has the larger n
+    assert {name: min(CEILING, medians.loc[name].max()) for name in named} == pytest.approx(capped, abs=0.051)
+    assert len(named) > len(DEFENCES)
 
 
 def test_a_defence_is_of_the_last_folder_that_has_it_in_a_partition(tmp_path: Path) -> None:

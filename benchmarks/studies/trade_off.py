@@ -1,18 +1,21 @@
 """Leakage against accuracy: what the strongest attack recovers under each defence, and what training under it costs.
 
-``python -m benchmarks.studies.trade_off --cost FOLDER --leakage FOLDER --figure FILE``, with the rows of
-``training_cost`` and of ``trained_under``, which are of the same weights. Either may be given several times: the last
-folder that has a defence in a partition counts.
+``python -m benchmarks.studies.trade_off --cost FOLDER --leakage FOLDER --board FOLDER --figure FILE``, with the rows of
+``training_cost`` and of ``trained_under``, which are of the same weights, and the board of defences. The first two may
+be given several times: the last folder that has a defence in a partition counts.
 
 Leakage is that of the strongest attack: the median gain over the grey guess of the same pictures, with PSNR capped
 where a picture is exact to the eye. Its interval resamples seeds and photographs. That of Top-1 is Wilson's over
-validation pictures, from the lowest of the seeds to the highest. A defence is on the front where no other leaks less
-and is right more often.
+validation pictures, from the lowest of the seeds to the highest.
+
+After a few rounds attacks fail that succeed at weights of a longer training. That protects nobody, so each defence
+has a second point, at the board's weights, and the worse of both counts: a defence is on the front where no other leaks
+less and is right more often.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -20,17 +23,23 @@ import pandas as pd
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from benchmarks.folder.study import TRIALS
+from benchmarks.folder.study import TRIALS, read_plan
 from benchmarks.leaderboard.statistics import RESAMPLES, share
+from benchmarks.plan.experiment import Cell
 from benchmarks.report.drawing import CEILING, COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR
 from benchmarks.studies.by_view import markdown
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator
+from fedmjp.settings import Setting
+from fedmjp.threat import ThreatModel
+from fedmjp.zoo import ZOO
 
 GUESS = "grey"
+CENTRAL = [ZOO[name].sha256 for name in ("coarse-none-0", "coarse-mjp-0")]  # the board's, of the federation's model
 Spread = tuple[float, float, float]  # a middle, and the ends of its interval
 
 
@@ -41,20 +50,29 @@ class Point(NamedTuple):
     leakage: Spread
     top1: Spread
     attack: str  # the strongest
+    central: Spread  # leakage at the board's weights
+
+    @property
+    def worst(self) -> float:
+        """In dB, what leaks where more does."""
+        return max(self.leakage[0], self.central[0])
 
 
 def main(
     cost: Annotated[list[Path], typer.Option(help="Folder of training_cost; may be repeated.", metavar="FOLDER")],
     leakage: Annotated[list[Path], typer.Option(help="Folder of trained_under; may be repeated.", metavar="FOLDER")],
+    board: Annotated[Path, typer.Option(help="Folder of the campaign defences.", metavar="FOLDER")],
     figure: Annotated[Path, typer.Option(help="Where the figure goes.", metavar="FILE")],
 ) -> None:
     """Draw the figure, and print its points."""
-    trained, attacked = joined(cost), joined(leakage)
+    trained, attacked, central = joined(cost), joined(leakage), of_one_gradient(board)
     drawable = set(trained["partition"]) & set(attacked["partition"])
     trained = trained[trained["partition"].isin(drawable)]
     points = {
         str(partition): [
-            point(str(name), runs, attacked[(attacked["partition"] == partition) & (attacked["defence"] == name)])
+            point(
+                str(name), runs, attacked[(attacked["partition"] == partition) & (attacked["defence"] == name)], central
+            )
             for name, runs in rows.groupby("defence", sort=False)
         ]
         for partition, rows in trained.groupby("partition", sort=False)
@@ -72,14 +90,36 @@ def joined(folders: Sequence[Path]) -> pd.DataFrame:
     return rows[rows["folder"] == last].drop(columns="folder")
 
 
-def point(defence: str, runs: pd.DataFrame, attacked: pd.DataFrame) -> Point:
+def of_one_gradient(board: Path) -> pd.DataFrame:
+    """Scores of pictures from one gradient, by defence, at the weights of ``CENTRAL``."""
+    shown = [place for place, planned in enumerate(read_plan(board).cells) if _is_shown(planned.cell)]
+    rows = pd.read_parquet(board / TRIALS, columns=["cell", "defence", "seed", "picture", "attack", "psnr"])
+    return rows[rows["cell"].isin(shown)]
+
+
+def _is_shown(cell: Cell) -> bool:
+    asked = (cell.weights in CENTRAL, cell.reveals == "pictures", cell.pipeline.clients == 1)
+    compared = Setting.C if cell.pipeline.shuffles else Setting.A
+    return all(asked) and cell.setting == compared and cell.threat.undefended == ThreatModel()
+
+
+def point(defence: str, runs: pd.DataFrame, attacked: pd.DataFrame, central: pd.DataFrame) -> Point:
     """Of one defence and partition; BadInputError if no attack was run at some run's weights."""
     if missing := sorted(set(runs["seed"]) - set(attacked["seed"])):
         raise BadInputError(f"no attack was run on {defence}, seeds {missing}: run trained_under on all of the runs")
+    of_it = central[central["defence"] == defence]
+    if of_it.empty:
+        raise BadInputError(f"the board has no row of {defence}: give --board the folder of a campaign that has one")
+    leakage, attack = strongest(attacked)
+    return Point(defence, leakage, accuracy(runs), attack, strongest(of_it)[0])
+
+
+def strongest(attacked: pd.DataFrame) -> tuple[Spread, str]:
+    """What the strongest attack gains over the guess, and its name."""
     scores = attacked.pivot_table(index=["seed", "picture"], columns="attack", values="psnr").clip(upper=CEILING)
     gains = {str(name): spread(scores[name] - scores[GUESS]) for name in scores if name != GUESS}
-    strongest = max(gains, key=lambda name: gains[name][0])
-    return Point(defence, gains[strongest], accuracy(runs), strongest)
+    attack = max(gains, key=lambda name: gains[name][0])
+    return gains[attack], attack
 
 
 def spread(gains: "pd.Series[float]") -> Spread:
@@ -106,8 +146,8 @@ def accuracy(runs: pd.DataFrame) -> Spread:
 
 def on_front(point: Point, others: Sequence[Point]) -> bool:
     """Whether none leaks as little and is right as often, and one of both more."""
-    mine = (-point.leakage[0], point.top1[0])
-    theirs = [(-other.leakage[0], other.top1[0]) for other in others]
+    mine = (-point.worst, point.top1[0])
+    theirs = [(-other.worst, other.top1[0]) for other in others]
     return not any(other[0] >= mine[0] and other[1] >= mine[1] and other != mine for other in theirs)
 
 
@@ -117,25 +157,35 @@ def drawn(points: dict[str, list[Point]]) -> Figure:
     panels: list[Axes] = list(figure.subplots(1, len(points), sharey=True, squeeze=False)[0])
     for axes, (partition, members) in zip(panels, points.items(), strict=True):
         for place, point in enumerate(members):
-            (leak, *leak_ends), (right, *right_ends) = point.leakage, point.top1
-            axes.errorbar(
-                right,
-                leak,
-                xerr=[[right - right_ends[0]], [right_ends[1] - right]],
-                yerr=[[leak - leak_ends[0]], [leak_ends[1] - leak]],
-                marker=MARKERS[place % len(MARKERS)],
-                color=UNDEFENDED_COLOUR if point.defence == NONE else COLOURS[place % len(COLOURS)],
-                linewidth=0.9,
-                markersize=6,
-                label="no defence" if point.defence == NONE else point.defence,
-            )
-        front = sorted((point.top1[0], point.leakage[0]) for point in members if on_front(point, members))
+            colour = UNDEFENDED_COLOUR if point.defence == NONE else COLOURS[place % len(COLOURS)]
+            look: Any = {
+                "marker": MARKERS[place % len(MARKERS)],
+                "color": colour,
+                "linewidth": 0.9,
+                "markersize": 6,
+            }
+            right, leak, central = (values[0] for values in (point.top1, point.leakage, point.central))
+            axes.plot([right, right], [leak, central], color=colour, linestyle=":", linewidth=0.9)
+            axes.errorbar(right, central, yerr=_bars(point.central), markerfacecolor="white", **look)
+            name = "no defence" if point.defence == NONE else point.defence
+            axes.errorbar(right, leak, xerr=_bars(point.top1), yerr=_bars(point.leakage), label=name, **look)
+        front = sorted((point.top1[0], point.worst) for point in members if on_front(point, members))
         axes.step(*zip(*front, strict=True), where="pre", color="black", linewidth=0.8, label="front")
         axes.axhline(0, **DOTTED)
         axes.set(title=partition, xlabel="Top-1 in %")
     panels[0].set_ylabel("leakage: median gain over the grey guess, dB")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    handles, labels = panels[0].get_legend_handles_labels()
+    for fill, said in {"black": "weights trained under it", "white": "board's weights"}.items():
+        handles.append(Line2D([], [], color="black", marker="o", markerfacecolor=fill, linestyle="none"))
+        labels.append(said)
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     return figure
+
+
+def _bars(values: Spread) -> list[list[float]]:
+    """How far the ends of an interval are from its middle, as ``errorbar`` takes it."""
+    middle, low, high = values
+    return [[middle - low], [high - middle]]
 
 
 def table(points: dict[str, list[Point]], trained: pd.DataFrame) -> pd.DataFrame:
@@ -143,7 +193,7 @@ def table(points: dict[str, list[Point]], trained: pd.DataFrame) -> pd.DataFrame
     by_name = {partition: {point.defence: point for point in members} for partition, members in points.items()}
     first = next(iter(by_name.values()))
     lines = []
-    for name in sorted(first, key=lambda name: first[name].leakage[0]):
+    for name in sorted(first, key=lambda name: first[name].worst):
         runs = trained[trained["defence"] == name]
         epsilon = runs["epsilon"].max()
         lines.append(
@@ -153,6 +203,7 @@ def table(points: dict[str, list[Point]], trained: pd.DataFrame) -> pd.DataFrame
                     f"over the guess, dB, {partition}": _ranged(by_name[partition][name].leakage)
                     for partition in by_name
                 },
+                "board's weights": _ranged(first[name].central),
                 "attack": " / ".join(dict.fromkeys(by_name[partition][name].attack for partition in by_name)),
                 **{f"Top-1 %, {partition}": _ranged(by_name[partition][name].top1) for partition in by_name},
                 "epsilon": "none" if pd.isna(epsilon) else f"{epsilon:.3g}",
