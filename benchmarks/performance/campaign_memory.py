@@ -2,9 +2,11 @@
 
 ``python -m benchmarks.performance.campaign_memory --campaign FILE --data FOLDER --output DIR --json FILE``
 
-The campaign is run by its command, in the folder that ``--output`` names. What processes share counts once (PSS).
+The campaign is run by its command, in the folder that ``--output`` names; with ``--database URL`` instead by one worker
+of an empty PostgreSQL database, whose own memory does not count. What processes share counts once (PSS).
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ import psutil
 import typer
 
 from benchmarks.scripts import Json, keep_figures
-from fedmjp.errors import FedmjpError
+from fedmjp.errors import BadInputError, FedmjpError
 from fedmjp.running import run_function
 
 SAMPLE_SECONDS = 2.0
@@ -29,14 +31,23 @@ def main(
     json: Json,
     campaign: Annotated[Path, typer.Option(help="The campaign's file.")],
     data: Annotated[Path, typer.Option(help="Folder of its pictures.", metavar="FOLDER")],
-    output: Annotated[Path, typer.Option(help="Folder that its results go to.", metavar="DIR")],
-    workers: Annotated[int, typer.Option(min=1, help="Processes that run its trials.")] = 1,
+    output: Annotated[Path | None, typer.Option(help="Folder that its results go to.", metavar="DIR")] = None,
+    database: Annotated[str, typer.Option(help="That its results go to instead, one worker's.", metavar="URL")] = "",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that run its trials in a folder.")] = 1,
 ) -> None:
     """Run the campaign and look at its memory all along."""
-    command = ["campaign", "run", str(campaign), "--output", str(output), "--workers", str(workers)]
+    if (output is None) is not bool(database):
+        raise BadInputError("give either --output or --database")
+    program, source = [sys.executable, "-m", "fedmjp", "campaign"], f"data.source={data}"
+    environment = {**os.environ, "FEDMJP_DATABASE": database}  # no command line shows its password
+    if database:
+        subprocess.run([*program, "start", str(campaign), source], env=environment, check=True)
+        command = [*program, "work"]
+    else:
+        command = [*program, "run", str(campaign), source, "--output", str(output), "--workers", str(workers)]
     began = time.perf_counter()
     spans: dict[int, list[float]] = {}
-    with subprocess.Popen([sys.executable, "-m", "fedmjp", *command, f"data.source={data}"]) as process:
+    with subprocess.Popen(command, env=environment) as process:
         while process.poll() is None:
             passed = time.perf_counter() - began
             spans.setdefault(int(passed // SPAN_SECONDS), []).append(memory_below(process.pid))
