@@ -13,6 +13,7 @@ from torch import Tensor
 from attacks import ATTACKS
 from attacks.adversary import Adversary
 from benchmarks.audit.network import Network
+from fedmjp.alarms import raising
 from fedmjp.errors import FedmjpError
 from fedmjp.records import Disclosure, Upload
 from fedmjp.threat import ThreatModel
@@ -98,11 +99,7 @@ def _limited(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGPROF, stop)
+    before = signal.signal(signal.SIGPROF, raising(TimeoutError, signal.ITIMER_PROF))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

@@ -18,6 +18,7 @@ from benchmarks.running import evaluator
 from benchmarks.running.gallery import Gallery
 from benchmarks.uploads.direct import DirectUploads, initial_model
 from benchmarks.uploads.source import Batch, described
+from fedmjp.alarms import raising
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange
@@ -203,10 +204,7 @@ def _attempt(
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
     """Raise ``StoppedError`` when so many seconds are over, or those of a block around this one."""
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise StoppedError
-
+    stop = raising(StoppedError, signal.ITIMER_REAL)
     former, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
     around = signal.getitimer(signal.ITIMER_REAL)[0]
     signal.setitimer(signal.ITIMER_REAL, max(SOON, min(seconds, around or seconds)))
