@@ -13,8 +13,17 @@ import pytest
 from pyarrow import parquet
 
 from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.store import Store
-from benchmarks.folder.study import DIGITS, ENVIRONMENTS, PLAN, TRIALS, keep_rows, open_results, read_study, write_study
+from benchmarks.folder.study import (
+    DIGITS,
+    ENVIRONMENTS,
+    PLAN,
+    TRIALS,
+    StudyTrials,
+    keep_rows,
+    open_results,
+    read_study,
+    write_study,
+)
 from fedmjp.cli import main
 
 FILE = """\
@@ -89,8 +98,7 @@ def test_keys_are_cut_but_where_that_joined_trials(finished: Path, copied: Path)
     whole = ledger.trials["key"].tolist()
     assert sorted(read_study(copied)[0].trials["key"]) == sorted(key[:DIGITS] for key in whole)
     alike = {key: f"{'0' * DIGITS}{place}" for place, key in enumerate(whole)}
-    same = Store.in_memory()
-    same.put(replace(trial, key=alike[trial.key]) for trial in store.trials(whole))
+    same = StudyTrials(store.frame().replace({"key": alike}), store.environments())
     write_study(copied / TRIALS, replace(ledger, trials=ledger.trials.replace({"key": alike})), same)
     assert read_study(copied)[0].trials["key"].tolist() == list(alike.values())
 
@@ -123,6 +131,13 @@ def test_a_changed_row_is_noticed(copied: Path, column: str, value: object, caps
     change(copied, column, value)
     assert run("campaign", "verify", copied) == 1
     assert "trials_sha256" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_row_that_stands_twice_is_told(copied: Path) -> None:
+    table = parquet.read_table(copied / TRIALS)
+    parquet.write_table(pa.concat_tables([table, table.slice(0, 1)]), copied / TRIALS)
+    with pytest.raises(OutputError, match="is damaged.*a key stands twice"):
+        read_study(copied)
 
 
 def test_a_lost_row_is_noticed(copied: Path) -> None:

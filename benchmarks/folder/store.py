@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from sqlalchemy import (
     URL,
@@ -121,6 +121,7 @@ _TRIALS = Table(
     Column("environment_sha256", ForeignKey(_ENVIRONMENTS.c.sha256), nullable=False),
     Column("recorded_at", DateTime, nullable=False),
 )
+COLUMNS = tuple(_TRIALS.c.keys())
 
 
 @dataclass(kw_only=True)
@@ -153,6 +154,19 @@ class Trial:
     recorded_at: datetime = field(default_factory=lambda: datetime.now(UTC).replace(tzinfo=None))
 
 
+class RecordedTrials(Protocol):
+    """Trials that can be read: those of a database, or of a published study."""
+
+    def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
+        """The trials behind ``keys``, or all, as one row each with the columns of ``Trial``, in the order of keys.
+
+        ``scores`` and ``diagnostics`` are dictionaries; ``environment_sha256`` is a key of ``environments()``.
+        """
+
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """Versions, revision and hardware by digest."""
+
+
 class Store:
     """A database of trials: a SQLite file, or PostgreSQL for workers on several machines.
 
@@ -170,11 +184,6 @@ class Store:
     def at(cls, path: Path) -> Self:
         """Open a SQLite file, or make it; its folder must exist."""
         return cls(URL.create("sqlite", database=str(path)))
-
-    @classmethod
-    def in_memory(cls) -> Self:
-        """An empty database that is gone when it is closed, for trials that are read from elsewhere."""
-        return cls(URL.create("sqlite"))
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -241,19 +250,12 @@ class Store:
             return [Trial(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
 
     def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
-        """The trials behind ``keys``, or all, as one row each with the columns of ``Trial``, in a fixed order.
-
-        ``scores`` and ``diagnostics`` are dictionaries; ``environment_sha256`` is a key of ``environments()``.
-        """
-        import pandas as pd  # noqa: PLC0415 (a writer of trials does without)
-
+        """As ``RecordedTrials`` has it."""
         with self.transaction() as connection:
-            rows = [tuple(row) for row in _rows(connection, _TRIALS.c.keys(), keys)]
-        table = pd.DataFrame(rows, columns=_TRIALS.c.keys())
-        return table.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
+            return frame_of([tuple(row) for row in _rows(connection, _TRIALS.c.keys(), keys)])
 
     def environments(self) -> dict[str, dict[str, Any]]:
-        """Versions, revision and hardware by digest."""
+        """As ``RecordedTrials`` has it."""
         with self.transaction() as connection:
             return {row.sha256: row.content for row in connection.execute(select(_ENVIRONMENTS))}
 
@@ -330,6 +332,14 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 def _prepare_postgresql(connection: Any, _record: object) -> None:
     connection.execute(f"SET lock_timeout = {BUSY_MILLISECONDS}")
     connection.commit()
+
+
+def frame_of(rows: Sequence[tuple[Any, ...]]) -> "pd.DataFrame":
+    """A table of rows whose values stand in the order of ``COLUMNS``."""
+    import pandas as pd  # noqa: PLC0415 (a writer of trials does without)
+
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
 
 
 def _make_tables(engine: Engine, name: str, tables: MetaData) -> None:

@@ -9,8 +9,9 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from pyarrow import parquet
 
 from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from benchmarks.folder.output import OutputFolder, write_json
-from benchmarks.folder.store import COLOUR, Store, Trial
+from benchmarks.folder.store import COLOUR, RecordedTrials, frame_of
+from benchmarks.folder.store import COLUMNS as RECORDED
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
 
@@ -38,7 +40,23 @@ ROWS = (
 )  # fmt: skip
 
 
-def write_study(path: Path, ledger: Ledger, store: Store) -> None:
+@dataclass(frozen=True)
+class StudyTrials:
+    """The trials of a published study."""
+
+    rows: pd.DataFrame
+    made_in: Mapping[str, dict[str, Any]]
+
+    def frame(self, keys: Collection[str] | None = None) -> pd.DataFrame:
+        """As ``RecordedTrials`` has it."""
+        return self.rows if keys is None else self.rows[self.rows["key"].isin(set(keys))].reset_index(drop=True)
+
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """As ``RecordedTrials`` has it."""
+        return dict(self.made_in)
+
+
+def write_study(path: Path, ledger: Ledger, store: RecordedTrials) -> None:
     """Write a plan and the trials that were run of it into a parquet file."""
     frame = store.frame(ledger.trials["key"].tolist())
     planned = ledger.trials[list(COLUMNS)]
@@ -83,7 +101,7 @@ def keep_rows(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> Non
     write_json(folder / "manifest.json", {**about, SHA256: write_rows(folder / TRIALS, rows)})
 
 
-def read_study(folder: Path) -> tuple[Ledger, Store]:
+def read_study(folder: Path) -> tuple[Ledger, StudyTrials]:
     """The plan and the trials of a published study.
 
     Raises:
@@ -93,10 +111,7 @@ def read_study(folder: Path) -> tuple[Ledger, Store]:
     with _damage_told(path):
         table = parquet.read_table(path)
         ledger = _ledger(path, table)
-        environments = _unpacked(table.schema.metadata[ENVIRONMENTS])
-        store = Store.in_memory()
-        store.put(_trial(row, ledger.about["metrics"], environments) for row in table.to_pylist())
-        return ledger, store
+        return ledger, _trials(table, ledger.about["metrics"], _unpacked(table.schema.metadata[ENVIRONMENTS]))
 
 
 def read_plan(folder: Path) -> Ledger:
@@ -126,7 +141,7 @@ def _ledger(path: Path, table: pa.Table) -> Ledger:
     return Ledger({**about, SHA256: _sha256(path)}, cells, table.select(COLUMNS).to_pandas())
 
 
-def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Store]:
+def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, RecordedTrials]:
     """The plan and the trials of a folder, as a run left them or as they were published.
 
     Raises:
@@ -186,29 +201,27 @@ def _unpacked(packed: bytes) -> Any:
     return json.loads(text)
 
 
-def _trial(row: Mapping[str, Any], metrics: list[str], environments: Mapping[str, Any]) -> Trial:
-    values = {name: _plain(row[name]) for name in ROWS if name not in ("environment_sha256", "recorded_at")}
-    return Trial(
-        key=row["key"],
-        picture=row["picture"],
-        picture_sha256=row["picture_sha256"],
-        seed=int(row["seed"]),
-        scores=_scores(row, metrics) if row["status"] == "ok" else {},
-        diagnostics=json.loads(row["diagnostics"]),
-        environment=environments[row["environment_sha256"]],
-        recorded_at=row["recorded_at"].replace(tzinfo=None),
-        **values,
-    )
-
-
-def _scores(row: Mapping[str, Any], metrics: list[str]) -> dict[str, Any]:
-    """By metric, and ``COLOUR`` where it was recorded."""
-    colour = _plain(row.get(COLOUR))
-    return {name: _plain(row[name]) for name in metrics} | ({} if colour is None else {COLOUR: colour})
+def _trials(table: pa.Table, metrics: Sequence[str], environments: Mapping[str, dict[str, Any]]) -> StudyTrials:
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    if len(set(columns["key"])) < len(table):
+        raise ValueError("a key stands twice")
+    named = {digest: environments[digest] for digest in set(columns["environment_sha256"])}
+    scored = [*metrics, *([COLOUR] if COLOUR in columns else [])]
+    values = zip(*(map(_plain, columns[name]) for name in scored), strict=True)
+    columns["scores"] = [
+        {name: value for name, value in zip(scored, row, strict=True) if name != COLOUR or value is not None}
+        if status == "ok"
+        else {}
+        for status, row in zip(columns["status"], values, strict=True)
+    ]
+    columns["diagnostics"] = list(map(json.loads, columns["diagnostics"]))
+    columns["recorded_at"] = [time.replace(tzinfo=None) for time in columns["recorded_at"]]
+    rows = zip(*(columns[name] for name in RECORDED), strict=True)
+    return StudyTrials(frame_of(sorted(rows)), named)
 
 
 def _plain(value: Any) -> Any:
-    """Missing values as the store has them."""
+    """Missing values as a database has them."""
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.output import OutputFolder, write_json
-from benchmarks.folder.store import Store
+from benchmarks.folder.store import RecordedTrials, Store
 from benchmarks.leaderboard.admission import submitted
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, reported_in
@@ -56,7 +56,7 @@ def render(
     return trials[trials["status"] == "failed"]
 
 
-def board_in(ledger: Ledger, store: Store, folder: Path) -> Board:
+def board_in(ledger: Ledger, store: RecordedTrials, folder: Path) -> Board:
     """The leaderboard of a folder of results, with what papers report and third parties submitted."""
     return board_of(
         ledger,
@@ -67,7 +67,7 @@ def board_in(ledger: Ledger, store: Store, folder: Path) -> Board:
     )
 
 
-def gallery_in(ledger: Ledger, store: Store, board: Board, output: OutputFolder) -> Gallery:
+def gallery_in(ledger: Ledger, store: RecordedTrials, board: Board, output: OutputFolder) -> Gallery:
     """The kept pictures of each entry; fewer where files are missing."""
     trials = ledger.trials.merge(_trials(ledger, store)[["key", "status", "scores"]], on="key")
     by_cell = dict(iter(trials.groupby("cell")))
@@ -90,5 +90,5 @@ def _shown(ledger: Ledger, cell: pd.DataFrame, pictures: Path) -> tuple[Shown, .
     return tuple(shown)
 
 
-def _trials(ledger: Ledger, store: Store) -> pd.DataFrame:
+def _trials(ledger: Ledger, store: RecordedTrials) -> pd.DataFrame:
     return store.frame(ledger.trials["key"].tolist())

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.store import Store
+from benchmarks.folder.store import RecordedTrials
 from benchmarks.plan.experiment import PlannedCell
 
 WINDOW = timedelta(minutes=2)  # over which the rate is taken
@@ -47,7 +47,7 @@ class CampaignStatus(Status):
         return timedelta(seconds=self.missing / self.rate) if self.rate else None
 
 
-def status(ledger: Ledger, store: Store) -> CampaignStatus:
+def status(ledger: Ledger, store: RecordedTrials) -> CampaignStatus:
     """Count what the database has of a plan."""
     rows = store.frame(ledger.trials["key"].tolist())
     joined = ledger.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")

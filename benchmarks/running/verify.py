@@ -17,7 +17,7 @@ from benchmarks.campaign.prepare import Prepared
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.pictures import load_png
-from benchmarks.folder.store import Store
+from benchmarks.folder.store import RecordedTrials
 from benchmarks.running.engine import Engine
 from benchmarks.running.progress import RunProgress
 from benchmarks.running.retention import extremes
@@ -48,7 +48,7 @@ class Verification:
     checked: list[str] = field(default_factory=list)
 
 
-def verify(folder: OutputFolder, ledger: Ledger, store: Store) -> Verification:
+def verify(folder: OutputFolder, ledger: Ledger, store: RecordedTrials) -> Verification:
     """Check rows against the plan and kept pictures against scores."""
     verification = Verification()
     rows = store.frame(ledger.trials["key"].tolist())
@@ -150,7 +150,7 @@ def _different(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any,
         yield where, then, now
 
 
-def repeat(prepared: Prepared, ledger: Ledger, store: Store, count: int) -> Verification:
+def repeat(prepared: Prepared, ledger: Ledger, store: RecordedTrials, count: int) -> Verification:
     """Run ``count`` finished trials, drawn with a fixed seed, again from their pictures and compare every score."""
     verification = Verification()
     finished = store.frame(ledger.trials["key"].tolist())
