@@ -25,6 +25,7 @@ from benchmarks.folder.study import (
     write_study,
 )
 from fedmjp.cli import main
+from fedmjp.errors import OutputError
 
 FILE = """\
 name: tiny
@@ -136,7 +137,7 @@ def test_a_changed_row_is_noticed(copied: Path, column: str, value: object, caps
 def test_a_row_that_stands_twice_is_told(copied: Path) -> None:
     table = parquet.read_table(copied / TRIALS)
     parquet.write_table(pa.concat_tables([table, table.slice(0, 1)]), copied / TRIALS)
-    with pytest.raises(OutputError, match="is damaged.*a key stands twice"):
+    with pytest.raises(OutputError, match=r"is damaged.*a key stands twice"):
         read_study(copied)
 
 
