@@ -96,3 +96,22 @@ def test_it_stands_at_the_top_of_the_page(entries: list[Entry]) -> None:
 def test_without_several_uploads_nothing_is_said(entries: list[Entry]) -> None:
     assert advice(sample_board(models=[], extra=entries[:2])) == []
     assert advice(sample_board()) == []
+
+
+def test_a_battery_that_tried_several_defences_speaks_of_none(entries: list[Entry]) -> None:
+    """None of them is what the board is about; of one defence its pipelines may be on the board."""
+    board = sample_board(models=[], extra=entries)
+    tried = board.model_copy(update={"about": {**board.about, "battery": "standard 8"}})
+    assert advice(tried) == advice(board) != []
+    others = [
+        entry_of(ThreatModel(uploads_per_picture=count), [9.0, 9.5, 10.0], defences="gaussian") for count in (1, 4)
+    ]
+    both = sample_board(models=[], extra=[*entries, *others])
+    assert advice(both) != []
+    assert advice(both.model_copy(update={"about": {**both.about, "battery": "standard 8"}})) == []
+
+
+def test_servers_that_change_weights_are_told_apart_from_honest_ones(entries: list[Entry]) -> None:
+    fishing = ThreatModel.parse({"batch_size": 8, "server": "class_fishing"})
+    *_, instead = advice(sample_board(models=[], extra=[*entries, entry_of(fishing, [91.0, 92.0, 93.0, 94.0])]))
+    assert "batches of 8, a server that changes weights (class_fishing): 4 of 4 exactly" in instead

@@ -22,7 +22,7 @@ def advice(board: Board) -> list[str]:
 
     They speak of one defence that the board shows before a server that sees several uploads of a picture: the shortest
     pipeline, of several the first. They speak of the first such model, at the usual mask ratio or the one nearest to
-    it. There are none without attacks that know the defence.
+    it. There are none without attacks that know the defence, and none where a battery tried several defences alike.
     """
     board = board.revealing("pictures")
     known = [entry for entry in board.entries if _is_evidence(entry)]
@@ -30,7 +30,10 @@ def advice(board: Board) -> list[str]:
     several = [entries for entries in by_defence if len(set(map(_uploads, entries))) > 1]
     if not several:
         return []
-    plain = min(several, key=lambda entries: len(entries[0].defences))
+    shortest = min(len(entries[0].defences) for entries in several)
+    plain, *as_short = (entries for entries in several if len(entries[0].defences) == shortest)
+    if as_short and board.about.get("battery"):
+        return []
     subject, system = plain[0].defence, _system(plain[0])
     ratio = min({entry.mask_ratio for entry in plain}, key=lambda candidate: abs(candidate - USUAL_RATIO))
     strongest = _strongest(entry for entry in known if _system(entry) == system and entry.mask_ratio in (0.0, ratio))
@@ -101,6 +104,8 @@ def _protection(entry: Entry, subject: str) -> str:
         f"label smoothing {server.label_smoothing:g}": server.label_smoothing > 0,
         f"mixup {server.mixup:g}": server.mixup > 0,
         crops_title(server): server.crop_scale is not None,
+        server.local_optimiser: server.local_optimiser != "sgd",
+        f"a server that changes weights ({server.server and server.server.text})": server.server is not None,
         "labels told": server.labels_known,
     }
     return ", ".join(part for part, differs in parts.items() if differs)

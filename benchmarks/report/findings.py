@@ -34,7 +34,16 @@ def deployed(entry: Entry) -> bool:
 
 def strongest(board: Board, standing: Standing) -> Entry:
     """The entry that a standing is judged by."""
-    shared = ("threat", "origin", "setting", "protocol", "reveals", "model", "weights", "defences")
+    shared = (
+        "model",
+        "weights",
+        "setting",
+        "origin",
+        "protocol",
+        "reveals",
+        "defences",
+        "threat",
+    )  # the dear ones last
     return next(
         entry
         for entry in board.entries

@@ -69,6 +69,8 @@ def board_in(ledger: Ledger, store: RecordedTrials, folder: Path) -> Board:
 
 def gallery_in(ledger: Ledger, store: RecordedTrials, board: Board, output: OutputFolder) -> Gallery:
     """The kept pictures of each entry; fewer where files are missing."""
+    if ledger.about["keep"] == "none":
+        return {}
     trials = ledger.trials.merge(_trials(ledger, store)[["key", "status", "scores"]], on="key")
     by_cell = dict(iter(trials.groupby("cell")))
     entries = [entry for entry in board.entries if entry.origin == "reproduced"]
