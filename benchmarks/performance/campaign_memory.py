@@ -32,19 +32,23 @@ def main(
     campaign: Annotated[Path, typer.Option(help="The campaign's file.")],
     data: Annotated[Path, typer.Option(help="Folder of its pictures.", metavar="FOLDER")],
     output: Annotated[Path | None, typer.Option(help="Folder that its results go to.", metavar="DIR")] = None,
-    database: Annotated[str, typer.Option(help="That its results go to instead, one worker's.", metavar="URL")] = "",
+    database: Annotated[
+        str | None, typer.Option(help="That its results go to instead, one worker's.", metavar="URL")
+    ] = None,
+    pictures: Annotated[int | None, typer.Option(min=1, help="So many instead of the file's.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that run its trials in a folder.")] = 1,
 ) -> None:
     """Run the campaign and look at its memory all along."""
-    if (output is None) is not bool(database):
+    if (output is None) is (database is None):
         raise BadInputError("give either --output or --database")
-    program, source = [sys.executable, "-m", "fedmjp", "campaign"], f"data.source={data}"
-    environment = {**os.environ, "FEDMJP_DATABASE": database}  # no command line shows its password
+    program, asked = [sys.executable, "-m", "fedmjp", "campaign"], [str(campaign), f"data.source={data}"]
+    asked += [f"data.pictures={pictures}"] if pictures else []
+    environment = {**os.environ, "FEDMJP_DATABASE": database or ""}  # no command line shows its password
     if database:
-        subprocess.run([*program, "start", str(campaign), source], env=environment, check=True)
+        subprocess.run([*program, "start", *asked], env=environment, check=True)
         command = [*program, "work"]
     else:
-        command = [*program, "run", str(campaign), source, "--output", str(output), "--workers", str(workers)]
+        command = [*program, "run", *asked, "--output", str(output), "--workers", str(workers)]
     began = time.perf_counter()
     spans: dict[int, list[float]] = {}
     with subprocess.Popen(command, env=environment) as process:
