@@ -30,6 +30,7 @@ from benchmarks.report.reported import nearest_of_ours, reported_rows
 from benchmarks.report.rows import CHANGED, Row, Section, sections
 from benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
 from fedmjp.defences import DEFENCES
+from fedmjp.zoo import ZOO
 from tests.sample_board import NASTY, THREATS, nasty_entry, sample_board, sample_entry
 
 
@@ -468,6 +469,7 @@ def test_numbers_are_shown_with_fitting_digits() -> None:
     assert numbers.seconds(entry.cost.model_copy(update={"attack_seconds": 1234.5})) == "1234"
     assert numbers.seconds(entry.cost.model_copy(update={"attack_seconds": 0.01234})) == "0.012"
     assert numbers.weights("untrained") == "untrained"
+    assert numbers.weights(ZOO["wide-mjp-0"].sha256) == "zoo:wide-mjp-0"
 
 
 def test_a_large_board_is_published_in_seconds_and_stays_small(tmp_path: Path) -> None:

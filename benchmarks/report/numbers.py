@@ -8,6 +8,7 @@ from rich.filesize import decimal
 
 from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
 from benchmarks.leaderboard.headline import exactly, uploads
+from fedmjp.zoo import PREFIX, ZOO
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
 FORMATS = {"psnr": ".1f", "mse": "#.2g", "fft2d": "#.2g", "feature_error": "#.2g"}
@@ -114,8 +115,9 @@ def size(cost: Cost) -> str:
 
 
 def weights(value: str) -> str:
-    """What the numbers were measured on: untrained, or the first letters of the checkpoint's digest."""
-    return value if value == "untrained" else f"checkpoint {value[:8]}"
+    """What was measured on: untrained, weights of ours by name, or the first letters of the checkpoint's digest."""
+    named = {model.sha256: f"{PREFIX}{name}" for name, model in ZOO.items()}
+    return value if value == "untrained" else named.get(value, f"checkpoint {value[:8]}")
 
 
 def defence_name(entry: Entry) -> str:
