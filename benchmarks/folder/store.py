@@ -121,7 +121,7 @@ _TRIALS = Table(
     Column("environment_sha256", ForeignKey(_ENVIRONMENTS.c.sha256), nullable=False),
     Column("recorded_at", DateTime, nullable=False),
 )
-COLUMNS = tuple(_TRIALS.c.keys())
+TRIAL_COLUMNS = tuple(_TRIALS.c.keys())
 
 
 @dataclass(kw_only=True)
@@ -335,10 +335,10 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
 
 
 def frame_of(rows: Sequence[tuple[Any, ...]]) -> "pd.DataFrame":
-    """A table of rows whose values stand in the order of ``COLUMNS``."""
+    """A table of rows whose values stand in the order of ``TRIAL_COLUMNS``."""
     import pandas as pd  # noqa: PLC0415 (a writer of trials does without)
 
-    table = pd.DataFrame(rows, columns=COLUMNS)
+    table = pd.DataFrame(rows, columns=TRIAL_COLUMNS)
     return table.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
 
 

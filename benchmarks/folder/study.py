@@ -21,8 +21,7 @@ from pyarrow import parquet
 
 from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from benchmarks.folder.output import OutputFolder, write_json
-from benchmarks.folder.store import COLOUR, RecordedTrials, frame_of
-from benchmarks.folder.store import COLUMNS as RECORDED
+from benchmarks.folder.store import COLOUR, TRIAL_COLUMNS, RecordedTrials, frame_of
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
 
@@ -206,18 +205,22 @@ def _trials(table: pa.Table, metrics: Sequence[str], environments: Mapping[str, 
     if len(set(columns["key"])) < len(table):
         raise ValueError("a key stands twice")
     named = {digest: environments[digest] for digest in set(columns["environment_sha256"])}
-    scored = [*metrics, *([COLOUR] if COLOUR in columns else [])]
-    values = zip(*(map(_plain, columns[name]) for name in scored), strict=True)
-    columns["scores"] = [
-        {name: value for name, value in zip(scored, row, strict=True) if name != COLOUR or value is not None}
-        if status == "ok"
-        else {}
-        for status, row in zip(columns["status"], values, strict=True)
-    ]
+    columns["scores"] = _scores(columns, metrics)
     columns["diagnostics"] = list(map(json.loads, columns["diagnostics"]))
     columns["recorded_at"] = [time.replace(tzinfo=None) for time in columns["recorded_at"]]
-    rows = zip(*(columns[name] for name in RECORDED), strict=True)
+    rows = zip(*(columns[name] for name in TRIAL_COLUMNS), strict=True)
     return StudyTrials(frame_of(sorted(rows)), named)
+
+
+def _scores(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each trial by metric, and ``COLOUR`` where it was recorded."""
+    scored = [*metrics, *({COLOUR} & columns.keys())]
+    values = zip(*(map(_plain, columns[name]) for name in scored), strict=True)
+    by_name = (dict(zip(scored, row, strict=True)) for row in values)
+    return [
+        {name: value for name, value in row.items() if name != COLOUR or value is not None} if status == "ok" else {}
+        for status, row in zip(columns["status"], by_name, strict=True)
+    ]
 
 
 def _plain(value: Any) -> Any:

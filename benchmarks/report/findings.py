@@ -34,16 +34,8 @@ def deployed(entry: Entry) -> bool:
 
 def strongest(board: Board, standing: Standing) -> Entry:
     """The entry that a standing is judged by."""
-    shared = (
-        "model",
-        "weights",
-        "setting",
-        "origin",
-        "protocol",
-        "reveals",
-        "defences",
-        "threat",
-    )  # the dear ones last
+    # What is dear to compare comes last.
+    shared = ("model", "weights", "setting", "origin", "protocol", "reveals", "defences", "threat")
     return next(
         entry
         for entry in board.entries
