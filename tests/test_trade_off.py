@@ -88,6 +88,14 @@ def test_leakage_is_of_the_attack_with_the_largest_median_gain_over_the_guess_of
         point("sign", runs, rows, central)
 
 
+@pytest.mark.parametrize(("missing", "left"), [("grey", "near"), ("near", "grey")])
+def test_leakage_without_a_guess_or_an_attack_is_told(missing: str, left: str) -> None:
+    runs = pd.DataFrame({"top1": [0.1], "validation_pictures": [1600], "seed": [0]})
+    rows = scores((0, "p", "grey", 10.0), (0, "p", "near", 11.0)).assign(defence="sign")
+    with pytest.raises(BadInputError, match=f"of sign there are {left}: grey and an attack are needed"):
+        point("sign", runs, rows, rows[rows["attack"] != missing])
+
+
 def test_weights_that_nobody_attacked_are_told() -> None:
     runs = pd.DataFrame({"top1": [0.1, 0.2], "validation_pictures": [1600, 1600], "seed": [0, 1]})
     rows = scores((0, "p", "grey", 10.0), (0, "p", "near", 11.0)).assign(defence="sign")

@@ -110,14 +110,19 @@ def point(defence: str, runs: pd.DataFrame, attacked: pd.DataFrame, central: pd.
     of_it = central[central["defence"] == defence]
     if of_it.empty:
         raise BadInputError(f"the board has no row of {defence}: give --board the folder of a campaign that has one")
-    leakage, attack = strongest(attacked)
-    return Point(defence, leakage, accuracy(runs), attack, strongest(of_it)[0])
+    leakage, attack = strongest(defence, attacked)
+    return Point(defence, leakage, accuracy(runs), attack, strongest(defence, of_it)[0])
 
 
-def strongest(attacked: pd.DataFrame) -> tuple[Spread, str]:
-    """What the strongest attack gains over the guess, and its name."""
+def strongest(defence: str, attacked: pd.DataFrame) -> tuple[Spread, str]:
+    """What the strongest attack gains over the guess, and its name; BadInputError without a guess or an attack."""
     scores = attacked.pivot_table(index=["seed", "picture"], columns="attack", values="psnr").clip(upper=CEILING)
-    gains = {str(name): spread(scores[name] - scores[GUESS]) for name in scores if name != GUESS}
+    tried = [str(name) for name in scores]
+    if GUESS not in tried or len(tried) == 1:
+        raise BadInputError(
+            f"of {defence} there are {', '.join(tried) or 'no scores'}: {GUESS} and an attack are needed"
+        )
+    gains = {name: spread(scores[name] - scores[GUESS]) for name in tried if name != GUESS}
     attack = max(gains, key=lambda name: gains[name][0])
     return gains[attack], attack
 
