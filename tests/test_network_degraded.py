@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -18,14 +19,15 @@ from attacks.gauss_newton.complete import Stated, complete
 from attacks.gauss_newton.degraded import NetworkDegraded, Search
 from attacks.gauss_newton.descent import AT_A_TIME
 from attacks.gauss_newton.evidence import DOUBT, Evidence
+from attacks.gauss_newton.factors import Factors
 from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
 from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled
-from attacks.gauss_newton.picked import Known, PickedResiduals
-from attacks.gauss_newton.placing import Placing
+from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
+from attacks.gauss_newton.placing import FAR, Placing
 from attacks.gauss_newton.sent import Sent
 from attacks.gauss_newton.sides import Sides, search
 from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.whole import Whole
+from attacks.gauss_newton.whole import LOOKS, Whole
 from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
@@ -113,7 +115,9 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     assert error < before / 100
 
 
-def test_all_entries_are_compared_where_some_say_how_the_cost_curves(model: VitClassifier) -> None:
+def test_all_entries_are_compared_where_some_say_how_the_cost_curves(
+    model: VitClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scenario, exchange = exchanged("gaussian:noise=0.01", model)
     true = patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
@@ -138,6 +142,10 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(model: VitC
     gained = float(slope @ torch.linalg.solve(found.gram, slope)) / 4  # by a further step of Newton's
     assert gained < 1e-4 * found.cost
     assert found.cost < float(cost(space.unknowns(true[None]))), "noise is explained as well"
+    monkeypatch.setattr("attacks.gauss_newton.whole.STEPS", AT_A_TIME)
+    briefly = whole.search(space, start, gram, math.inf, lambda *_: None)
+    assert AT_A_TIME < briefly.steps <= LOOKS * AT_A_TIME, "it looks again at how the cost curves"
+    assert briefly.cost < float(cost(start))
     hurried = whole.search(space, start, gram, time.thread_time(), lambda *_: None)
     assert hurried.steps < found.steps
 
@@ -172,6 +180,23 @@ def test_entries_are_drawn_or_the_largest_and_stay_in_their_order(model: VitClas
         for chosen in (drawn[name], large[name]):
             flat = (chosen.rows * (int(entries.columns.max()) + 1) + chosen.columns).tolist()
             assert flat == sorted(set(flat))
+
+
+@pytest.mark.parametrize(("shape", "count"), [((30, 50), 100), ((4, 50), 100), ((50, 4), 100), ((6, 7), 42)], ids=str)
+def test_entries_of_rows_in_columns_are_made_at_once(shape: tuple[int, int], count: int, model: VitClassifier) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scenario = Scenario.parse({"model": MICRO, "defences": ["gaussian:noise=0.01"]})
+    matrix = torch.randn(shape, generator=generator)
+    known = Known.read(matrix, scenario.threat)
+    drawn = known.crossed(100, generator)
+    assert len(drawn.rows) == count
+    torch.testing.assert_close(drawn.values, matrix.double()[drawn.rows, drawn.columns])
+    outputs, inputs = torch.randn(5, shape[0], generator=generator), torch.randn(5, shape[1], generator=generator)
+    factors = Factors({"layer": inputs}, {"layer": outputs}, torch.zeros(0))
+    made = made_entries("layer.weight", replace(drawn, of=10 * drawn.of), factors)
+    torch.testing.assert_close(made, (outputs.mT @ inputs)[drawn.rows, drawn.columns])
+    few = known.some(40, generator)
+    assert few.crossed(20, generator).crossing is None, "not all are known"
 
 
 def sides_of(exchange: Exchange, scenario: Scenario, model: VitClassifier) -> Sides:
@@ -303,6 +328,13 @@ def test_tokens_in_any_order_are_put_where_they_stand_by_a_few_entries_of_both_e
     swapped[[3, 8]] = stands[[8, 3]]
     assert float(placing._swapped(swapped)[3, 8]) == pytest.approx(placing.cost(stands))
     assert placing.cost(stands) < placing.cost(swapped)
+    looked_at, more = placing.swaps(swapped), []
+    for first, second in itertools.combinations(range(16), 2):
+        other = swapped.clone()
+        other[[first, second]] = swapped[[second, first]]
+        more.append((placing.cost(other) - placing.cost(swapped), (first, second)))
+    assert looked_at == [pair for gained, pair in sorted(more) if gained < FAR]
+    assert looked_at[0] == (3, 8)
 
 
 def test_of_tokens_that_are_found_roughly_the_order_is_seen_by_who_knows_how_roughly() -> None:
@@ -361,15 +393,22 @@ def test_orders_are_as_likely_as_a_normal_distribution_of_all_that_is_known_says
     apart = [evidence.cost(order) - expected(order) for order in orders]
     assert apart == pytest.approx([apart[0]] * len(orders))
     worst = max(orders, key=evidence.cost)
-    best, *doubtful = evidence.likeliest([worst], math.inf)
+
+    def every(_: Tensor) -> Iterable[tuple[int, int]]:
+        return itertools.combinations(range(count), 2)
+
+    best, *doubtful = evidence.likeliest([worst], every, math.inf)
     assert all(evidence.cost(best) < evidence.cost(best[swap]) for swap in ([1, 0, 2], [2, 1, 0], [0, 2, 1]))
     costs = [evidence.cost(order) for order in (best, *doubtful)]
     assert costs == sorted(costs)
     assert costs[-1] < costs[0] + DOUBT
     spoilt = replace(evidence, alone=alone - 2 * DOUBT * torch.eye(count).double()[best])
-    assert [order.tolist() for order in spoilt.likeliest(orders, math.inf)] == [best.tolist()], "there is no doubt"
-    (untried,) = evidence.likeliest([worst], time.thread_time())
-    assert torch.equal(untried, worst), "there is no time for a swap"
+    assert [order.tolist() for order in spoilt.likeliest(orders, every, math.inf)] == [best.tolist()], (
+        "there is no doubt"
+    )
+    for swaps, until in ((every, time.thread_time()), (lambda _: [], math.inf)):
+        (untried,) = evidence.likeliest([worst], swaps, until)
+        assert torch.equal(untried, worst), "there is no time for a swap, or none is in question"
 
 
 @pytest.mark.parametrize(
@@ -416,6 +455,7 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
 
     monkeypatch.setattr(Ordering, "of", lambda *_: [Ordered(None, None, moved) for moved in next(orders)])
     monkeypatch.setattr(Ordering, "as_found", lambda *_: Ordered(None, None, False))
+    monkeypatch.setattr(Ordering, "sure", lambda *_: False)
     monkeypatch.setattr(Ordering, "unknowns", lambda *_: torch.tensor(7.0))
     ordering = Ordering(None, None, {}, None, torch.Generator())
     made = NetworkDegraded()._settled(Search(find, placed=True), ordering, torch.tensor(3.0), math.inf)
@@ -437,9 +477,56 @@ def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pyt
     monkeypatch.setattr(NetworkDegraded, "_settled", settled)
     monkeypatch.setattr(Ordering, "start", lambda _, found, until: found.minimum.point)
     ordering = Ordering(None, None, {}, None, torch.Generator())
-    settled = NetworkDegraded()._search([1.0, 1e-4, 1.0], ordering, torch.zeros(2), math.inf)
+    settled = NetworkDegraded()._search([[1.0, 1e-4, 1.0], [1.0]], ordering, torch.zeros(2), math.inf)
     assert tried == [1.0, 1e-4]
     assert settled.found.minimum.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "chosen", "steps"),
+    [
+        ([(5.0, True, True)], 5.0, 1),
+        ([(5.0, True, False), (3.0, True, False), (4.0, True, False)], 3.0, 2),
+        ([(5.0, True, False), (3.0, False, False), (6.0, True, True)], 5.0, 1),
+    ],
+    ids=["in order", "the best of all", "tokens without places, and a worse one"],
+)
+def test_another_chain_of_searches_is_tried_while_there_is_doubt_of_the_order(
+    ends: list[tuple[float, bool, bool]], chosen: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = OpenSpace(torch.zeros(1, 2).double(), torch.eye(2).double(), torch.eye(2).double())
+    waiting = iter(ends)
+
+    def chained(self: NetworkDegraded, chain: object, ordering: Ordering, start: Tensor, until: float) -> Settled:
+        cost, placed, sure = next(waiting)
+        minimum = Minimum(start, cost, 9 * torch.eye(2).double(), 1)
+        return Settled(Found(minimum, space if placed else space.alike, None, 1, 1.0), sure=sure)
+
+    monkeypatch.setattr(NetworkDegraded, "_chain", chained)
+    ordering = Ordering(space, None, {}, None, torch.Generator())
+    settled = NetworkDegraded()._search([[], [], []], ordering, torch.zeros(2), math.inf)
+    assert (settled.found.minimum.cost, settled.found.minimum.steps) == (chosen, steps)
+    assert next(waiting, None) is None
+
+
+@pytest.mark.parametrize(
+    ("defences", "sure"), [("gaussian:noise=0.001", True), ("quantise:bits=4", False), ("prune:kept=0.1", False)]
+)
+def test_entries_of_places_tell_whether_the_order_is_sure(defences: str, sure: bool) -> None:
+    scenario = Scenario.parse({"model": MICRO | {"patch_size": 8}, "defences": [defences]})
+    model, pictures = build_vit(scenario.network), select_for(scenario)
+    exchange = scenario.exchange([pictures.load(pictures.entries[0])], model=model)
+    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    known = sent_of(exchange.upload, scenario, model).known()
+    residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
+    ordering = Ordering(space, Entrance.of(model), known, model, torch.Generator())
+    true = patches_of(exchange.private.clean, model)
+    interchanged = true.clone()
+    interchanged[[3, 8]] = true[[8, 3]]
+    point, wrong = (space.unknowns(patches[None]) for patches in (true, interchanged))
+    found = Found(Minimum(point, 0.0, point[:, None], 1), space, residuals, 1, 1.0)
+    assert ordering.sure(found) == sure
+    assert not ordering.sure(replace(found, minimum=replace(found.minimum, point=wrong)))
 
 
 def test_without_places_patches_are_alike_and_independent() -> None:

@@ -14,7 +14,10 @@ ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors t
 
 def some(known: Mapping[str, Known], generator: torch.Generator) -> dict[str, Known]:
     """So many of each tensor that a search can begin with them, drawn alike."""
-    return {name: entries.some(SOME, generator) for name, entries in known.items()}
+    return {
+        name: entries.crossed(SOME, generator) if name.endswith(".weight") else entries.some(SOME, generator)
+        for name, entries in known.items()
+    }
 
 
 def largest(known: Mapping[str, Known], unknowns: int) -> dict[str, Known]:

@@ -79,8 +79,9 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     that their tokens show, from the picture of ``patch_embedding_degraded`` on: entries that are known are compared
     one by one, each in units of its noise, and a prior of natural pictures weighs as much as it says. What was pruned
     is left out. A candidate's gradients are scaled as they fit best, where clients scaled theirs. Where noise is on
-    entries, some of each tensor lead near the picture, and all of them, by first derivatives, to it (``whole``). Of
-    signs a candidate's entries are to be on the same sides of zero (``sides``).
+    entries, some of each tensor lead near the picture, and all of them, by first derivatives, to it (``whole``); where
+    that leaves doubt of where tokens stand, another search begins without places. Of signs a
+    candidate's entries are to be on the same sides of zero (``sides``).
 
     An upload that nothing degraded is given to ``patch_embedding``, as there.
 
@@ -154,25 +155,28 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
         until = began + SEARCHED * self.options.seconds
         entries = partial(PickedResiduals, model, label, threat=threat)
-        searches: list[Search]
+        chains: list[list[Search]]
         if "signs" in threat.marks:
             sides = Sides.of(sent.gradients(), entries({}))
             near = Search(partial(self._by_sides, sides, NARROW, until), placed=True)
-            searches = [Search(partial(self._by_sides, sides.anywhere, WIDE, until), placed=False), near, near]
+            chains = [[Search(partial(self._by_sides, sides.anywhere, WIDE, until), placed=False), near, near]]
         elif threat.marks & NOISE:
             few = some(known, generator)
             alike = Whole(entries(anywhere(known)), entries(anywhere(few)))
             placed = Whole(entries(known), entries(few))
-            searches = [
-                Search(partial(self._by_some, alike, until), placed=False),
-                Search(partial(self._by_all, placed, until), placed=True),
+            chains = [
+                [Search(partial(self._by_some, placed, until), placed=True)],
+                [
+                    Search(partial(self._by_some, alike, until), placed=False),
+                    Search(partial(self._by_all, placed, until), placed=True),
+                ],
             ]
         else:
             exact = entries(largest(known, len(start)))
             ends = Ends(enough=float(len(start)), fine=FINE, until=until)
-            searches = [Search(partial(self._by_entries, exact, ends), placed=True)]
+            chains = [[Search(partial(self._by_entries, exact, ends), placed=True)]]
         ordering = Ordering(space, entrance, known, model, generator)
-        settled = self._nearest(searches, ordering, start, until)
+        settled = self._nearest(chains, ordering, start, until)
         images, found = seen.images, settled.found
         if found.arrived and found.learned > LITTLE:
             ordered = settled.ordered or ordering.of(found, began + self.options.seconds)[0]
@@ -191,7 +195,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
 
     def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
         """By second derivatives of some entries, then by first of all, if these tell anything."""
-        ends = Ends(enough=float(len(start)), patience=BRIEF, until=until)
+        ends = Ends(enough=float(whole.some.count + len(start)), patience=BRIEF, until=until)
         near = self._minimum(whole.some, space, start, ends)
         near = replace(near, gram=whole.of_all(near.gram))
         found = _found(near, space, whole.some)
@@ -210,18 +214,30 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         minimum = by_sides(sides, space, start, widths, until, self.on_progress)
         return Found(minimum, space, sides.residuals, sides.count, math.sqrt(minimum.cost / sides.count))
 
-    def _nearest(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def _nearest(self, chains: Sequence[Sequence[Search]], ordering: Ordering, start: Tensor, until: float) -> Settled:
         """Of several searches the first that arrives, or the one that comes nearest."""
-        settled = self._search(searches, ordering, start, until)
+        settled = self._search(chains, ordering, start, until)
         for _ in range(self.options.starts - 1):
             if settled.found.arrived or time.thread_time() > until:
                 break
             noise = torch.randn(len(start), generator=ordering.generator, dtype=start.dtype).to(start.device)
-            further = self._search(searches, ordering, start + RESTART * noise, until)
+            further = self._search(chains, ordering, start + RESTART * noise, until)
             settled = min((settled, further), key=lambda made: made.found.residual)
         return settled
 
-    def _search(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def _search(self, chains: Sequence[Sequence[Search]], ordering: Ordering, start: Tensor, until: float) -> Settled:
+        """Of chains the first that leaves no doubt where tokens stand, or the one that explains the upload best."""
+        first, *others = chains
+        settled = self._chain(first, ordering, start, until)
+        for chain in others:
+            if settled.sure or settled.found.learned < LITTLE or time.thread_time() > until:
+                break
+            other = self._chain(chain, ordering, start, until).after(settled.found.minimum.steps)
+            if other.found.space is ordering.space and other.found.minimum.cost < settled.found.minimum.cost:
+                settled = other
+        return settled
+
+    def _chain(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Settled:
         """One after the other, each from where the last one ended, while there is time."""
         first, *later = searches
         settled = self._settled(first, ordering, start, until)
@@ -239,6 +255,8 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             return Settled(search.find(alike, alike.unknowns(ordering.space.patches(start))))
         found = search.find(ordering.space, start)
         while found.arrived and time.thread_time() < until:
+            if ordering.sure(found):
+                return Settled(found, ordering.as_found(found), sure=True)
             orders = ordering.of(found, until)
             if not (better := self._better(search, ordering, found, orders, until)):
                 return Settled(found, orders[0] if not orders[0].moved else ordering.as_found(found))

@@ -6,9 +6,8 @@ patch embedding's entries, and what is left says how likely the order is. It tak
 is for orders that are likely already.
 """
 
-import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,23 +87,29 @@ class Evidence:
         before = away @ (natural @ away) + left @ left + self.alone.gather(1, places[:, None]).sum()
         return float(before - gained + 2 * factor.diagonal().log().sum())
 
-    def likeliest(self, orders: Iterable[Tensor], until: float) -> list[Tensor]:
+    def likeliest(
+        self, orders: Iterable[Tensor], swaps: Callable[[Tensor], Iterable[tuple[int, int]]], until: float
+    ) -> list[Tensor]:
         """The likeliest first, and those in ``DOUBT``: of some, and of all that swaps of two tokens lead to.
 
-        Swaps are tried as long as ``time.thread_time()`` is before ``until``.
+        Args:
+            orders: (tokens,) of places, each.
+            swaps: Of an order, the pairs that are tried.
+            until: Of ``time.thread_time()``, after which none is tried.
         """
         costs = {tuple(order.tolist()): self.cost(order) for order in orders}
         best = min(costs, key=costs.__getitem__)
-        pairs = list(itertools.combinations(range(len(best)), 2))
-        tried = 0  # since the last that gained
-        for first, second in itertools.cycle(pairs):
-            if tried == len(pairs) or time.thread_time() > until:
-                break
+        pairs = iter(swaps(self._order(best)))
+        while time.thread_time() < until and (pair := next(pairs, None)):
             swapped = list(best)
-            swapped[first], swapped[second] = best[second], best[first]
+            swapped[pair[0]], swapped[pair[1]] = best[pair[1]], best[pair[0]]
             order = tuple(swapped)
             if order not in costs:
-                costs[order] = self.cost(torch.tensor(order, device=self.alone.device))
-            best, tried = (order, 0) if costs[order] < costs[best] else (best, tried + 1)
+                costs[order] = self.cost(self._order(order))
+            if costs[order] < costs[best]:
+                best, pairs = order, iter(swaps(self._order(order)))
         doubtful = sorted((order for order in costs if costs[order] < costs[best] + DOUBT), key=costs.__getitem__)
-        return [torch.tensor(order, device=self.alone.device) for order in doubtful]
+        return [self._order(order) for order in doubtful]
+
+    def _order(self, places: tuple[int, ...]) -> Tensor:
+        return torch.tensor(places, device=self.alone.device)

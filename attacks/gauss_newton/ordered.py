@@ -8,10 +8,10 @@ from torch import Tensor
 
 from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.complete import Stated
-from attacks.gauss_newton.evidence import Evidence
+from attacks.gauss_newton.evidence import DOUBT, Evidence
 from attacks.gauss_newton.levenberg import Minimum
 from attacks.gauss_newton.picked import Known, PickedResiduals
-from attacks.gauss_newton.placing import Placing
+from attacks.gauss_newton.placing import Placing, off
 from attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -64,10 +64,17 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Settled:
-    """A search, and the order of its tokens, if it is known already."""
+    """A search, and the order of its tokens, if it is known already.
+
+    Attributes:
+        found: By the search.
+        ordered: Its tokens.
+        sure: Whether the position embedding's entries leave no doubt of their order.
+    """
 
     found: Found
     ordered: Ordered | None = None
+    sure: bool = False
 
     def after(self, steps: int) -> "Settled":
         """The same after so many steps of other searches."""
@@ -113,13 +120,23 @@ class Ordering:
         natural = self.entrance.by_prior(self.entrance.tokens(patches), self.model)
         likely = placing.best((standing, natural), self.generator, until, LIKELY)
         evidence = Evidence.of(stated, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens)
-        orders = evidence.likeliest(likely, until)[:TRIED]
+        orders = evidence.likeliest(likely, placing.swaps, until)[:TRIED]
         return [
             here
             if torch.equal(order, standing)
             else Ordered(stated.moved(order, self.space.basis, self.entrance), unscaled, moved=True)
             for order in orders
         ]
+
+    def sure(self, found: Found) -> bool:
+        """Whether any two tokens in each other's places would be further from the entries there, beyond doubt."""
+        patches = found.space.patches(found.minimum.point)[0]
+        positions = self.known[names.POSITION_EMBEDDING].scaled(1 / found.residuals.scale(patches))
+        slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
+        apart = off(slopes, positions, self.model.prefix_tokens)
+        stands = apart.diagonal()
+        more = apart + apart.mT - stands[:, None] - stands
+        return bool((more.fill_diagonal_(torch.inf) > DOUBT).all())
 
     def as_found(self, found: Found) -> Ordered:
         """What was found, as it was found."""

@@ -36,6 +36,7 @@ class Known:
     values: Tensor  # (entries,) float64
     precision: Tensor  # (entries,) float64, over the variance of the noise
     of: int  # entries of the tensor
+    crossing: tuple[Tensor, Tensor] | None = None  # rows and columns, where entries are all that these share, in order
 
     @staticmethod
     def read(tensor: Tensor, threat: ThreatModel) -> "Known":
@@ -57,6 +58,25 @@ class Known:
     def some(self, most: int, generator: torch.Generator) -> "Known":
         """So many of them at most, drawn alike."""
         return self._chosen(torch.randperm(len(self.rows), generator=generator)[:most])
+
+    def crossed(self, most: int, generator: torch.Generator) -> "Known":
+        """About so many, those of some rows in some columns, drawn alike: a candidate's are quick to make.
+
+        There are as many rows as columns, or all of either. Where not all entries are known, ``some`` of them.
+        """
+        if len(self.rows) < self.of:
+            return self.some(most, generator)
+        height = int(self.rows[-1]) + 1
+        width = self.of // height
+        across = min(width, math.isqrt(most))
+        down = min(height, most // across)
+        across = min(width, most // down)
+        rows, columns = (
+            torch.randperm(length, generator=generator)[:count].sort().values.to(self.rows.device)
+            for length, count in ((height, down), (width, across))
+        )
+        chosen = (rows[:, None] * width + columns).flatten()
+        return replace(self._chosen(chosen), crossing=(rows, columns))
 
     def largest(self, most: int) -> "Known":
         """So many of them at most, the largest."""
@@ -141,5 +161,8 @@ def made_entries(name: str, entries: Known, factors: Factors) -> Tensor:
         return gradient.view(len(gradient), -1)[entries.rows, entries.columns]
     layer = name.removesuffix(".weight")
     outputs, inputs = factors.outputs[layer], factors.inputs[layer]
+    if entries.crossing is not None:
+        rows, columns = entries.crossing
+        return (outputs[:, rows].mT @ inputs[:, columns]).flatten()
     made: Tensor = (outputs[:, entries.rows] * inputs[:, entries.columns]).sum(dim=0)
     return made

@@ -24,6 +24,7 @@ from attacks.gauss_newton.space import OpenSpace
 UNSURE = 3e-3  # of what a search found, at least, and of the entries that follow from it
 MOST = 2000  # entries of the patch embedding, the largest: all pairs are kept
 TRIES = 150  # orders that are drawn: swaps lead from some of them to the best, seldom from one that is given
+FAR = 500.0  # of the cost: a swap that takes so much more is not looked at more closely
 SETTLED = 1e-9  # of the cost: what rounding makes of a swap that gains nothing
 
 
@@ -101,6 +102,13 @@ class Placing:
                 return places
             places[list(pair)] = places[list(pair[::-1])]
             cost = self.cost(places)
+
+    def swaps(self, places: Tensor) -> list[tuple[int, int]]:
+        """Pairs of tokens, the likeliest first, that may have each other's places."""
+        more = self._swapped(places) - self.cost(places)
+        first, second = torch.triu(more < FAR, diagonal=1).nonzero().T
+        order = more[first, second].argsort()
+        return list(zip(first[order].tolist(), second[order].tolist(), strict=True))
 
     def _swapped(self, places: Tensor) -> Tensor:
         """(tokens, tokens) costs after each swap: of two tokens that leave their places and take the other's."""

@@ -5,7 +5,7 @@ are of them. In coordinates in which it curves alike everywhere, first derivativ
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Minimum, jacobian
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.space import OpenSpace
 
-STEPS = 400  # of L-BFGS, at most
+STEPS = 400  # of L-BFGS, at most, with one look at how the cost curves
+LOOKS = 3
 SETTLED = 5e-6  # of the cost: what so many steps gain that ends the search
 
 
@@ -32,7 +33,7 @@ class Whole:
     some: PickedResiduals
 
     def search(self, space: OpenSpace, start: Tensor, gram: Tensor, until: float, tell: Tell) -> Minimum:
-        """From a start near by, till nothing is gained; ``time.thread_time()`` may cut it short at ``until``.
+        """From a start near by, till nothing is gained, or ``time.thread_time()`` is ``until``.
 
         Args:
             space: That is searched.
@@ -41,6 +42,15 @@ class Whole:
             until: When it is to end.
             tell: Is told how far it is: steps done, of so many, cost.
         """
+        steps = 0
+        for _ in range(LOOKS):
+            found = self._descended(space, start, gram, until, tell)
+            start, gram, steps = found.point, found.gram, steps + found.steps
+            if found.steps < STEPS or time.thread_time() > until:
+                break
+        return replace(found, steps=steps)
+
+    def _descended(self, space: OpenSpace, start: Tensor, gram: Tensor, until: float, tell: Tell) -> Minimum:
         root = torch.linalg.cholesky(gram)
         away = torch.zeros_like(start).requires_grad_()
 
