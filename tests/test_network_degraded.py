@@ -542,6 +542,21 @@ def test_without_places_patches_are_alike_and_independent() -> None:
     torch.testing.assert_close(space.alike.unknowns(space.alike.patches(drawn[:4].flatten())), drawn[:4].flatten())
 
 
+def test_along_few_directions_pictures_vary_most_and_are_as_likely() -> None:
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(5, 2, generator=generator, dtype=torch.float64))[0].mT
+    root = torch.randn(6, 6, generator=generator, dtype=torch.float64).triu() + 3 * torch.eye(6, dtype=torch.float64)
+    space = OpenSpace(torch.randn(3, 5, generator=generator, dtype=torch.float64), basis, root)
+    start, moved = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    coarse, along = space.coarse(start, 4)
+    torch.testing.assert_close(coarse.patches(along), space.patches(start))
+    away = space.unknowns(coarse.patches(moved[:4]))
+    gained = away.square().sum() - start.square().sum()
+    torch.testing.assert_close(gained, moved[:4].square().sum() - along.square().sum())
+    strengths = torch.linalg.svdvals(root)
+    torch.testing.assert_close(torch.linalg.svdvals(coarse.root), strengths[:4])
+
+
 def test_a_pruned_tensor_states_what_was_kept_and_one_of_zeros_nothing(model: VitClassifier) -> None:
     scenario, exchange = exchanged("prune:kept=0.1", model)
     tensor = exchange.upload.tensors[names.PATCH_WEIGHT].flatten(1)

@@ -47,6 +47,7 @@ FINE = 0.05  # of the gains that count elsewhere: a search along a curved valley
 USUAL = 100.0  # seconds of one core, on the board of defences
 GAIN = 1.0  # of the cost: an order of tokens that gains less is as good as the one before
 BRIEF = 2  # slow steps with some entries, before all are compared
+FEWER = (8, 3)  # of so many directions one is searched before all are: those in which pictures vary most
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,10 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
         """By second derivatives of some entries, then by first of all, if these tell anything."""
         ends = Ends(enough=float(whole.some.count + len(start)), patience=BRIEF, until=until)
+        for share in FEWER:
+            coarse, begin = space.coarse(start, len(start) // share)
+            minimum = self._minimum(whole.some, coarse, begin, replace(ends, patience=1))
+            start = space.unknowns(coarse.patches(minimum.point))
         near = self._minimum(whole.some, space, start, ends)
         near = replace(near, gram=whole.of_all(near.gram))
         found = _found(near, space, whole.some)

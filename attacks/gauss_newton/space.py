@@ -59,6 +59,22 @@ class OpenSpace:
         root = torch.linalg.cholesky(of_one.flip(0, 1)).flip(0, 1).contiguous()
         return OpenSpace(self.natural, self.basis, torch.kron(torch.eye(count).to(root), root))
 
+    def coarse(self, unknowns: Tensor, count: int) -> "tuple[OpenSpace, Tensor]":
+        """The space of pictures that differ from one (unknowns,) along so many directions, and where in it that one is.
+
+        They are the directions along which natural pictures vary most.
+        """
+        leading = self._by_variance[:, -count:]
+        along = leading.mT @ unknowns
+        others = self.patches(unknowns - leading @ along)[0]
+        return OpenSpace(others, self.basis, self.root @ leading), along
+
+    @cached_property
+    def _by_variance(self) -> Tensor:
+        """(unknowns, unknowns) orthonormal, those last along which patches vary most."""
+        axes: Tensor = torch.linalg.eigh(self.root.mT @ self.root).eigenvectors
+        return axes
+
     def patches(self, unknowns: Tensor) -> Tensor:
         """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
         if not len(self.basis):
