@@ -81,8 +81,8 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     one by one, each in units of its noise, and a prior of natural pictures weighs as much as it says. What was pruned
     is left out. A candidate's gradients are scaled as they fit best, where clients scaled theirs. Where noise is on
     entries, some of each tensor lead near the picture, and all of them, by first derivatives, to it (``whole``); where
-    that leaves doubt of where tokens stand, another search begins without places. Of signs a
-    candidate's entries are to be on the same sides of zero (``sides``).
+    that leaves doubt of where tokens stand, another search begins without places. Of signs a candidate's entries are to
+    be on the same sides of zero (``sides``).
 
     An upload that nothing degraded is given to ``patch_embedding``, as there.
 

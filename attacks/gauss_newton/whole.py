@@ -16,7 +16,7 @@ from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.space import OpenSpace
 
 STEPS = 400  # of L-BFGS, at most, with one look at how the cost curves
-LOOKS = 3
+LOOKS = 3  # at most: the cost curves otherwise where a search that has not ended is by then
 SETTLED = 5e-6  # of the cost: what so many steps gain that ends the search
 
 
