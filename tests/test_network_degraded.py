@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(
     true = patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
     known = sent_of(exchange.upload, scenario, model).known()
-    drawn = some(known, torch.Generator().manual_seed(0))
+    drawn = some(known, 1000, torch.Generator().manual_seed(0))
     every, few = (PickedResiduals(model, exchange.private.labels, each, scenario.threat) for each in (known, drawn))
     assert few.count < every.count / 5
     start = space.unknowns(true[None])
@@ -171,7 +172,7 @@ def test_a_search_that_leads_nowhere_ends_where_it_began() -> None:
 def test_entries_are_drawn_or_the_largest_and_stay_in_their_order(model: VitClassifier) -> None:
     scenario, exchange = exchanged("quantise:bits=8", model)
     known = sent_of(exchange.upload, scenario, model).known()
-    drawn, large = some(known, torch.Generator().manual_seed(0)), largest(known, 100)
+    drawn, large = some(known, 1000, torch.Generator().manual_seed(0)), largest(known, 100)
     assert set(known) - set(anywhere(known)) == {names.POSITION_EMBEDDING}
     for name, entries in known.items():
         assert len(drawn[name].rows) == min(400, len(entries.rows))
@@ -389,17 +390,24 @@ def test_orders_are_as_likely_as_a_normal_distribution_of_all_that_is_known_says
         normal = torch.distributions.MultivariateNormal(center, sees @ covariance @ sees.mT + noise)
         return float(-2 * normal.log_prob(seen) + alone[range(count), places].sum())
 
+    def cost(places: Tensor) -> float:
+        return evidence.weighed(places).cost
+
     orders = [torch.tensor(order) for order in itertools.permutations(range(count))]
-    apart = [evidence.cost(order) - expected(order) for order in orders]
+    apart = [cost(order) - expected(order) for order in orders]
     assert apart == pytest.approx([apart[0]] * len(orders))
-    worst = max(orders, key=evidence.cost)
+    worst = max(orders, key=cost)
 
     def every(_: Tensor) -> Iterable[tuple[int, int]]:
         return itertools.combinations(range(count), 2)
 
+    for order, (first, second) in itertools.product(orders, every(worst)):
+        swapped = order.clone()
+        swapped[[first, second]] = order[[second, first]]
+        assert evidence.weighed(order).swapped((first, second)) == pytest.approx(expected(swapped) + apart[0])
     best, *doubtful = evidence.likeliest([worst], every, math.inf)
-    assert all(evidence.cost(best) < evidence.cost(best[swap]) for swap in ([1, 0, 2], [2, 1, 0], [0, 2, 1]))
-    costs = [evidence.cost(order) for order in (best, *doubtful)]
+    assert all(cost(best) < cost(best[swap]) for swap in ([1, 0, 2], [2, 1, 0], [0, 2, 1]))
+    costs = [cost(order) for order in (best, *doubtful)]
     assert costs == sorted(costs)
     assert costs[-1] < costs[0] + DOUBT
     spoilt = replace(evidence, alone=alone - 2 * DOUBT * torch.eye(count).double()[best])
@@ -449,8 +457,8 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
     found, orders = iter(costs), iter(asked)
     starts = []
 
-    def find(space: OpenSpace, start: Tensor) -> Found:
-        starts.append(float(start))
+    def search(begun: str, space: OpenSpace, start: Tensor) -> Found:
+        starts.append((begun, float(start)))
         return Found(Minimum(start, next(found, 2.5), start, 2), space, None, 1, 1.0)
 
     monkeypatch.setattr(Ordering, "of", lambda *_: [Ordered(None, None, moved) for moved in next(orders)])
@@ -458,11 +466,12 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
     monkeypatch.setattr(Ordering, "sure", lambda *_: False)
     monkeypatch.setattr(Ordering, "unknowns", lambda *_: torch.tensor(7.0))
     ordering = Ordering(None, None, {}, None, torch.Generator())
-    made = NetworkDegraded()._settled(Search(find, placed=True), ordering, torch.tensor(3.0), math.inf)
+    both = Search(partial(search, "find"), partial(search, "again"))
+    made = NetworkDegraded()._settled(both, ordering, torch.tensor(3.0), math.inf)
     assert made.found.minimum.cost == ended
     assert not made.ordered.moved, "its tokens stand where they were found"
-    assert starts[:1] == [3.0]
-    assert set(starts[1:]) <= {7.0}
+    assert starts[:1] == [("find", 3.0)]
+    assert set(starts[1:]) <= {("again", 7.0)}
     assert next(orders, None) is None
 
 

@@ -8,14 +8,15 @@ import torch
 from attacks.gauss_newton.picked import Known
 from fedmjp.models import names
 
-SOME = 400  # entries of a tensor that noise is on
+SOME = 0.4  # times the unknowns: entries of a tensor that noise is on
 ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors together. With more a search gets stuck.
 
 
-def some(known: Mapping[str, Known], generator: torch.Generator) -> dict[str, Known]:
-    """So many of each tensor that a search can begin with them, drawn alike."""
+def some(known: Mapping[str, Known], unknowns: int, generator: torch.Generator) -> dict[str, Known]:
+    """So many of each tensor that a search for so many unknowns can begin with them, drawn alike."""
+    most = math.ceil(SOME * unknowns)
     return {
-        name: entries.crossed(SOME, generator) if name.endswith(".weight") else entries.some(SOME, generator)
+        name: entries.crossed(most, generator) if name.endswith(".weight") else entries.some(most, generator)
         for name, entries in known.items()
     }
 

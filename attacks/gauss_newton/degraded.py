@@ -49,13 +49,20 @@ GAIN = 1.0  # of the cost: an order of tokens that gains less is as good as the 
 BRIEF = 2  # slow steps with some entries, before all are compared
 FEWER = (8, 3)  # of so many directions one is searched before all are: those in which pictures vary most
 
+Find = Callable[[OpenSpace, Tensor], Found]
+
 
 @dataclass(frozen=True)
 class Search:
-    """From a start to what it finds; in a space where tokens have places, or where all patches are alike."""
+    """From a start to what it finds.
 
-    find: Callable[[OpenSpace, Tensor], Found]
-    placed: bool
+    Attributes:
+        find: In a space, from a start.
+        again: From the tokens that it found, in another order; None of a search where all patches are alike.
+    """
+
+    find: Find
+    again: Find | None
 
 
 class NetworkDegradedOptions(Config):
@@ -159,23 +166,24 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         chains: list[list[Search]]
         if "signs" in threat.marks:
             sides = Sides.of(sent.gradients(), entries({}))
-            near = Search(partial(self._by_sides, sides, NARROW, until), placed=True)
-            chains = [[Search(partial(self._by_sides, sides.anywhere, WIDE, until), placed=False), near, near]]
+            near = partial(self._by_sides, sides, NARROW, until)
+            wide = partial(self._by_sides, sides.anywhere, WIDE, until)
+            chains = [[Search(wide, None), Search(near, near), Search(near, near)]]
         elif threat.marks & NOISE:
-            few = some(known, generator)
+            few = some(known, len(start), generator)
             alike = Whole(entries(anywhere(known)), entries(anywhere(few)))
-            placed = Whole(entries(known), entries(few))
+            whole = Whole(entries(known), entries(few))
+            near = partial(self._by_all, whole, until)
+            wide = partial(self._by_some, alike, until)
             chains = [
-                [Search(partial(self._by_some, placed, until), placed=True)],
-                [
-                    Search(partial(self._by_some, alike, until), placed=False),
-                    Search(partial(self._by_all, placed, until), placed=True),
-                ],
+                [Search(partial(self._by_some, whole, until), near)],
+                [Search(wide, None), Search(near, near)],
             ]
         else:
             exact = entries(largest(known, len(start)))
             ends = Ends(enough=float(len(start)), fine=FINE, until=until)
-            chains = [[Search(partial(self._by_entries, exact, ends), placed=True)]]
+            near = partial(self._by_entries, exact, ends)
+            chains = [[Search(near, near)]]
         ordering = Ordering(space, entrance, known, model, generator)
         settled = self._nearest(chains, ordering, start, until)
         images, found = seen.images, settled.found
@@ -255,7 +263,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
 
     def _settled(self, search: Search, ordering: Ordering, start: Tensor, until: float) -> Settled:
         """A search, and others from its tokens in their order, until they stand in it or nothing is gained."""
-        if not search.placed:
+        if search.again is None:
             alike = ordering.space.alike
             return Settled(search.find(alike, alike.unknowns(ordering.space.patches(start))))
         found = search.find(ordering.space, start)
@@ -263,20 +271,20 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             if ordering.sure(found):
                 return Settled(found, ordering.as_found(found), sure=True)
             orders = ordering.of(found, until)
-            if not (better := self._better(search, ordering, found, orders, until)):
+            if not (better := self._better(search.again, ordering, found, orders, until)):
                 return Settled(found, orders[0] if not orders[0].moved else ordering.as_found(found))
             found = better
         return Settled(found)
 
     def _better(
-        self, search: Search, ordering: Ordering, found: Found, orders: Sequence[Ordered], until: float
+        self, again: Find, ordering: Ordering, found: Found, orders: Sequence[Ordered], until: float
     ) -> Found | None:
-        """From the first of these orders that explains the upload better than what was found, if one does."""
+        """What a search from one of these orders finds, if it explains the upload better; from the first that does."""
         steps = found.minimum.steps
         for ordered in (order for order in orders if order.moved):
             if time.thread_time() > until:
                 break
-            further = search.find(ordering.space, ordering.unknowns(ordered)).after(steps)
+            further = again(ordering.space, ordering.unknowns(ordered)).after(steps)
             if further.minimum.cost < found.minimum.cost - GAIN:
                 return further
             steps = further.minimum.steps

@@ -74,18 +74,32 @@ class Evidence:
         """(patches * rank, patches * rank), what the patch embedding's entries say."""
         return self.made @ self.made.mT
 
-    def cost(self, places: Tensor) -> float:
-        """Of an order (tokens,) of places."""
-        along = self.found.along + self.shifts - self.shifts[places]
-        away = (along - self.natural[places]).flatten()
+    def along(self, places: Tensor) -> Tensor:
+        """(tokens, rank), the patches of tokens in an order (tokens,) of places."""
+        return self.found.along + self.shifts - self.shifts[places]
+
+    def away(self, places: Tensor) -> Tensor:
+        """(tokens * rank,), how far they are from the most natural picture."""
+        return (self.along(places) - self.natural[places]).flatten()
+
+    def begun(self, places: Tensor, drawn: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+        """The cost of an order with tokens as found, and (tokens * rank,) the slope by which they are estimated anew.
+
+        Args:
+            places: (tokens,) the order.
+            drawn: (tokens * rank,) how far patches are from the most natural picture, times its precision.
+            left: (entries,), what patches leave unexplained of the patch embedding's.
+        """
+        before = self.away(places) @ drawn + left @ left + self.alone.gather(1, places[:, None]).sum()
+        return before, self.found.pull.flatten() - drawn + self.made @ left
+
+    def weighed(self, places: Tensor) -> "Weighed":
+        """An order (tokens,) of places."""
         natural = self.precision[places][:, :, places].flatten(2).flatten(0, 1)
-        left = self.left - along.flatten() @ self.made
-        pull = self.found.pull.flatten() - natural @ away + self.made @ left
         said = self.found.precision.flatten(2).flatten(0, 1)
         factor = torch.linalg.cholesky(said + natural + self._explained)
-        gained = torch.linalg.solve_triangular(factor, pull[:, None], upper=False).square().sum()
-        before = away @ (natural @ away) + left @ left + self.alone.gather(1, places[:, None]).sum()
-        return float(before - gained + 2 * factor.diagonal().log().sum())
+        left = self.left - self.along(places).flatten() @ self.made
+        return Weighed(self, places, natural, natural @ self.away(places), left, factor)
 
     def likeliest(
         self, orders: Iterable[Tensor], swaps: Callable[[Tensor], Iterable[tuple[int, int]]], until: float
@@ -97,19 +111,78 @@ class Evidence:
             swaps: Of an order, the pairs that are tried.
             until: Of ``time.thread_time()``, after which none is tried.
         """
-        costs = {tuple(order.tolist()): self.cost(order) for order in orders}
+        costs = {tuple(order.tolist()): self.weighed(order).cost for order in orders}
         best = min(costs, key=costs.__getitem__)
-        pairs = iter(swaps(self._order(best)))
+        weighed, pairs = self.weighed(self._order(best)), iter(swaps(self._order(best)))
         while time.thread_time() < until and (pair := next(pairs, None)):
             swapped = list(best)
             swapped[pair[0]], swapped[pair[1]] = best[pair[1]], best[pair[0]]
             order = tuple(swapped)
             if order not in costs:
-                costs[order] = self.cost(self._order(order))
+                costs[order] = weighed.swapped(pair)
             if costs[order] < costs[best]:
-                best, pairs = order, iter(swaps(self._order(order)))
+                best, weighed, pairs = order, self.weighed(self._order(order)), iter(swaps(self._order(order)))
         doubtful = sorted((order for order in costs if costs[order] < costs[best] + DOUBT), key=costs.__getitem__)
         return [self._order(order) for order in doubtful]
 
     def _order(self, places: tuple[int, ...]) -> Tensor:
         return torch.tensor(places, device=self.alone.device)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """An order that was weighed, from which orders that differ in two tokens are quick to weigh.
+
+    Where two tokens change places, what natural pictures say changes in the rows and columns of these two alone: a
+    change of low rank, which moves a determinant and an inverse by a small matrix.
+
+    Attributes:
+        evidence: By which.
+        places: (tokens,) the order.
+        natural: (tokens * rank, tokens * rank), the precision of natural pictures, in the order of tokens.
+        drawn: (tokens * rank,), ``natural`` times how far the patches are from the most natural picture.
+        left: (entries,), what patches leave unexplained of the patch embedding's.
+        factor: (tokens * rank, tokens * rank), a lower one of all precision together.
+    """
+
+    evidence: Evidence
+    places: Tensor
+    natural: Tensor
+    drawn: Tensor
+    left: Tensor
+    factor: Tensor
+
+    @property
+    def cost(self) -> float:
+        """Of the order."""
+        before, pull = self.evidence.begun(self.places, self.drawn, self.left)
+        gained = torch.linalg.solve_triangular(self.factor, pull[:, None], upper=False).square().sum()
+        return float(before - gained + self._volume)
+
+    def swapped(self, pair: tuple[int, int]) -> float:
+        """The cost of the order in which two tokens have each other's places."""
+        evidence, two, places = self.evidence, list(pair), self.places.clone()
+        places[two] = self.places[two[::-1]]
+        values = torch.arange(len(self.factor), device=places.device).view_as(evidence.natural)[two].flatten()
+        more = evidence.precision[places][:, :, places[two]].flatten(2).flatten(0, 1) - self.natural[:, values]
+        along, away = evidence.along(places), evidence.away(places)
+        drawn = more @ away[values]
+        drawn[values] = more.mT @ away
+        drawn += self.drawn + self.natural[:, values] @ (away - evidence.away(self.places))[values]
+        left = self.left - (along - evidence.along(self.places)).flatten()[values] @ evidence.made[values]
+        before, pull = evidence.begun(places, drawn, left)
+        by_change = torch.cat([self._inverse[:, values], self._inverse @ more], dim=1)
+        every = torch.eye(len(values)).to(more)
+        small = torch.cat([by_change[values], more.mT @ by_change])
+        small += torch.cat([torch.cat([0 * every, every], dim=1), torch.cat([every, more[values]], dim=1)])
+        seen = by_change.mT @ pull
+        gained = pull @ (self._inverse @ pull) - seen @ torch.linalg.solve(small, seen)
+        return float(before - gained + self._volume + torch.linalg.slogdet(small).logabsdet)
+
+    @property
+    def _volume(self) -> Tensor:
+        return 2 * self.factor.diagonal().log().sum()
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return torch.cholesky_inverse(self.factor)

@@ -24,6 +24,7 @@ Function = Callable[[Tensor], Tensor]
 CHUNK = {"cpu": 64, "cuda": 192}
 FEW_TOKENS_CHUNK = 252  # where passes are of few tokens
 COLUMNS = 8192  # of the Jacobian that are widened at a time
+ROWS = 256  # of J^T J that are made at a time: what stands above the diagonal need not be
 FIRST_DAMPING = 1e-2  # of the trace of J^T J; relative, as all that follow
 LEAST_DAMPING = 1e-16
 FACTOR = 10.0  # between two dampings that are tried
@@ -116,6 +117,16 @@ def jacobian(residuals: Function, point: Tensor, chunk: int | None = None) -> Te
     return torch.cat([vmap(along)(some) for some in parts])
 
 
+def squared(slopes: Tensor) -> Tensor:
+    """J^T J of a Jacobian as above, in float64: small eigenvalues would drown in float32's rounding."""
+    lower = torch.zeros(len(slopes), len(slopes), dtype=torch.float64, device=slopes.device)
+    for part in _parts(slopes):
+        wide = slopes[:, part].double()
+        for first in range(0, len(wide), ROWS):
+            lower[first:, first : first + ROWS] += wide[first:] @ wide[first : first + ROWS].mT
+    return lower.tril() + lower.tril(-1).mT
+
+
 @dataclass(frozen=True)
 class _Trial:
     """A point of the path, with its residuals."""
@@ -138,7 +149,7 @@ class _Path:
 
     @staticmethod
     def at(function: Function, point: Tensor, here: Tensor, slopes: Tensor) -> "_Path":
-        return _Path(function, point, here, slopes, _sum_of_products(slopes, slopes))
+        return _Path(function, point, here, slopes, squared(slopes))
 
     @property
     def promised(self) -> float:
@@ -166,7 +177,10 @@ class _Path:
         return _Trial(self.point + step, residuals, cost if math.isfinite(cost) else math.inf, damping)
 
     def _pull(self, residuals: Tensor) -> Tensor:
-        return _sum_of_products(self.slopes, residuals[None])[:, 0]
+        pull = torch.zeros_like(self.point)
+        for part in _parts(self.slopes):
+            pull += self.slopes[:, part].double() @ residuals[part].double()
+        return pull
 
     def _factor(self, damping: float) -> Tensor | None:
         """The Cholesky factor of J^T J with damping; None if rounding has made that indefinite."""
@@ -180,13 +194,8 @@ def _solved(factor: Tensor, right: Tensor) -> Tensor:
     return torch.cholesky_solve(right[:, None], factor)[:, 0]
 
 
-def _sum_of_products(one: Tensor, other: Tensor) -> Tensor:
-    """``one`` times ``other`` transposed, in float64: small eigenvalues would drown in float32's rounding."""
-    total = torch.zeros(len(one), len(other), dtype=torch.float64, device=one.device)
-    for first in range(0, one.shape[1], COLUMNS):
-        part = slice(first, first + COLUMNS)
-        total += one[:, part].double() @ other[:, part].double().mT
-    return total
+def _parts(slopes: Tensor) -> list[slice]:
+    return [slice(first, first + COLUMNS) for first in range(0, slopes.shape[1], COLUMNS)]
 
 
 def _search(path: _Path, damping: float, cost: float) -> _Trial | None:

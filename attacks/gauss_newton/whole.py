@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
-from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Minimum, jacobian
+from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Minimum, jacobian, squared
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.space import OpenSpace
 
@@ -77,8 +77,7 @@ class Whole:
 
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""
-        slopes = jacobian(lambda unknowns: self.some(space.patches(unknowns)[0]), point, FEW_TOKENS_CHUNK).double()
-        gram: Tensor = slopes @ slopes.mT
+        gram = squared(jacobian(lambda unknowns: self.some(space.patches(unknowns)[0]), point, FEW_TOKENS_CHUNK))
         gram.diagonal().add_(1.0)
         return self.of_all(gram)
 
