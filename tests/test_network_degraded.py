@@ -17,12 +17,12 @@ from attacks.gauss_newton.beliefs import believed
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import Stated, complete
-from attacks.gauss_newton.degraded import NetworkDegraded, Search
+from attacks.gauss_newton.degraded import GAIN, NetworkDegraded, Search
 from attacks.gauss_newton.descent import AT_A_TIME
 from attacks.gauss_newton.evidence import DOUBT, Evidence
 from attacks.gauss_newton.factors import Factors
 from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
-from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled
+from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
 from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
 from attacks.gauss_newton.placing import FAR, Placing
 from attacks.gauss_newton.sent import Sent
@@ -149,6 +149,21 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(
     assert briefly.cost < float(cost(start))
     hurried = whole.search(space, start, gram, time.thread_time(), lambda *_: None)
     assert hurried.steps < found.steps
+    useless = whole.search(space, start, gram, math.inf, lambda *_: None, below=briefly.cost / 2)
+    assert useless.gram is gram
+    assert useless.steps == AT_A_TIME, "nothing is asked of a minimum that costs too much"
+
+
+def test_of_tokens_that_were_found_it_is_known_how_the_cost_curves() -> None:
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    gram = half @ half.mT + torch.eye(6)
+    root = torch.randn(6, 6, generator=generator, dtype=torch.float64).triu() + 3 * torch.eye(6)
+    space = OpenSpace(torch.zeros(3, 5).double(), torch.eye(5).double()[:2], root)
+    found = Found(Minimum(torch.zeros(6).double(), 0.0, gram, 1), space, None, 1, 1.0)
+    stated = Stated.of(space, found.minimum.point, found.spectrum, torch.zeros(3, 2))
+    torch.testing.assert_close(stated.gram(space), gram)
+    assert found.learned == pytest.approx(float((1 - 1 / torch.linalg.eigvalsh(gram)).mean()))
 
 
 def test_a_search_that_leads_nowhere_ends_where_it_began() -> None:
@@ -427,9 +442,11 @@ def test_searches_start_again_until_one_arrives(
 ) -> None:
     starts, ends = [], iter(residuals)
 
-    def again(self: NetworkDegraded, compared: object, ordering: Ordering, start: Tensor, until: float) -> Settled:
-        starts.append(start)
-        return Settled(Found(Minimum(start, 0.0, start[:, None], 1), ordering.space, compared, 1, next(ends)))
+    def again(self: NetworkDegraded, compared: object, ordering: Ordering, start: Start, until: float) -> Settled:
+        starts.append(start.unknowns)
+        return Settled(
+            Found(Minimum(start.unknowns, 0.0, start.unknowns[:, None], 1), ordering.space, compared, 1, next(ends))
+        )
 
     monkeypatch.setattr(NetworkDegraded, "_search", again)
     begin, generator = torch.zeros(4, dtype=torch.float64), torch.Generator().manual_seed(0)
@@ -457,36 +474,40 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
     found, orders = iter(costs), iter(asked)
     starts = []
 
-    def search(begun: str, space: OpenSpace, start: Tensor) -> Found:
-        starts.append((begun, float(start)))
-        return Found(Minimum(start, next(found, 2.5), start, 2), space, None, 1, 1.0)
+    def search(begun: str, space: OpenSpace, start: Start) -> Found:
+        starts.append((begun, float(start.unknowns), start.below))
+        return Found(Minimum(start.unknowns, next(found, 2.5), start.unknowns, 2), space, None, 1, 1.0)
 
     monkeypatch.setattr(Ordering, "of", lambda *_: [Ordered(None, None, moved) for moved in next(orders)])
     monkeypatch.setattr(Ordering, "as_found", lambda *_: Ordered(None, None, False))
     monkeypatch.setattr(Ordering, "sure", lambda *_: False)
-    monkeypatch.setattr(Ordering, "unknowns", lambda *_: torch.tensor(7.0))
+    monkeypatch.setattr(Ordering, "begin", lambda _, ordered, below: Start(torch.tensor(7.0), below=below))
     ordering = Ordering(None, None, {}, None, torch.Generator())
     both = Search(partial(search, "find"), partial(search, "again"))
-    made = NetworkDegraded()._settled(both, ordering, torch.tensor(3.0), math.inf)
+    made = NetworkDegraded()._settled(both, ordering, Start(torch.tensor(3.0)), math.inf)
     assert made.found.minimum.cost == ended
     assert not made.ordered.moved, "its tokens stand where they were found"
-    assert starts[:1] == [("find", 3.0)]
-    assert set(starts[1:]) <= {("again", 7.0)}
+    assert starts[:1] == [("find", 3.0, math.inf)]
+    assert {each[:2] for each in starts[1:]} <= {("again", 7.0)}
+    best = costs[0]
+    for cost, (_, _, below) in zip([*costs[1:], 2.5], starts[1:], strict=False):
+        assert below == best - GAIN
+        best = cost if cost < below else best
     assert next(orders, None) is None
 
 
 def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def settled(self: NetworkDegraded, search: float, ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def settled(self: NetworkDegraded, search: float, ordering: Ordering, start: Start, until: float) -> Settled:
         tried.append(search)
         gram = torch.diag(torch.tensor([1.0, 1.0 + search]).double())
-        return Settled(Found(Minimum(start, 1.0, gram, 1), ordering.space, None, 1, 1.0))
+        return Settled(Found(Minimum(start.unknowns, 1.0, gram, 1), ordering.space, None, 1, 1.0))
 
     monkeypatch.setattr(NetworkDegraded, "_settled", settled)
-    monkeypatch.setattr(Ordering, "start", lambda _, found, until: found.minimum.point)
+    monkeypatch.setattr(Ordering, "start", lambda _, found, until: Start(found.minimum.point))
     ordering = Ordering(None, None, {}, None, torch.Generator())
-    settled = NetworkDegraded()._search([[1.0, 1e-4, 1.0], [1.0]], ordering, torch.zeros(2), math.inf)
+    settled = NetworkDegraded()._search([[1.0, 1e-4, 1.0], [1.0]], ordering, Start(torch.zeros(2)), math.inf)
     assert tried == [1.0, 1e-4]
     assert settled.found.minimum.steps == 2
 
@@ -506,14 +527,14 @@ def test_another_chain_of_searches_is_tried_while_there_is_doubt_of_the_order(
     space = OpenSpace(torch.zeros(1, 2).double(), torch.eye(2).double(), torch.eye(2).double())
     waiting = iter(ends)
 
-    def chained(self: NetworkDegraded, chain: object, ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def chained(self: NetworkDegraded, chain: object, ordering: Ordering, start: Start, until: float) -> Settled:
         cost, placed, sure = next(waiting)
-        minimum = Minimum(start, cost, 9 * torch.eye(2).double(), 1)
+        minimum = Minimum(start.unknowns, cost, 9 * torch.eye(2).double(), 1)
         return Settled(Found(minimum, space if placed else space.alike, None, 1, 1.0), sure=sure)
 
     monkeypatch.setattr(NetworkDegraded, "_chain", chained)
     ordering = Ordering(space, None, {}, None, torch.Generator())
-    settled = NetworkDegraded()._search([[], [], []], ordering, torch.zeros(2), math.inf)
+    settled = NetworkDegraded()._search([[], [], []], ordering, Start(torch.zeros(2)), math.inf)
     assert (settled.found.minimum.cost, settled.found.minimum.steps) == (chosen, steps)
     assert next(waiting, None) is None
 

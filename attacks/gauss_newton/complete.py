@@ -34,16 +34,23 @@ class Stated:
     slopes: Tensor
 
     @staticmethod
-    def of(space: OpenSpace, point: Tensor, gram: Tensor, slopes: Tensor) -> "Stated":
-        """Of a point (unknowns,) with the second derivative ``gram`` of the likelihood and the prior together."""
+    def of(space: OpenSpace, point: Tensor, spectrum: tuple[Tensor, Tensor], slopes: Tensor) -> "Stated":
+        """Of a point (unknowns,), and the spectrum there of the second derivative of likelihood and prior together."""
         count, rank = len(space.natural), len(space.basis)
-        strengths, axes = torch.linalg.eigh(gram - torch.eye(len(gram)).to(gram))
-        halves = axes * strengths.clamp(min=0).sqrt()  # rounding makes the faintest negative
+        strengths, axes = spectrum
+        halves = axes * (strengths - 1).sqrt()  # the prior's is 1
         halves = torch.linalg.solve_triangular(space.root.mT, halves, upper=False)
         precision = halves @ halves.mT
         pull = torch.linalg.solve_triangular(space.root.mT, point[:, None], upper=False)
         along = space.patches(point)[0] @ space.basis.mT
         return Stated(along, precision.view(count, rank, count, rank), pull.view(count, rank), slopes)
+
+    def gram(self, space: OpenSpace) -> Tensor:
+        """The second derivative again, by the unknowns of a space."""
+        precision = self.precision.flatten(2).flatten(0, 1)
+        gram: Tensor = space.root.mT @ precision @ space.root
+        gram.diagonal().add_(1.0)
+        return gram
 
     def moved(self, places: Tensor, shown: Tensor, entrance: Entrance) -> "Stated":
         """The same tokens in other places (tokens,): patches (rank, values) make up for the positions there."""

@@ -17,7 +17,7 @@ from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import complete
 from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Ends, Minimum, jacobian, minimise
-from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled
+from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
 from attacks.gauss_newton.residuals import refusal as residuals_refusal
@@ -49,7 +49,7 @@ GAIN = 1.0  # of the cost: an order of tokens that gains less is as good as the 
 BRIEF = 2  # slow steps with some entries, before all are compared
 FEWER = (8, 3)  # of so many directions one is searched before all are: those in which pictures vary most
 
-Find = Callable[[OpenSpace, Tensor], Found]
+Find = Callable[[OpenSpace, Start], Found]
 
 
 @dataclass(frozen=True)
@@ -198,18 +198,19 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         }
         return Reconstruction(images, {**diagnostics, "steps": float(found.minimum.steps)})
 
-    def _by_entries(self, residuals: PickedResiduals, ends: Ends, space: OpenSpace, start: Tensor) -> Found:
+    def _by_entries(self, residuals: PickedResiduals, ends: Ends, space: OpenSpace, start: Start) -> Found:
         """By second derivatives."""
-        return _found(self._minimum(residuals, space, start, ends), space, residuals)
+        return _found(self._minimum(residuals, space, start.unknowns, ends), space, residuals)
 
-    def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
+    def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Start) -> Found:
         """By second derivatives of some entries, then by first of all, if these tell anything."""
-        ends = Ends(enough=float(whole.some.count + len(start)), patience=BRIEF, until=until)
+        unknowns = start.unknowns
+        ends = Ends(enough=float(whole.some.count + len(unknowns)), patience=BRIEF, until=until)
         for share in FEWER:
-            coarse, begin = space.coarse(start, len(start) // share)
+            coarse, begin = space.coarse(unknowns, len(unknowns) // share)
             minimum = self._minimum(whole.some, coarse, begin, replace(ends, patience=1))
-            start = space.unknowns(coarse.patches(minimum.point))
-        near = self._minimum(whole.some, space, start, ends)
+            unknowns = space.unknowns(coarse.patches(minimum.point))
+        near = self._minimum(whole.some, space, unknowns, ends)
         near = replace(near, gram=whole.of_all(near.gram))
         found = _found(near, space, whole.some)
         if found.learned < LITTLE or time.thread_time() > until:
@@ -217,28 +218,29 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         minimum = whole.search(space, near.point, near.gram, until, self.on_progress)
         return _found(minimum, space, whole.every).after(near.steps)
 
-    def _by_all(self, whole: Whole, until: float, space: OpenSpace, start: Tensor) -> Found:
+    def _by_all(self, whole: Whole, until: float, space: OpenSpace, start: Start) -> Found:
         """By first derivatives of all entries."""
-        minimum = whole.search(space, start, whole.gram(space, start), until, self.on_progress)
+        gram = whole.gram(space, start.unknowns) if start.gram is None else start.gram
+        minimum = whole.search(space, start.unknowns, gram, until, self.on_progress, start.below)
         return _found(minimum, space, whole.every)
 
-    def _by_sides(self, sides: Sides, widths: Sequence[float], until: float, space: OpenSpace, start: Tensor) -> Found:
+    def _by_sides(self, sides: Sides, widths: Sequence[float], until: float, space: OpenSpace, start: Start) -> Found:
         """By first derivatives, where of entries signs are known."""
-        minimum = by_sides(sides, space, start, widths, until, self.on_progress)
+        minimum = by_sides(sides, space, start.unknowns, widths, until, self.on_progress)
         return Found(minimum, space, sides.residuals, sides.count, math.sqrt(minimum.cost / sides.count))
 
     def _nearest(self, chains: Sequence[Sequence[Search]], ordering: Ordering, start: Tensor, until: float) -> Settled:
         """Of several searches the first that arrives, or the one that comes nearest."""
-        settled = self._search(chains, ordering, start, until)
+        settled = self._search(chains, ordering, Start(start), until)
         for _ in range(self.options.starts - 1):
             if settled.found.arrived or time.thread_time() > until:
                 break
             noise = torch.randn(len(start), generator=ordering.generator, dtype=start.dtype).to(start.device)
-            further = self._search(chains, ordering, start + RESTART * noise, until)
+            further = self._search(chains, ordering, Start(start + RESTART * noise), until)
             settled = min((settled, further), key=lambda made: made.found.residual)
         return settled
 
-    def _search(self, chains: Sequence[Sequence[Search]], ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def _search(self, chains: Sequence[Sequence[Search]], ordering: Ordering, start: Start, until: float) -> Settled:
         """Of chains the first that leaves no doubt where tokens stand, or the one that explains the upload best."""
         first, *others = chains
         settled = self._chain(first, ordering, start, until)
@@ -250,7 +252,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
                 settled = other
         return settled
 
-    def _chain(self, searches: Sequence[Search], ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def _chain(self, searches: Sequence[Search], ordering: Ordering, start: Start, until: float) -> Settled:
         """One after the other, each from where the last one ended, while there is time."""
         first, *later = searches
         settled = self._settled(first, ordering, start, until)
@@ -261,11 +263,11 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             settled = following.after(settled.found.minimum.steps)
         return settled
 
-    def _settled(self, search: Search, ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def _settled(self, search: Search, ordering: Ordering, start: Start, until: float) -> Settled:
         """A search, and others from its tokens in their order, until they stand in it or nothing is gained."""
         if search.again is None:
             alike = ordering.space.alike
-            return Settled(search.find(alike, alike.unknowns(ordering.space.patches(start))))
+            return Settled(search.find(alike, Start(alike.unknowns(ordering.space.patches(start.unknowns)))))
         found = search.find(ordering.space, start)
         while found.arrived and time.thread_time() < until:
             if ordering.sure(found):
@@ -280,12 +282,12 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         self, again: Find, ordering: Ordering, found: Found, orders: Sequence[Ordered], until: float
     ) -> Found | None:
         """What a search from one of these orders finds, if it explains the upload better; from the first that does."""
-        steps = found.minimum.steps
+        steps, below = found.minimum.steps, found.minimum.cost - GAIN
         for ordered in (order for order in orders if order.moved):
             if time.thread_time() > until:
                 break
-            further = again(ordering.space, ordering.unknowns(ordered)).after(steps)
-            if further.minimum.cost < found.minimum.cost - GAIN:
+            further = again(ordering.space, ordering.begin(ordered, below)).after(steps)
+            if further.minimum.cost < below:
                 return further
             steps = further.minimum.steps
         return None

@@ -2,8 +2,8 @@
 
 ``placing`` compares thousands of orders, since it takes all tokens for equally sure. A token with a faint gradient may
 be anywhere, another is known to a hundredth. Here the tokens in an order are estimated anew, with the prior and the
-patch embedding's entries, and what is left says how likely the order is. It takes a factorisation for each, so that it
-is for orders that are likely already.
+patch embedding's entries, and what is left says how likely the order is. It takes a factorisation for an order, and a
+tenth of that for each that differs from it in two tokens, so that it is for orders that are likely already.
 """
 
 import time
@@ -95,11 +95,11 @@ class Evidence:
 
     def weighed(self, places: Tensor) -> "Weighed":
         """An order (tokens,) of places."""
-        natural = self.precision[places][:, :, places].flatten(2).flatten(0, 1)
+        precision = self.precision[places][:, :, places].flatten(2).flatten(0, 1)
         said = self.found.precision.flatten(2).flatten(0, 1)
-        factor = torch.linalg.cholesky(said + natural + self._explained)
+        factor = torch.linalg.cholesky(said + precision + self._explained)
         left = self.left - self.along(places).flatten() @ self.made
-        return Weighed(self, places, natural, natural @ self.away(places), left, factor)
+        return Weighed(self, places, precision, precision @ self.away(places), left, factor)
 
     def likeliest(
         self, orders: Iterable[Tensor], swaps: Callable[[Tensor], Iterable[tuple[int, int]]], until: float
@@ -139,15 +139,15 @@ class Weighed:
     Attributes:
         evidence: By which.
         places: (tokens,) the order.
-        natural: (tokens * rank, tokens * rank), the precision of natural pictures, in the order of tokens.
-        drawn: (tokens * rank,), ``natural`` times how far the patches are from the most natural picture.
+        precision: (tokens * rank, tokens * rank), of natural pictures, in the order of tokens.
+        drawn: (tokens * rank,), ``precision`` times how far the patches are from the most natural picture.
         left: (entries,), what patches leave unexplained of the patch embedding's.
         factor: (tokens * rank, tokens * rank), a lower one of all precision together.
     """
 
     evidence: Evidence
     places: Tensor
-    natural: Tensor
+    precision: Tensor
     drawn: Tensor
     left: Tensor
     factor: Tensor
@@ -164,17 +164,18 @@ class Weighed:
         evidence, two, places = self.evidence, list(pair), self.places.clone()
         places[two] = self.places[two[::-1]]
         values = torch.arange(len(self.factor), device=places.device).view_as(evidence.natural)[two].flatten()
-        more = evidence.precision[places][:, :, places[two]].flatten(2).flatten(0, 1) - self.natural[:, values]
+        more = evidence.precision[places][:, :, places[two]].flatten(2).flatten(0, 1) - self.precision[:, values]
         along, away = evidence.along(places), evidence.away(places)
         drawn = more @ away[values]
         drawn[values] = more.mT @ away
-        drawn += self.drawn + self.natural[:, values] @ (away - evidence.away(self.places))[values]
+        drawn += self.drawn + self.precision[:, values] @ (away - evidence.away(self.places))[values]
         left = self.left - (along - evidence.along(self.places)).flatten()[values] @ evidence.made[values]
         before, pull = evidence.begun(places, drawn, left)
+        # The precision changes by U both^-1 U^T, where U has the unit vectors of these values, and ``more``.
         by_change = torch.cat([self._inverse[:, values], self._inverse @ more], dim=1)
         every = torch.eye(len(values)).to(more)
-        small = torch.cat([by_change[values], more.mT @ by_change])
-        small += torch.cat([torch.cat([0 * every, every], dim=1), torch.cat([every, more[values]], dim=1)])
+        both = torch.cat([torch.cat([0 * every, every], dim=1), torch.cat([every, more[values]], dim=1)])
+        small = both + torch.cat([by_change[values], more.mT @ by_change])
         seen = by_change.mT @ pull
         gained = pull @ (self._inverse @ pull) - seen @ torch.linalg.solve(small, seen)
         return float(before - gained + self._volume + torch.linalg.slogdet(small).logabsdet)

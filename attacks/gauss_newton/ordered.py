@@ -1,7 +1,9 @@
 """What a search found, its tokens put where they stand."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +24,21 @@ EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing 
 
 
 @dataclass(frozen=True)
+class Start:
+    """Where a search begins.
+
+    Attributes:
+        unknowns: (unknowns,) float64.
+        gram: (unknowns, unknowns), how the cost curves there, if that is known already.
+        below: Cost from which on nothing will be made of what is found.
+    """
+
+    unknowns: Tensor
+    gram: Tensor | None = None
+    below: float = math.inf
+
+
+@dataclass(frozen=True)
 class Found:
     """Where a search ended."""
 
@@ -39,8 +56,14 @@ class Found:
     @property
     def learned(self) -> float:
         """The share of what was not known of the unknowns that entries told."""
-        strengths = torch.linalg.eigvalsh(self.minimum.gram).clamp(min=1.0)  # the prior's is 1
-        return float((1 - 1 / strengths).mean())
+        unsure = torch.cholesky_inverse(torch.linalg.cholesky(self.minimum.gram))
+        return float(1 - unsure.diagonal().mean())
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """(unknowns,) eigenvalues of how the cost curves, and (unknowns, unknowns) vectors in columns."""
+        strengths, axes = torch.linalg.eigh(self.minimum.gram)
+        return strengths.clamp(min=1.0), axes  # the prior's is 1: rounding makes less of it
 
     def after(self, steps: int) -> "Found":
         """The same after so many steps of other searches."""
@@ -142,26 +165,27 @@ class Ordering:
         """What was found, as it was found."""
         patches = found.space.patches(found.minimum.point)[0]
         slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
-        stated = Stated.of(found.space, found.minimum.point, found.minimum.gram, slopes)
+        stated = Stated.of(found.space, found.minimum.point, found.spectrum, slopes)
         return Ordered(stated, 1 / found.residuals.scale(patches), moved=False)
 
-    def unknowns(self, ordered: Ordered) -> Tensor:
+    def begin(self, ordered: Ordered, below: float) -> Start:
         """Of tokens in their order, in the space of whole pictures."""
-        return self.space.unknowns((ordered.stated.along @ self.space.basis)[None])
+        unknowns = self.space.unknowns((ordered.stated.along @ self.space.basis)[None])
+        return Start(unknowns, ordered.stated.gram(self.space), below)
 
-    def start(self, found: Found, until: float) -> Tensor:
-        """Unknowns from which the next search begins: where the last one ended, its tokens in order if it arrived."""
+    def start(self, found: Found, until: float) -> Start:
+        """From which the next search begins: where the last one ended, its tokens in order if it arrived."""
         if found.space is self.space:
-            return found.minimum.point
-        if found.arrived:
-            return self.unknowns(self.of(found, until)[0])
-        return self.space.unknowns(found.space.patches(found.minimum.point))
+            return Start(found.minimum.point)
+        if found.arrived:  # without places, how the cost curves was not known of all
+            return replace(self.begin(self.of(found, until)[0], math.inf), gram=None)
+        return Start(self.space.unknowns(found.space.patches(found.minimum.point)))
 
 
 def _unsure(found: Found) -> Tensor:
     """(rank, rank): how far off what a search says of a token may be, on average over tokens."""
-    strengths, axes = torch.linalg.eigh(found.minimum.gram)
-    covariance = (axes / strengths.clamp(min=1.0)) @ axes.mT  # the prior's is 1: rounding makes less of it
+    strengths, axes = found.spectrum
+    covariance = (axes / strengths) @ axes.mT
     root, count, rank = found.space.root, len(found.space.natural), len(found.space.basis)
     tokens = (root @ covariance @ root.mT).view(count, rank, count, rank)
     return torch.einsum("aiaj->ij", tokens) / count

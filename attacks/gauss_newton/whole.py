@@ -4,6 +4,7 @@ Their Jacobian would be dear. That of some says how the cost curves along every 
 are of them. In coordinates in which it curves alike everywhere, first derivatives need few steps.
 """
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,9 @@ class Whole:
     every: PickedResiduals
     some: PickedResiduals
 
-    def search(self, space: OpenSpace, start: Tensor, gram: Tensor, until: float, tell: Tell) -> Minimum:
+    def search(
+        self, space: OpenSpace, start: Tensor, gram: Tensor, until: float, tell: Tell, below: float = math.inf
+    ) -> Minimum:
         """From a start near by, till nothing is gained, or ``time.thread_time()`` is ``until``.
 
         Args:
@@ -41,14 +44,18 @@ class Whole:
             gram: How the cost curves there.
             until: When it is to end.
             tell: Is told how far it is: steps done, of so many, cost.
+            below: Of a minimum that costs as much nothing more is asked: its ``gram`` is that of the start.
         """
         steps = 0
         for _ in range(LOOKS):
             found = self._descended(space, start, gram, until, tell)
-            start, gram, steps = found.point, found.gram, steps + found.steps
-            if found.steps < STEPS or time.thread_time() > until:
+            start, steps, ended = found.point, steps + found.steps, found.steps < STEPS
+            if not found.cost < below:
                 break
-        return replace(found, steps=steps)
+            gram = self.gram(space, start)
+            if ended or time.thread_time() > until:
+                break
+        return replace(found, gram=gram, steps=steps)
 
     def _descended(self, space: OpenSpace, start: Tensor, gram: Tensor, until: float, tell: Tell) -> Minimum:
         root = torch.linalg.cholesky(gram)
@@ -73,7 +80,7 @@ class Whole:
             found, reached = point(away), float(cost(away))
         if not reached < costs[0]:  # nor where rounding has left no number
             found, reached = start, costs[0]
-        return Minimum(found, reached, self.gram(space, found), AT_A_TIME * len(costs))
+        return Minimum(found, reached, gram, AT_A_TIME * len(costs))
 
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""
