@@ -169,17 +169,19 @@ class Ordering:
         return Ordered(stated, 1 / found.residuals.scale(patches), moved=False)
 
     def begin(self, ordered: Ordered, below: float) -> Start:
-        """Of tokens in their order, in the space of whole pictures."""
-        unknowns = self.space.unknowns((ordered.stated.along @ self.space.basis)[None])
-        return Start(unknowns, ordered.stated.gram(self.space), below)
+        """Of tokens in their order, in the space of whole pictures, where it is known of them how the cost curves."""
+        return Start(self._unknowns(ordered), ordered.stated.gram(self.space), below)
 
     def start(self, found: Found, until: float) -> Start:
         """From which the next search begins: where the last one ended, its tokens in order if it arrived."""
         if found.space is self.space:
             return Start(found.minimum.point)
         if found.arrived:  # without places, how the cost curves was not known of all
-            return replace(self.begin(self.of(found, until)[0], math.inf), gram=None)
+            return Start(self._unknowns(self.of(found, until)[0]))
         return Start(self.space.unknowns(found.space.patches(found.minimum.point)))
+
+    def _unknowns(self, ordered: Ordered) -> Tensor:
+        return self.space.unknowns((ordered.stated.along @ self.space.basis)[None])
 
 
 def _unsure(found: Found) -> Tensor:
