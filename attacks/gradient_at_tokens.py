@@ -5,6 +5,9 @@ backward pass the loss's Hessian times one direction. Torch finds that by differ
 elementary operation after another. Here four passes through the network are written out: forward, ``back`` for the
 gradient, then ``push``, how everything changes in the direction, and ``pull``, how the gradient does. Each part of the
 network keeps what the next pass reads; scales and shifts of layer norms are multiplied into the layers that read them.
+
+The gradient of a linear layer's weight is a product of what goes into the layer and of the slope at what comes out. Who
+compares such gradients asks for both (``Run.layers``): after ``back``, and how they change after ``pull``.
 """
 
 from math import log, pi
@@ -19,6 +22,9 @@ from torch.autograd.function import once_differentiable
 NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward
 ABSENT = ("patch_embed.norm", "pos_drop", "patch_drop", "norm_pre", "fc_norm", "head_drop")
 SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data
+Layers = dict[
+    str, tuple[Tensor, Tensor]
+]  # by name: what goes in, and the slope at what comes out, both with all tokens
 
 
 def is_plain(backbone: nn.Module) -> bool:
@@ -75,7 +81,7 @@ class PlainTransformer:
             _Weights(block, reads=1 if place == last else None) for place, block in enumerate(backbone.blocks)
         ]
         self._head, self._head_bias = _after_norm(backbone.norm, backbone.head)
-        self._eps = backbone.norm.eps
+        self._eps, self._affine = backbone.norm.eps, _affine(backbone.norm)
 
     def gradient(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient at the tokens of a cross-entropy that is multiplied by a constant; differentiable once.
@@ -91,9 +97,13 @@ class PlainTransformer:
         made: tuple[Tensor, Tensor] = _Gradient.apply(tokens, targets, self)
         return made
 
-    def run(self, tokens: Tensor) -> "_Run":
-        """Forward, (pictures, tokens, dim)."""
-        return _Run(self._blocks, tokens, self._head, self._head_bias, self._eps)
+    def run(self, tokens: Tensor, *, keeps: bool = False) -> "Run":
+        """Forward, (pictures, tokens, dim), with what ``Run.layers`` tells if wanted."""
+        parts = []
+        for block in self._blocks:
+            parts.append(_BlockRun(block, tokens, keeps=keeps))
+            tokens = parts[-1].result
+        return Run(parts, _Norm(tokens[:, 0], self._eps), self._head, self._head_bias, self._affine)
 
 
 class _Gradient(torch.autograd.Function):
@@ -116,31 +126,39 @@ class _Gradient(torch.autograd.Function):
         return ctx.run.pull(ctx.weights * moved).view_as(direction), None, None
 
 
-class _Run:
+class Run:
     """One forward pass through blocks, norm and head."""
 
-    def __init__(self, blocks: "list[_Weights]", tokens: Tensor, head: Tensor, bias: Tensor, eps: float) -> None:
-        self._parts, self._head, self._tokens = [], head, tokens.shape[1]
-        for block in blocks:
-            part = _BlockRun(block, tokens)
-            self._parts.append(part)
-            tokens = part.result
-        self._norm = _Norm(tokens[:, 0], eps)
-        self.logits = torch.addmm(bias, self._norm.result, head.T)
+    def __init__(
+        self, parts: "list[_BlockRun]", norm: "_Norm", head: Tensor, bias: Tensor, affine: tuple[Tensor, Tensor]
+    ) -> None:
+        """End a pass through blocks with a norm, of which ``affine`` is scale and shift, and a head that has these."""
+        self._parts, self._norm, self._head, self._affine = parts, norm, head, affine
+        self.logits = torch.addmm(bias, norm.result, head.T)
 
     def back(self, slope: Tensor) -> Tensor:
         """From a slope at the logits to the one at the tokens."""
+        self._seen = torch.addcmul(self._affine[1], self._norm.result, self._affine[0]), slope
         return self._down(self._norm.back(slope @ self._head), "back")
 
     def push(self, direction: Tensor) -> Tensor:
         """How the logits change with the tokens."""
         for part in self._parts:
             direction = part.push(direction)
-        return self._norm.push(direction[:, 0]) @ self._head.T
+        self._pushed = self._norm.push(direction[:, 0])
+        return self._pushed @ self._head.T
 
     def pull(self, change: Tensor) -> Tensor:
         """How what ``back`` gave changes in the direction of ``push``, where its slope changes so."""
+        self._seen = self._pushed * self._affine[0], change
         return self._down(self._norm.pull(change @ self._head), "pull")
+
+    def layers(self) -> Layers:
+        """Of linear layers, as ``back`` or ``pull`` was the last: what there is, or how it changes."""
+        found = {"head": (self._seen[0][:, None], self._seen[1][:, None])}
+        for place, part in enumerate(self._parts):
+            found |= {f"blocks.{place}.{name}": pair for name, pair in part.layers().items()}
+        return found
 
     def _down(self, slope: Tensor, how: str) -> Tensor:
         slope = slope[:, None]
@@ -160,6 +178,12 @@ class _Weights:
         self.mixed, self.mixed_bias = block.attn.proj.weight.detach(), block.attn.proj.bias.detach()
         self.wide, self.wide_bias = _after_norm(block.norm2, block.mlp.fc1)
         self.narrow, self.narrow_bias = block.mlp.fc2.weight.detach(), block.mlp.fc2.bias.detach()
+        self.affine, self.scale = (_affine(block.norm1), _affine(block.norm2)), block.attn.scale
+
+
+def _affine(norm: Any) -> tuple[Tensor, Tensor]:
+    """Scale and shift."""
+    return norm.weight.detach(), norm.bias.detach()
 
 
 def _after_norm(norm: Any, layer: Any) -> tuple[Tensor, Tensor]:
@@ -169,8 +193,9 @@ def _after_norm(norm: Any, layer: Any) -> tuple[Tensor, Tensor]:
 
 
 class _BlockRun:
-    def __init__(self, weights: _Weights, tokens: Tensor) -> None:
-        self._weights = w = weights
+    def __init__(self, weights: _Weights, tokens: Tensor, *, keeps: bool) -> None:
+        self._weights, self._keeps = weights, keeps
+        w = weights
         self._read, self._unread = slice(w.reads), tokens.shape[1] - (w.reads or tokens.shape[1])
         before = _Norm(tokens, w.eps[0])
         self._attention = _Attention(F.linear(before.result, w.qkv, w.qkv_bias), w.heads, self._read)
@@ -182,19 +207,46 @@ class _BlockRun:
 
     def back(self, slope: Tensor) -> Tensor:
         w, (before, after) = self._weights, self._norms
-        slope = after.back(self._gelu.back(slope @ w.narrow) @ w.wide) + slope
-        return before.back(self._attention.back(slope @ w.mixed) @ w.qkv) + self._padded(slope)
+        inner = self._gelu.back(slope @ w.narrow)
+        between = after.back(inner @ w.wide) + slope
+        entering = self._attention.back(between @ w.mixed)
+        if self._keeps:
+            first, second = (
+                torch.addcmul(shift, run.result, scale)
+                for run, (scale, shift) in zip(self._norms, w.affine, strict=True)
+            )
+            self._inputs = first, self._attention.result, second, self._gelu.result
+            self._slopes = entering, between, inner, slope
+        return before.back(entering @ w.qkv) + self._padded(between)
 
     def push(self, direction: Tensor) -> Tensor:
         w, (before, after) = self._weights, self._norms
-        mixed = self._attention.push(F.linear(before.push(direction), w.qkv))
+        first = before.push(direction)
+        mixed = self._attention.push(F.linear(first, w.qkv))
         between = F.linear(mixed, w.mixed).add_(direction[:, self._read])
-        return F.linear(self._gelu.push(F.linear(after.push(between), w.wide)), w.narrow).add_(between)
+        second = after.push(between)
+        inner = self._gelu.push(F.linear(second, w.wide))
+        if self._keeps:
+            self._inputs = first * w.affine[0][0], mixed, second * w.affine[1][0], inner
+        return F.linear(inner, w.narrow).add_(between)
 
     def pull(self, change: Tensor) -> Tensor:
         w, (before, after) = self._weights, self._norms
-        change = after.pull(self._gelu.pull(change @ w.narrow) @ w.wide).add_(change)
-        return before.pull(self._attention.pull(change @ w.mixed) @ w.qkv).add_(self._padded(change))
+        inner = self._gelu.pull(change @ w.narrow)
+        between = after.pull(inner @ w.wide).add_(change)
+        entering = self._attention.pull(between @ w.mixed)
+        if self._keeps:
+            self._slopes = entering, between, inner, change
+        return before.pull(entering @ w.qkv).add_(self._padded(between))
+
+    def layers(self) -> Layers:
+        entering, *others = self._slopes
+        unscaled = torch.ones_like(entering[0, 0])
+        unscaled[: len(unscaled) // 3] = self._weights.scale
+        slopes = entering * unscaled, *others
+        return dict(
+            zip(("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"), zip(self._inputs, slopes, strict=True), strict=True)
+        )
 
     def _padded(self, values: Tensor) -> Tensor:
         return F.pad(values, (0, 0, 0, self._unread)) if self._unread else values

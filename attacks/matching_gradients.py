@@ -166,7 +166,7 @@ class PerCandidateGradients:
             positions = torch.where(masked, model.get_parameter(names.UNKNOWN_EMBEDDING), positions)
         entering = torch.cat([class_token, embedded], dim=1) + positions
         classes = model.backbone.num_classes
-        targets = _soft_targets(candidates.labels, classes, self._label_smoothing, entering.dtype)
+        targets = soft_targets(candidates.labels, classes, self._label_smoothing, entering.dtype)
         slopes, scale = plain.gradient(entering.view(count, batch, *entering.shape[1:]), targets)
         at_positions = slopes if masked is None else slopes.masked_fill(masked.view(*slopes.shape[:3], 1), 0)
         prefix = model.prefix_tokens
@@ -257,13 +257,13 @@ def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor,
 
 def _slopes_at(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """(candidates,) norm of the loss's gradient at the logits, which every parameter's gradient is proportional to."""
-    targets = _soft_targets(labels.flatten(), logits.shape[1], smoothing, logits.dtype)
+    targets = soft_targets(labels.flatten(), logits.shape[1], smoothing, logits.dtype)
     slopes = (logits.softmax(dim=1) - targets).view(len(labels), -1)
     norms: Tensor = slopes.norm(dim=1)
     return norms.clamp(min=torch.finfo(logits.dtype).tiny)
 
 
-def _soft_targets(labels: Tensor, classes: int, smoothing: float, kind: torch.dtype) -> Tensor:
+def soft_targets(labels: Tensor, classes: int, smoothing: float, kind: torch.dtype) -> Tensor:
     """(..., classes), the distributions that smoothed labels stand for."""
     return (1 - smoothing) * F.one_hot(labels, classes).to(kind) + smoothing / classes
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacks.entries import Entries
 from attacks.first_mlp.places import Entrance
+from attacks.gauss_newton import picked
 from attacks.gauss_newton.beliefs import believed
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.chosen import anywhere, largest, some
@@ -24,7 +25,7 @@ from attacks.gauss_newton.factors import Factors
 from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
 from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
 from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
-from attacks.gauss_newton.placing import FAR, Placing
+from attacks.gauss_newton.placing import FAR, Placing, Swaps
 from attacks.gauss_newton.sent import Sent
 from attacks.gauss_newton.sides import Sides, search
 from attacks.gauss_newton.space import OpenSpace, Prior
@@ -93,6 +94,29 @@ def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(model: Vit
         found.append(float(metric("psnr").function(made.images, exchange.private.clean)))
     assert found[1] > found[0] + 1
     assert made.diagnostics["residual"] < 1.5
+
+
+@pytest.mark.parametrize(
+    ("defences", "smoothing"), [("gaussian", 0.1), ("prune:kept=0.1", 0.0), ("clip+quantise", 0.1)]
+)
+def test_slopes_that_are_written_out_are_those_that_torch_finds(
+    defences: str, smoothing: float, model: VitClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario, exchange = exchanged(defences, model, label_smoothing=smoothing)
+    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    few = some(sent_of(exchange.upload, scenario, model).known(), 50, torch.Generator().manual_seed(0))
+    point = space.unknowns(patches_of(exchange.private.clean, model)[None])
+    point = point + 0.1 * torch.randn(len(point), generator=torch.Generator().manual_seed(1)).double()
+    made = []
+    for plain in (True, False):
+        if not plain:
+            monkeypatch.setattr(picked, "is_plain", lambda backbone: False)
+        residuals = PickedResiduals(model, exchange.private.labels, few, scenario.threat)
+        made.append(residuals.slopes(residuals.compared, space, point))
+    assert made[0].shape == (len(point), residuals.count)
+    long = made[1].norm(dim=0)
+    long = long + 1e-3 * long.median()  # those of keys' biases are 0
+    assert float(((made[0] - made[1]).norm(dim=0) / long).max()) < 1e-4
 
 
 def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: VitClassifier) -> None:
@@ -175,6 +199,13 @@ def test_a_search_that_leads_nowhere_ends_where_it_began() -> None:
         def __call__(self, patches: Tensor) -> Tensor:
             values = patches.flatten()
             return values + torch.where(values.detach() == 3.0, 0.0, math.nan)
+
+        def compared(self, factors: Factors) -> Tensor:
+            raise AssertionError(factors)
+
+        def slopes(self, of: object, space: OpenSpace, unknowns: Tensor) -> Tensor:
+            del of, space
+            return torch.eye(len(unknowns))
 
     space = OpenSpace(torch.zeros(1, 4).double(), torch.eye(4).double(), torch.eye(4).double())
     start, broken = torch.full((4,), 3.0).double(), Broken()
@@ -342,7 +373,13 @@ def test_tokens_in_any_order_are_put_where_they_stand_by_a_few_entries_of_both_e
     assert places.tolist() == stands.tolist()
     swapped = stands.clone()
     swapped[[3, 8]] = stands[[8, 3]]
-    assert float(placing._swapped(swapped)[3, 8]) == pytest.approx(placing.cost(stands))
+    swaps = Swaps(placing, swapped)
+    assert float(swaps.more[3, 8]) == pytest.approx(placing.cost(stands) - placing.cost(swapped))
+    swaps.take(5, 12)
+    swaps.take(3, 8)
+    stood = Swaps(placing, swaps.places)
+    torch.testing.assert_close(swaps.more, stood.more)
+    assert float(stood.more[5, 12]) == pytest.approx(placing.cost(stands) - placing.cost(swaps.places))
     assert placing.cost(stands) < placing.cost(swapped)
     looked_at, more = placing.swaps(swapped), []
     for first, second in itertools.combinations(range(16), 2):

@@ -16,7 +16,7 @@ from attacks.first_mlp.places import Entrance
 from attacks.gauss_newton.body import shown_directions
 from attacks.gauss_newton.chosen import anywhere, largest, some
 from attacks.gauss_newton.complete import complete
-from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Ends, Minimum, jacobian, minimise
+from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
 from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.residuals import compared_tensors
@@ -200,17 +200,13 @@ class NetworkDegraded(OneByOne[VitClassifier]):
 
     def _by_entries(self, residuals: PickedResiduals, ends: Ends, space: OpenSpace, start: Start) -> Found:
         """By second derivatives."""
-        return _found(self._minimum(residuals, space, start.unknowns, ends), space, residuals)
+        unknowns = self._roughly(residuals, space, start.unknowns, ends)
+        return _found(self._minimum(residuals, space, unknowns, ends), space, residuals)
 
     def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Start) -> Found:
         """By second derivatives of some entries, then by first of all, if these tell anything."""
-        unknowns = start.unknowns
-        ends = Ends(enough=float(whole.some.count + len(unknowns)), patience=BRIEF, until=until)
-        for share in FEWER:
-            coarse, begin = space.coarse(unknowns, len(unknowns) // share)
-            minimum = self._minimum(whole.some, coarse, begin, replace(ends, patience=1))
-            unknowns = space.unknowns(coarse.patches(minimum.point))
-        near = self._minimum(whole.some, space, unknowns, ends)
+        ends = Ends(enough=float(whole.some.count + len(start.unknowns)), patience=BRIEF, until=until)
+        near = self._minimum(whole.some, space, self._roughly(whole.some, space, start.unknowns, ends), ends)
         near = replace(near, gram=whole.of_all(near.gram))
         found = _found(near, space, whole.some)
         if found.learned < LITTLE or time.thread_time() > until:
@@ -292,13 +288,18 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             steps = further.minimum.steps
         return None
 
+    def _roughly(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Tensor:
+        """Where searches along few directions lead, in all of them."""
+        for share in FEWER:
+            coarse, begin = space.coarse(start, len(start) // share)
+            minimum = self._minimum(residuals, coarse, begin, replace(ends, fine=1.0, patience=1))
+            start = space.unknowns(coarse.patches(minimum.point))
+        return start
+
     def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Minimum:
         """The most likely picture near a start."""
         steps = self.options.steps
         eye, began = torch.eye(len(start), device=start.device), time.thread_time()
-
-        def likelihood(unknowns: Tensor) -> Tensor:
-            return residuals(space.patches(unknowns)[0])
 
         def tell(step: int, cost: float) -> None:
             now = time.thread_time()
@@ -306,10 +307,10 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             self.on_progress(step, math.ceil(min(steps, within)), cost)
 
         return minimise(
-            lambda unknowns: torch.cat([likelihood(unknowns), unknowns]),
+            lambda unknowns: torch.cat([residuals(space.patches(unknowns)[0]), unknowns]),
             start,
             steps=steps,
-            slopes=lambda unknowns: torch.cat([jacobian(likelihood, unknowns, FEW_TOKENS_CHUNK), eye], dim=1),
+            slopes=lambda unknowns: torch.cat([residuals.slopes(residuals.compared, space, unknowns), eye], dim=1),
             ends=ends,
             on_step=tell,
         )

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ Function = Callable[[Tensor], Tensor]
 # Directions that are differentiated at a time: the memory of so many forward and backward passes. A GPU waits for the
 # next instruction where they are few.
 CHUNK = {"cpu": 64, "cuda": 192}
-FEW_TOKENS_CHUNK = 252  # where passes are of few tokens
 COLUMNS = 8192  # of the Jacobian that are widened at a time
 ROWS = 256  # of J^T J that are made at a time: what stands above the diagonal need not be
 FIRST_DAMPING = 1e-2  # of the trace of J^T J; relative, as all that follow
@@ -103,15 +103,15 @@ def minimise(
     return Minimum(point, cost, path.gram, taken)
 
 
-def jacobian(residuals: Function, point: Tensor, chunk: int | None = None) -> Tensor:
-    """(unknowns, residuals) float32: row i is the derivative by unknown i; so many directions at a time."""
+def jacobian(residuals: Function, point: Tensor) -> Tensor:
+    """(unknowns, residuals) float32: row i is the derivative by unknown i."""
     point = point.float()
 
     def along(direction: Tensor) -> Tensor:
         slope: Tensor = jvp(residuals, (point,), (direction,))[1]
         return slope
 
-    chunk = chunk or CHUNK[point.device.type]
+    chunk = CHUNK[point.device.type]
     directions = torch.eye(len(point), device=point.device)
     parts = (directions[first : first + chunk] for first in range(0, len(point), chunk))
     return torch.cat([vmap(along)(some) for some in parts])
@@ -154,7 +154,7 @@ class _Path:
     @property
     def promised(self) -> float:
         """How much of the cost a linear function would lose, at the least damping that has a step; 0 if none has."""
-        pull, damping = self._pull(self.here), LEAST_DAMPING
+        pull, damping = self.pull, LEAST_DAMPING
         while damping < 1:
             if (factor := self._factor(damping)) is not None:
                 return float(pull @ _solved(factor, pull))
@@ -166,7 +166,7 @@ class _Path:
         factor = self._factor(damping)
         if factor is None:
             return _Trial(self.point, self.here, math.inf, damping)
-        step = -_solved(factor, self._pull(self.here))
+        step = -_solved(factor, self.pull)
         ahead = self.function(self.point + PROBE * step)
         curved = self._pull((ahead - self.here) / PROBE**2) - self.gram @ step / PROBE
         bend = -_solved(factor, curved)
@@ -175,6 +175,11 @@ class _Path:
         residuals = self.function(self.point + step)
         cost = float(residuals @ residuals)
         return _Trial(self.point + step, residuals, cost if math.isfinite(cost) else math.inf, damping)
+
+    @cached_property
+    def pull(self) -> Tensor:
+        """(unknowns,) half the cost's gradient at the point."""
+        return self._pull(self.here)
 
     def _pull(self, residuals: Tensor) -> Tensor:
         pull = torch.zeros_like(self.point)

@@ -187,7 +187,6 @@ class Ordering:
 def _unsure(found: Found) -> Tensor:
     """(rank, rank): how far off what a search says of a token may be, on average over tokens."""
     strengths, axes = found.spectrum
-    covariance = (axes / strengths) @ axes.mT
-    root, count, rank = found.space.root, len(found.space.natural), len(found.space.basis)
-    tokens = (root @ covariance @ root.mT).view(count, rank, count, rank)
-    return torch.einsum("aiaj->ij", tokens) / count
+    halves = found.space.root @ (axes / strengths.sqrt())
+    tokens = halves.view(len(found.space.natural), len(found.space.basis), -1)
+    return torch.einsum("aiu,aju->ij", tokens, tokens) / len(tokens)

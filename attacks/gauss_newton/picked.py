@@ -1,7 +1,7 @@
 """How far the gradients of a candidate are from what an upload says of single entries, in units of noise."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +9,12 @@ from torch import Tensor
 
 from attacks.entries import Entries, read_entries
 from attacks.gauss_newton.factors import Factored, Factors
+from attacks.gauss_newton.levenberg import jacobian
+from attacks.gauss_newton.moving import Moving
 from attacks.gauss_newton.residuals import compared_layers
+from attacks.gauss_newton.space import OpenSpace
+from attacks.gradient_at_tokens import is_plain
+from attacks.matching_gradients import soft_targets
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel
@@ -115,7 +120,13 @@ class PickedResiduals:
             known: By tensor; those of the patch embedding are not used.
             threat: The clients' loss, and whether the update was scaled.
         """
-        self._label, self._factored = label, Factored(model, compared_layers(model), threat.label_smoothing)
+        layers = compared_layers(model)
+        self._label, self._factored = label, Factored(model, layers, threat.label_smoothing)
+        self._moving = None
+        if is_plain(model.backbone):
+            network = self._factored.network(torch.float32)
+            target = soft_targets(label, model.backbone.num_classes, threat.label_smoothing, torch.float32)
+            self._moving = Moving(network, layers, target)
         self._scaled = "scaled" in threat.marks
         self._known = {name: entries for name, entries in known.items() if name != names.PATCH_WEIGHT}
 
@@ -126,21 +137,30 @@ class PickedResiduals:
 
     def __call__(self, patches: Tensor) -> Tensor:
         """Compare (patches, values) in the network's input space, float32 or float64: (entries,), about 1 each."""
-        made = self._entries(patches)
+        return self.compared(self.factors(patches))
+
+    def compared(self, factors: Factors) -> Tensor:
+        """The same of a candidate's factors."""
+        made = self._entries(factors)
         scale = self._scale(made)
         return torch.cat([entries.apart(made[name] * scale) for name, entries in self._known.items()])
 
+    def slopes(self, of: Callable[[Factors], Tensor], space: OpenSpace, unknowns: Tensor) -> Tensor:
+        """(unknowns, results) float32: row i is the derivative of a function of a candidate's factors by unknown i."""
+        if self._moving is not None:
+            return self._moving.slopes(of, space, unknowns)
+        return jacobian(lambda point: of(self.factors(space.patches(point)[0])), unknowns)
+
     def scale(self, patches: Tensor) -> float:
         """The factor that a candidate's update was likely scaled by; 1 where it was not, or signs do not tell."""
-        return float(self._scale(self._entries(patches)))
+        return float(self._scale(self._entries(self.factors(patches))))
 
     def factors(self, patches: Tensor) -> Factors:
         """What gradients of a candidate (patches, values) are products of."""
         positions = self._factored.network(patches.dtype).get_parameter(names.POSITION_EMBEDDING)
         return self._factored(patches[None], self._label, 1, positions)
 
-    def _entries(self, patches: Tensor) -> dict[str, Tensor]:
-        factors = self.factors(patches)
+    def _entries(self, factors: Factors) -> dict[str, Tensor]:
         return {name: made_entries(name, entries, factors) for name, entries in self._known.items()}
 
     def _scale(self, made: Mapping[str, Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ from attacks.gauss_newton.space import OpenSpace
 UNSURE = 3e-3  # of what a search found, at least, and of the entries that follow from it
 MOST = 2000  # entries of the patch embedding, the largest: all pairs are kept
 TRIES = 150  # orders that are drawn: swaps lead from some of them to the best, seldom from one that is given
-FAR = 500.0  # of the cost: a swap that takes so much more is not looked at more closely
+FAR = 500.0  # of the cost: an order that takes so much more is not looked at more closely
 SETTLED = 1e-9  # of the cost: what rounding makes of a swap that gains nothing
 
 
@@ -79,7 +79,7 @@ class Placing:
 
     def cost(self, places: Tensor) -> float:
         """Of an order (tokens,) of places."""
-        here = self._indices(places).diagonal()
+        here = self.indices(places).diagonal()
         return float(self.alone.flatten()[here].sum() + self.together[here][:, here].sum())
 
     def best(self, starts: Sequence[Tensor], generator: torch.Generator, until: float, most: int = 1) -> list[Tensor]:
@@ -90,43 +90,74 @@ class Placing:
                 break
             order = self.settled(torch.randperm(len(starts[0]), generator=generator).to(starts[0].device))
             found[tuple(order.tolist())] = order
-        return sorted(found.values(), key=self.cost)[:most]
+        costs = {order: self.cost(places) for order, places in found.items()}
+        likely = sorted(costs, key=costs.__getitem__)[:most]
+        return [found[order] for order in likely if costs[order] < costs[likely[0]] + FAR]
 
     def settled(self, places: Tensor) -> Tensor:
         """The order that swaps of two tokens lead to, each the one that gains most."""
-        places, cost = places.clone(), self.cost(places)
-        while True:
-            swapped = self._swapped(places)
-            pair = divmod(int(swapped.argmin()), len(places))
-            if not float(swapped[pair]) < cost - SETTLED * abs(cost):
-                return places
-            places[list(pair)] = places[list(pair[::-1])]
-            cost = self.cost(places)
+        swaps, least = Swaps(self, places), SETTLED * abs(self.cost(places))
+        while float((more := swaps.more).min()) < -least:
+            swaps.take(*divmod(int(more.argmin()), len(places)))
+        return swaps.places
 
     def swaps(self, places: Tensor) -> list[tuple[int, int]]:
         """Pairs of tokens, the likeliest first, that may have each other's places."""
-        more = self._swapped(places) - self.cost(places)
+        more = Swaps(self, places).more
         first, second = torch.triu(more < FAR, diagonal=1).nonzero().T
         order = more[first, second].argsort()
         return list(zip(first[order].tolist(), second[order].tolist(), strict=True))
 
-    def _swapped(self, places: Tensor) -> Tensor:
-        """(tokens, tokens) costs after each swap: of two tokens that leave their places and take the other's."""
-        there = self._indices(places)
-        here = there.diagonal()
-        slope = self.alone.flatten() + 2 * self.together[here].sum(dim=0)
-        terms = (1, there), (1, there.mT), (-1, here[:, None]), (-1, here[None])
-        costs = torch.full_like(self.alone, self.cost(places))
-        for sign, index in terms:
-            costs += sign * slope[index]
-            for other, following in terms:
-                costs += sign * other * self.together[index, following]
-        return costs.fill_diagonal_(torch.inf)
-
-    def _indices(self, places: Tensor) -> Tensor:
+    def indices(self, places: Tensor) -> Tensor:
         """(tokens, tokens), among all tokens in all places, of each token in the place of each."""
         count = len(places)
         return count * torch.arange(count, device=places.device)[:, None] + places
+
+
+class Swaps:
+    """All swaps of two tokens of an order, and what each would add to the cost.
+
+    A swap takes two tokens from their places and puts them into two others: four changes, each by the slope of the
+    cost, and what these four are to each other. After a swap the slopes follow from four rows of ``together``, and the
+    latter is as before but for the two tokens that moved.
+    """
+
+    def __init__(self, placing: Placing, places: Tensor) -> None:
+        """Begin with an order (tokens,) of places."""
+        self.places, self._placing = places.clone(), placing
+        here = placing.indices(places).diagonal()
+        self._slope = placing.alone.flatten() + 2 * placing.together[here].sum(dim=0)
+        self._apart = self._of_four(torch.arange(len(places), device=places.device))
+
+    @property
+    def more(self) -> Tensor:
+        """(tokens, tokens), by how much each costs more than none."""
+        slope = self._slope[self._placing.indices(self.places)]
+        stands = slope.diagonal()
+        more = slope + slope.mT - stands[:, None] - stands + self._apart
+        return more.fill_diagonal_(torch.inf)
+
+    def take(self, first: int, second: int) -> None:
+        """Swap two tokens."""
+        two = torch.tensor([first, second], device=self.places.device)
+        before = self._placing.indices(self.places)[two, two]
+        self.places[two] = self.places[two.flip(0)]
+        after = self._placing.indices(self.places)[two, two]
+        together = self._placing.together
+        self._slope += 2 * (together[after].sum(dim=0) - together[before].sum(dim=0))
+        rows = self._of_four(two)
+        self._apart[two], self._apart[:, two] = rows, rows.mT
+
+    def _of_four(self, tokens: Tensor) -> Tensor:
+        """(some tokens, tokens), what the four changes of a swap are to each other."""
+        there = self._placing.indices(self.places)
+        here = there.diagonal()
+        changes = (1, there[tokens]), (1, there.mT[tokens]), (-1, here[tokens, None]), (-1, here[None])
+        made = torch.zeros(len(tokens), len(here)).to(self._slope)
+        for sign, one in changes:
+            for other, two in changes:
+                made += sign * other * self._placing.together[one, two]
+        return made
 
 
 def filled(shown: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,8 @@ from torch import Tensor
 from attacks.entries import Entries
 from attacks.gauss_newton.beliefs import Belief, believed
 from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
-from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Minimum, jacobian
+from attacks.gauss_newton.factors import Factors
+from attacks.gauss_newton.levenberg import Minimum
 from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
 from attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
@@ -129,13 +130,12 @@ def _belief(sides: Sides, space: OpenSpace, point: Tensor) -> Belief:
     """Of the unknowns, by the sides of the entries that are nearest to zero."""
     near = sides.nearest(space.patches(point.float())[0], round(NEAREST * len(point)))
 
-    def margins(unknowns: Tensor) -> Tensor:
-        factors = sides.residuals.factors(space.patches(unknowns)[0])
+    def margins(factors: Factors) -> Tensor:
         entries = ((known, made_entries(name, known, factors) / sides.sizes[name]) for name, known in near.items())
         return torch.cat([made * known.values.to(made.dtype) for known, made in entries])
 
     with torch.no_grad():
-        here = margins(point.float()).double()
+        here = margins(sides.residuals.factors(space.patches(point.float())[0])).double()
     zero = torch.zeros_like(here)
     bounds = Entries(zero + BLURRED**2, low=zero, high=zero + torch.inf)
-    return believed(here, jacobian(margins, point, FEW_TOKENS_CHUNK), point, bounds)
+    return believed(here, sides.residuals.slopes(margins, space, point), point, bounds)

@@ -6,6 +6,7 @@ of pictures (``attacks.natural_pictures``) has a precision of all c_t, L L^T. Th
 each, and the most natural picture is u = 0.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +83,12 @@ class OpenSpace:
         root, natural, basis = (each.to(unknowns.dtype) for each in (self.root, self.natural, self.basis))
         along = unknowns.view(-1, root.shape[1]) @ root.mT
         return natural + along.view(-1, len(natural), len(basis)) @ basis
+
+    def directions(self, chunk: int) -> Iterator[Tensor]:
+        """(some, patches, values) float32, so many at a time: how a picture's patches change with each unknown."""
+        basis = self.basis.float()
+        for some in torch.split(self.root.mT, chunk):
+            yield some.float().view(len(some), len(self.natural), len(self.basis)) @ basis
 
     def unknowns(self, patches: Tensor) -> Tensor:
         """Those of the nearest pictures to patches (pictures, patches, values) float64, which ``patches`` undoes."""

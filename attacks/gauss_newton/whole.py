@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
-from attacks.gauss_newton.levenberg import FEW_TOKENS_CHUNK, Minimum, jacobian, squared
+from attacks.gauss_newton.levenberg import Minimum, squared
 from attacks.gauss_newton.picked import PickedResiduals
 from attacks.gauss_newton.space import OpenSpace
 
@@ -84,7 +84,7 @@ class Whole:
 
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""
-        gram = squared(jacobian(lambda unknowns: self.some(space.patches(unknowns)[0]), point, FEW_TOKENS_CHUNK))
+        gram = squared(self.some.slopes(self.some.compared, space, point))
         gram.diagonal().add_(1.0)
         return self.of_all(gram)
 
