@@ -7,7 +7,8 @@ gradient, then ``push``, how everything changes in the direction, and ``pull``, 
 network keeps what the next pass reads; scales and shifts of layer norms are multiplied into the layers that read them.
 
 The gradient of a linear layer's weight is a product of what goes into the layer and of the slope at what comes out. Who
-compares such gradients asks for both (``Run.layers``): after ``back``, and how they change after ``pull``.
+compares such gradients asks for both (``Run.layers``): after ``back``, and how they change after ``pull``. How what is
+made of them changes with the tokens takes one ``push`` and ``pull`` too, where slopes are added layer by layer.
 """
 
 from math import log, pi
@@ -22,9 +23,9 @@ from torch.autograd.function import once_differentiable
 NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward
 ABSENT = ("patch_embed.norm", "pos_drop", "patch_drop", "norm_pre", "fc_norm", "head_drop")
 SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data
-Layers = dict[
-    str, tuple[Tensor, Tensor]
-]  # by name: what goes in, and the slope at what comes out, both with all tokens
+HEAD = "head"
+Layers = dict[str, tuple[Tensor, Tensor]]  # by name: of what goes in, and of the slope at what comes out
+NOTHING: Layers = {}
 
 
 def is_plain(backbone: nn.Module) -> bool:
@@ -100,8 +101,8 @@ class PlainTransformer:
     def run(self, tokens: Tensor, *, keeps: bool = False) -> "Run":
         """Forward, (pictures, tokens, dim), with what ``Run.layers`` tells if wanted."""
         parts = []
-        for block in self._blocks:
-            parts.append(_BlockRun(block, tokens, keeps=keeps))
+        for place, block in enumerate(self._blocks):
+            parts.append(_BlockRun(block, tokens, f"blocks.{place}", keeps=keeps))
             tokens = parts[-1].result
         return Run(parts, _Norm(tokens[:, 0], self._eps), self._head, self._head_bias, self._affine)
 
@@ -139,32 +140,35 @@ class Run:
     def back(self, slope: Tensor) -> Tensor:
         """From a slope at the logits to the one at the tokens."""
         self._seen = torch.addcmul(self._affine[1], self._norm.result, self._affine[0]), slope
-        return self._down(self._norm.back(slope @ self._head), "back")
+        slope = self._norm.back(slope @ self._head)[:, None]
+        for part in reversed(self._parts):
+            slope = part.back(slope)
+        return slope
 
-    def push(self, direction: Tensor) -> Tensor:
-        """How the logits change with the tokens."""
+    def push(self, direction: Tensor, added: Layers = NOTHING) -> Tensor:
+        """How the logits change with the tokens, and with what is added to what comes out of layers."""
         for part in self._parts:
-            direction = part.push(direction)
+            direction = part.push(direction, added)
         self._pushed = self._norm.push(direction[:, 0])
-        return self._pushed @ self._head.T
+        return _more(self._pushed @ self._head.T, added, HEAD, 1)
 
-    def pull(self, change: Tensor) -> Tensor:
-        """How what ``back`` gave changes in the direction of ``push``, where its slope changes so."""
+    def pull(self, change: Tensor, added: Layers = NOTHING) -> Tensor:
+        """How what ``back`` gave changes in the direction of ``push``, where its slope changes so.
+
+        Slopes may be added at what goes into layers.
+        """
         self._seen = self._pushed * self._affine[0], change
-        return self._down(self._norm.pull(change @ self._head), "pull")
+        slope = self._norm.pull(_more(change @ self._head, added, HEAD, 0, self._affine[0]))[:, None]
+        for part in reversed(self._parts):
+            slope = part.pull(slope, added)
+        return slope
 
     def layers(self) -> Layers:
         """Of linear layers, as ``back`` or ``pull`` was the last: what there is, or how it changes."""
-        found = {"head": (self._seen[0][:, None], self._seen[1][:, None])}
-        for place, part in enumerate(self._parts):
-            found |= {f"blocks.{place}.{name}": pair for name, pair in part.layers().items()}
+        found = {HEAD: (self._seen[0][:, None], self._seen[1][:, None])}
+        for part in self._parts:
+            found |= part.layers()
         return found
-
-    def _down(self, slope: Tensor, how: str) -> Tensor:
-        slope = slope[:, None]
-        for part in reversed(self._parts):
-            slope = getattr(part, how)(slope)
-        return slope
 
 
 class _Weights:
@@ -173,12 +177,21 @@ class _Weights:
     def __init__(self, block: Any, *, reads: int | None) -> None:
         self.reads, self.heads, self.eps = reads, block.attn.num_heads, (block.norm1.eps, block.norm2.eps)
         self.qkv, self.qkv_bias = _after_norm(block.norm1, block.attn.qkv)
-        for each in (self.qkv, self.qkv_bias):
-            each[: block.attn.attn_dim] *= block.attn.scale
+        self.query_scale = torch.ones_like(self.qkv_bias)
+        self.query_scale[: block.attn.attn_dim] = block.attn.scale
+        self.qkv, self.qkv_bias = self.qkv * self.query_scale[:, None], self.qkv_bias * self.query_scale
         self.mixed, self.mixed_bias = block.attn.proj.weight.detach(), block.attn.proj.bias.detach()
         self.wide, self.wide_bias = _after_norm(block.norm2, block.mlp.fc1)
         self.narrow, self.narrow_bias = block.mlp.fc2.weight.detach(), block.mlp.fc2.bias.detach()
-        self.affine, self.scale = (_affine(block.norm1), _affine(block.norm2)), block.attn.scale
+        self.affine = _affine(block.norm1), _affine(block.norm2)
+
+
+def _more(values: Tensor, added: Layers, name: str, which: int, scale: Tensor | None = None) -> Tensor:
+    """Values, and what is added of a layer, if anything."""
+    if name not in added:
+        return values
+    more = added[name][which].reshape(values.shape)
+    return values + more if scale is None else torch.addcmul(values, more, scale)
 
 
 def _affine(norm: Any) -> tuple[Tensor, Tensor]:
@@ -193,8 +206,9 @@ def _after_norm(norm: Any, layer: Any) -> tuple[Tensor, Tensor]:
 
 
 class _BlockRun:
-    def __init__(self, weights: _Weights, tokens: Tensor, *, keeps: bool) -> None:
+    def __init__(self, weights: _Weights, tokens: Tensor, name: str, *, keeps: bool) -> None:
         self._weights, self._keeps = weights, keeps
+        self._names = tuple(f"{name}.{layer}" for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"))
         w = weights
         self._read, self._unread = slice(w.reads), tokens.shape[1] - (w.reads or tokens.shape[1])
         before = _Norm(tokens, w.eps[0])
@@ -219,34 +233,31 @@ class _BlockRun:
             self._slopes = entering, between, inner, slope
         return before.back(entering @ w.qkv) + self._padded(between)
 
-    def push(self, direction: Tensor) -> Tensor:
-        w, (before, after) = self._weights, self._norms
+    def push(self, direction: Tensor, added: Layers) -> Tensor:
+        w, (before, after), (qkv, proj, fc1, fc2) = self._weights, self._norms, self._names
         first = before.push(direction)
-        mixed = self._attention.push(F.linear(first, w.qkv))
-        between = F.linear(mixed, w.mixed).add_(direction[:, self._read])
+        mixed = self._attention.push(_more(F.linear(first, w.qkv), added, qkv, 1, w.query_scale))
+        between = _more(F.linear(mixed, w.mixed), added, proj, 1).add_(direction[:, self._read])
         second = after.push(between)
-        inner = self._gelu.push(F.linear(second, w.wide))
+        inner = self._gelu.push(_more(F.linear(second, w.wide), added, fc1, 1))
         if self._keeps:
             self._inputs = first * w.affine[0][0], mixed, second * w.affine[1][0], inner
-        return F.linear(inner, w.narrow).add_(between)
+        return _more(F.linear(inner, w.narrow), added, fc2, 1).add_(between)
 
-    def pull(self, change: Tensor) -> Tensor:
-        w, (before, after) = self._weights, self._norms
-        inner = self._gelu.pull(change @ w.narrow)
-        between = after.pull(inner @ w.wide).add_(change)
-        entering = self._attention.pull(between @ w.mixed)
+    def pull(self, change: Tensor, added: Layers) -> Tensor:
+        w, (before, after), (qkv, proj, fc1, fc2) = self._weights, self._norms, self._names
+        inner = self._gelu.pull(_more(change @ w.narrow, added, fc2, 0))
+        between = after.pull(_more(inner @ w.wide, added, fc1, 0, w.affine[1][0])).add_(change)
+        entering = self._attention.pull(_more(between @ w.mixed, added, proj, 0))
         if self._keeps:
             self._slopes = entering, between, inner, change
-        return before.pull(entering @ w.qkv).add_(self._padded(between))
+        slope = before.pull(_more(entering @ w.qkv, added, qkv, 0, w.affine[0][0]))
+        return slope.add_(self._padded(between))
 
     def layers(self) -> Layers:
         entering, *others = self._slopes
-        unscaled = torch.ones_like(entering[0, 0])
-        unscaled[: len(unscaled) // 3] = self._weights.scale
-        slopes = entering * unscaled, *others
-        return dict(
-            zip(("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"), zip(self._inputs, slopes, strict=True), strict=True)
-        )
+        slopes = entering * self._weights.query_scale, *others
+        return dict(zip(self._names, zip(self._inputs, slopes, strict=True), strict=True))
 
     def _padded(self, values: Tensor) -> Tensor:
         return F.pad(values, (0, 0, 0, self._unread)) if self._unread else values

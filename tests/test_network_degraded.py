@@ -107,13 +107,16 @@ def test_slopes_that_are_written_out_are_those_that_torch_finds(
     few = some(sent_of(exchange.upload, scenario, model).known(), 50, torch.Generator().manual_seed(0))
     point = space.unknowns(patches_of(exchange.private.clean, model)[None])
     point = point + 0.1 * torch.randn(len(point), generator=torch.Generator().manual_seed(1)).double()
-    made = []
+    made, downhill = [], []
     for plain in (True, False):
         if not plain:
             monkeypatch.setattr(picked, "is_plain", lambda backbone: False)
         residuals = PickedResiduals(model, exchange.private.labels, few, scenario.threat)
         made.append(residuals.slopes(residuals.compared, space, point))
+        begin = point.clone().requires_grad_()
+        downhill.append(torch.autograd.grad(residuals(space.patches(begin)[0]).square().sum(), begin)[0])
     assert made[0].shape == (len(point), residuals.count)
+    torch.testing.assert_close(*downhill, rtol=1e-9, atol=1e-9 * float(downhill[1].norm()))
     long = made[1].norm(dim=0)
     long = long + 1e-3 * long.median()  # those of keys' biases are 0
     assert float(((made[0] - made[1]).norm(dim=0) / long).max()) < 1e-4
@@ -163,7 +166,8 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(
         return left @ left + unknowns @ unknowns
 
     assert found.cost == pytest.approx(float(cost(found.point)))
-    slope = torch.func.grad(cost)(found.point)
+    ended = found.point.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(cost(ended), ended)
     gained = float(slope @ torch.linalg.solve(found.gram, slope)) / 4  # by a further step of Newton's
     assert gained < 1e-4 * found.cost
     assert found.cost < float(cost(space.unknowns(true[None]))), "noise is explained as well"

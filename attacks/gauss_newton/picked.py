@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -93,15 +94,17 @@ class Known:
 
     def apart(self, made: Tensor) -> Tensor:
         """(entries,) of variance 1, from those of a candidate."""
-        return (made - self.values.to(made.dtype)) * self._weight(made)
+        return (made - self.values.to(made.dtype)) * self._weight.to(made.dtype)
 
     def overlap(self, made: Tensor) -> Tensor:
         """(2,): of a candidate's entries with these, and with themselves, in units of noise."""
-        weighted = made * self._weight(made)
-        return torch.stack([weighted @ (self.values.to(made.dtype) * self._weight(made)), weighted @ weighted])
+        weight = self._weight.to(made.dtype)
+        weighted = made * weight
+        return torch.stack([weighted @ (self.values.to(made.dtype) * weight), weighted @ weighted])
 
-    def _weight(self, made: Tensor) -> Tensor:
-        return self.precision.sqrt().to(made.dtype)
+    @cached_property
+    def _weight(self) -> Tensor:
+        return self.precision.sqrt()
 
     def _chosen(self, chosen: Tensor) -> "Known":
         chosen = chosen.sort().values.to(self.rows.device)
@@ -124,9 +127,9 @@ class PickedResiduals:
         self._label, self._factored = label, Factored(model, layers, threat.label_smoothing)
         self._moving = None
         if is_plain(model.backbone):
-            network = self._factored.network(torch.float32)
-            target = soft_targets(label, model.backbone.num_classes, threat.label_smoothing, torch.float32)
-            self._moving = Moving(network, layers, target)
+            networks = {dtype: self._factored.network(dtype) for dtype in (torch.float32, torch.float64)}
+            target = soft_targets(label, model.backbone.num_classes, threat.label_smoothing, torch.float64)
+            self._moving = Moving(networks, layers, target)
         self._scaled = "scaled" in threat.marks
         self._known = {name: entries for name, entries in known.items() if name != names.PATCH_WEIGHT}
 
@@ -157,6 +160,8 @@ class PickedResiduals:
 
     def factors(self, patches: Tensor) -> Factors:
         """What gradients of a candidate (patches, values) are products of."""
+        if self._moving is not None:
+            return self._moving(patches)
         positions = self._factored.network(patches.dtype).get_parameter(names.POSITION_EMBEDDING)
         return self._factored(patches[None], self._label, 1, positions)
 
