@@ -741,12 +741,25 @@ def test_tokens_that_are_put_elsewhere_stay_the_same(model: VitClassifier) -> No
             {"model": {**MICRO, "image_size": 64, "patch_size": 8}},
             "4032 unknowns are to be found, and most_unknowns is 3200",
         ),
+        (
+            {"model": {**MICRO, "patch_size": 4}, "defences": ["prune"]},
+            "3072 unknowns are to be found of pruned entries or signs, and half of most_unknowns, which is 3200, is",
+        ),
+        (
+            {"model": {**MICRO, "patch_size": 4}, "defences": ["sign"]},
+            "3072 unknowns are to be found of pruned entries or signs, and half of most_unknowns, which is 3200, is",
+        ),
     ],
-    ids=["masks", "a batch", "steps", "many patches"],
+    ids=["masks", "a batch", "steps", "many patches", "many pruned patches", "signs of many patches"],
 )
 def test_it_says_what_it_cannot_take(changes: dict[str, object], reason: str) -> None:
     scenario = Scenario.parse({"model": MICRO, **changes})
     assert reason in str(NetworkDegraded().refusal(build_vit(scenario.network), scenario.threat))
+
+
+def test_it_takes_64_patches_whose_entries_are_noisy() -> None:
+    scenario = Scenario.parse({"model": {**MICRO, "patch_size": 4}, "defences": ["gaussian"]})
+    assert NetworkDegraded().refusal(build_vit(scenario.network), scenario.threat) is None
 
 
 def test_what_hides_bounds_is_not_taken_into_account(model: VitClassifier) -> None:

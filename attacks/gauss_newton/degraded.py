@@ -42,6 +42,7 @@ SEARCHED = 0.9  # of the seconds: the others are for the order of tokens
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
 SCALED: frozenset[Mark] = frozenset({"scaled"})
+HARD = 0.5  # of ``most_unknowns``: those that are searched for where entries are pruned, or signs alone are left
 LITTLE = 0.05  # of the unknowns: where entries tell less, nothing is made of it
 FINE = 0.05  # of the gains that count elsewhere: a search along a curved valley gains little by little
 USUAL = 100.0  # seconds of one core, on the board of defences
@@ -76,7 +77,12 @@ class NetworkDegradedOptions(Config):
         allow_inf_nan=False,
         description="of work of one core, the last tenth for the order of tokens, after which no step is begun",
     )
-    most_unknowns: int = Field(3200, ge=1, description="unknowns at most; memory and time of a Jacobian grow with them")
+    most_unknowns: int = Field(
+        3200,
+        ge=1,
+        description="unknowns at most, half as many of pruned entries and signs; memory and time of a Jacobian grow "
+        "with them",
+    )
 
 
 class NetworkDegraded(OneByOne[VitClassifier]):
@@ -109,7 +115,8 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     summary = "second-order search on what pruning, quantising, noise and rounding leave of all gradients"
     requires = (
         "the gradient, or the weight delta of one step, of embeddings and network, of one small picture without MJP: "
-        "patches times the values that a token shows at most ``most_unknowns``; an image size that the prior knows"
+        "patches times the values that a token shows at most ``most_unknowns``, of pruned entries and signs half of "
+        "that; an image size that the prior knows"
     )
     exploits = "the few entries that are left of gradients at all depths determine the picture"
     options_type = NetworkDegradedOptions
@@ -119,7 +126,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
 
     @property
     def usual_seconds(self) -> float:
-        """What a search for the 1,008 unknowns of a small model takes on average; few need all of theirs."""
+        """What a search takes on average, of 1,008 unknowns and of 3,072; few need all of theirs."""
         return min(USUAL, float(self.options.seconds))
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
@@ -134,8 +141,14 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             return reason
         dimensions, values = model.get_parameter(names.PATCH_WEIGHT).flatten(1).shape
         unknowns = model.grid**2 * min(dimensions - 1, values)
-        if unknowns > self.options.most_unknowns:
-            return f"{unknowns} unknowns are to be found, and most_unknowns is {self.options.most_unknowns}"
+        most = self.options.most_unknowns
+        if unknowns > most:
+            return f"{unknowns} unknowns are to be found, and most_unknowns is {most}"
+        if threat.marks & COARSE and unknowns > HARD * most:
+            return (
+                f"{unknowns} unknowns are to be found of pruned entries or signs, and half of most_unknowns, which is "
+                f"{most}, is the most: searches for more were seen not to arrive"
+            )
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
