@@ -1,8 +1,8 @@
 """The factors of a candidate's gradients in a plain transformer, and how they change with the candidate.
 
 Torch finds that by differentiating its backward pass, one elementary operation after another (``factors``,
-``levenberg.jacobian``). Where derivatives are written out (``gradient_at_tokens``), a Jacobian takes a third of the
-time, and one slope half. What is made of factors is little beside that, and torch's.
+``levenberg.jacobian``). Where derivatives are written out (``gradient_at_tokens``), a Jacobian takes half the time and
+one slope two thirds (``benchmarks.performance.jacobian``). What is made of factors is little beside that, and torch's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
