@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -108,23 +107,24 @@ def _trials(
     experiment: Experiment, tried: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
 ) -> list[PlannedTrial]:
     """One per picture that the server is after, without the pictures that the attack's prior was made of."""
+    arm, seed, threat = experiment.arm, experiment.scenario.seed, cell.threat.digest()  # once: trials are many
     specific = {
-        "cell": _cell_record(cell),
+        "cell": _cell_record(cell, threat),
         "attack": [tried.digest(), _code(ATTACKS.get(tried.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
-        "model": experiment.arm.digest(),
+        "model": arm.digest(),
         # Features are looked up among all pictures.
-        "gallery": [asdict(entry) for batch in batches for entry in batch] if cell.reveals == "features" else None,
+        "gallery": [vars(entry) for batch in batches for entry in batch] if cell.reveals == "features" else None,
     }
     determined = _digest({**shared, **specific})
     has_prior = tried.made().uses_natural_patches
     return [
         PlannedTrial(
-            key=_digest([determined, asdict(entry), [asdict(mate) for mate in batch]]),
-            stem=_stem(experiment, cell, entry, batch),
+            key=_digest([determined, vars(entry), [vars(mate) for mate in batch]]),
+            stem=_stem(arm, cell, entry, batch, seed, threat),
             cell=cell,
-            seed=experiment.scenario.seed,
-            arm=experiment.arm,
+            seed=seed,
+            arm=arm,
             attack=tried,
             picture=entry,
             batch=tuple(mate.name for mate in batch),
@@ -145,10 +145,10 @@ def _digest(values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _cell_record(cell: Cell) -> dict[str, Any]:
+def _cell_record(cell: Cell, threat: str) -> dict[str, Any]:
     fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
     defences = [config.model_dump(mode="json") for config in cell.defences]
-    return fields | {"setting": str(cell.setting), "threat": cell.threat.digest(), "defences": defences}
+    return fields | {"setting": str(cell.setting), "threat": threat, "defences": defences}
 
 
 @lru_cache
@@ -171,12 +171,13 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _stem(experiment: Experiment, cell: Cell, entry: PictureEntry, batch: tuple[PictureEntry, ...]) -> str:
-    arm = experiment.arm
+def _stem(
+    arm: ModelConfig, cell: Cell, entry: PictureEntry, batch: tuple[PictureEntry, ...], seed: int, threat: str
+) -> str:
     # Apart for pictures, batches, seeds, mask ratios, weights and threat models that differ.
     mates = " ".join(f"{mate.name} {mate.label} {mate.sha256}" for mate in batch)
     network = f"{arm.image_size} {arm.patch_size} {arm.classes} {cell.weights}"  # arms share the originals
-    apart = f"{mates} {experiment.scenario.seed} {cell.mask_ratio} {network} {entry.name} {cell.threat.digest()}"
+    apart = f"{mates} {seed} {cell.mask_ratio} {network} {entry.name} {threat}"
     # The end of a name tells most; a file name must not be longer than file systems take.
     readable = entry.name.replace("/", "_")[-READABLE:]
     return f"{readable}-{hashlib.sha256(apart.encode()).hexdigest()[:12]}"
