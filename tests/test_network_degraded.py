@@ -42,6 +42,7 @@ from fedmjp.patches import to_patches
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 
+TOLD = 9 * torch.eye(2).double()  # how a cost curves of which entries tell nearly all
 MICRO = {"name": "deit_micro", "image_size": 32, "patch_size": 16}  # 4 patches, of which 63 directions are shown
 
 
@@ -517,7 +518,7 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
 
     def search(begun: str, space: OpenSpace, start: Start) -> Found:
         starts.append((begun, float(start.unknowns), start.below))
-        return Found(Minimum(start.unknowns, next(found, 2.5), start.unknowns, 2), space, None, 1, 1.0)
+        return Found(Minimum(start.unknowns, next(found, 2.5), TOLD, 2), space, None, 1, 1.0)
 
     monkeypatch.setattr(Ordering, "of", lambda *_: [Ordered(None, None, moved) for moved in next(orders)])
     monkeypatch.setattr(Ordering, "as_found", lambda *_: Ordered(None, None, False))
@@ -551,6 +552,22 @@ def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pyt
     settled = NetworkDegraded()._search([[1.0, 1e-4, 1.0], [1.0]], ordering, Start(torch.zeros(2)), math.inf)
     assert tried == [1.0, 1e-4]
     assert settled.found.minimum.steps == 2
+
+
+@pytest.mark.parametrize(("gram", "asked"), [(TOLD, 1), (1.01 * torch.eye(2).double(), 0)])
+def test_no_order_is_asked_of_tokens_of_which_entries_tell_nothing(
+    gram: Tensor, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Found(Minimum(torch.zeros(2), 1.0, gram, 1), OpenSpace(*[torch.eye(2).double()] * 3), None, 1, 1.0)
+    orders: list[Found] = []
+    monkeypatch.setattr(Ordering, "sure", lambda *_: False)
+    monkeypatch.setattr(Ordering, "of", lambda _, found, until: orders.append(found) or [Ordered(None, None, False)])
+    ordering, search = (
+        Ordering(found.space, None, {}, None, torch.Generator()),
+        Search(lambda *_: found, lambda *_: found),
+    )
+    assert NetworkDegraded()._settled(search, ordering, Start(torch.zeros(2)), math.inf).found is found
+    assert len(orders) == asked
 
 
 @pytest.mark.parametrize(

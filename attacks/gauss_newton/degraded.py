@@ -278,7 +278,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             alike = ordering.space.alike
             return Settled(search.find(alike, Start(alike.unknowns(ordering.space.patches(start.unknowns)))))
         found = search.find(ordering.space, start)
-        while found.arrived and time.thread_time() < until:
+        while found.arrived and found.learned > LITTLE and time.thread_time() < until:
             if ordering.sure(found):
                 return Settled(found, ordering.as_found(found), sure=True)
             orders = ordering.of(found, until)
