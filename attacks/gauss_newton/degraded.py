@@ -126,7 +126,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
 
     @property
     def usual_seconds(self) -> float:
-        """What a search takes on average, of 1,008 unknowns and of 3,072; few need all of theirs."""
+        """What a search for the 1,008 unknowns of a small model takes on average; few need all of theirs."""
         return min(USUAL, float(self.options.seconds))
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
@@ -213,13 +213,17 @@ class NetworkDegraded(OneByOne[VitClassifier]):
 
     def _by_entries(self, residuals: PickedResiduals, ends: Ends, space: OpenSpace, start: Start) -> Found:
         """By second derivatives."""
-        unknowns = self._roughly(residuals, space, start.unknowns, ends)
-        return _found(self._minimum(residuals, space, unknowns, ends), space, residuals)
+        return _found(self._minimum(residuals, space, start.unknowns, ends), space, residuals)
 
     def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Start) -> Found:
         """By second derivatives of some entries, then by first of all, if these tell anything."""
-        ends = Ends(enough=float(whole.some.count + len(start.unknowns)), patience=BRIEF, until=until)
-        near = self._minimum(whole.some, space, self._roughly(whole.some, space, start.unknowns, ends), ends)
+        unknowns = start.unknowns
+        ends = Ends(enough=float(whole.some.count + len(unknowns)), patience=BRIEF, until=until)
+        for share in FEWER:
+            coarse, begin = space.coarse(unknowns, len(unknowns) // share)
+            minimum = self._minimum(whole.some, coarse, begin, replace(ends, patience=1))
+            unknowns = space.unknowns(coarse.patches(minimum.point))
+        near = self._minimum(whole.some, space, unknowns, ends)
         near = replace(near, gram=whole.of_all(near.gram))
         found = _found(near, space, whole.some)
         if found.learned < LITTLE or time.thread_time() > until:
@@ -300,14 +304,6 @@ class NetworkDegraded(OneByOne[VitClassifier]):
                 return further
             steps = further.minimum.steps
         return None
-
-    def _roughly(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Tensor:
-        """Where searches along few directions lead, in all of them."""
-        for share in FEWER:
-            coarse, begin = space.coarse(start, len(start) // share)
-            minimum = self._minimum(residuals, coarse, begin, replace(ends, fine=1.0, patience=1))
-            start = space.unknowns(coarse.patches(minimum.point))
-        return start
 
     def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Minimum:
         """The most likely picture near a start."""

@@ -2,7 +2,7 @@
 
 Torch finds that by differentiating its backward pass, one elementary operation after another (``factors``,
 ``levenberg.jacobian``). Where derivatives are written out (``gradient_at_tokens``), a Jacobian takes half the time and
-one slope two thirds (``benchmarks.performance.jacobian``). What is made of factors is little beside that, and torch's.
+one slope three quarters (``benchmarks.performance.jacobian``). What is made of factors stays torch's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
