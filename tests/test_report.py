@@ -435,6 +435,19 @@ def test_plots_have_titles_their_own_ids_and_no_black(board: Board) -> None:
         assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
 
 
+def test_a_page_writes_in_a_plot_what_its_file_writes(board: Board) -> None:
+    written = []
+    for plot in plots(board):
+        content = standalone(plot)
+        texts = [
+            [each.text for each in ET.fromstring(drawn).iter() if each.tag.endswith("text")]
+            for drawn in (content, inline(plot, content).replace("xlink:href", "href"))
+        ]
+        assert texts[0] == texts[1]
+        written += texts[0]
+    assert any(re.search(r"\d\.\d\d", str(text)) for text in written), "none that rounding would show in"
+
+
 def test_plots_without_numbers_are_left_out_with_a_reason(tmp_path: Path) -> None:
     one = sample_entry(
         id="one", model="vit", weights="untrained", defences="none", attack="grey", role="attack",

@@ -39,13 +39,13 @@ def standalone(plot: Plot) -> str:
 def inline(plot: Plot, content: str) -> str:
     """``standalone(plot)`` as an ``<svg>`` element for a page: the text's colour for black, ids of its own, a title.
 
-    Styles become attributes, which a page's content-security policy does not forbid. Numbers keep a decimal, and ids
-    stay where something refers to them. The class says how far the page may let it shrink.
+    Styles become attributes, which a page's content-security policy does not forbid. Attributes' numbers keep a
+    decimal, and ids stay where something refers to them. The class says how far the page may let it shrink.
     """
     element = content[content.index("<svg ") :]
     element = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", element, flags=re.S)
     element = re.sub(r' style="([^"]*)"', lambda matched: _attributes(matched[1]), element)
-    element = re.sub(r"(\d\.\d)\d+", r"\1", element)
+    element = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), element)
     element = re.sub(r"\s+", " ", element).replace("> <", "><")
     used = set(re.findall(r"#([\w.-]+)", element))
     element = re.sub(r' id="([^"]*)"', lambda matched: matched[0] if matched[1] in used else "", element)
