@@ -774,8 +774,9 @@ def test_it_says_what_it_cannot_take(changes: dict[str, object], reason: str) ->
     assert reason in str(NetworkDegraded().refusal(build_vit(scenario.network), scenario.threat))
 
 
-def test_it_takes_64_patches_whose_entries_are_noisy() -> None:
-    scenario = Scenario.parse({"model": {**MICRO, "patch_size": 4}, "defences": ["gaussian"]})
+@pytest.mark.parametrize("defence", ["gaussian", "quantise", "round"])
+def test_it_takes_64_patches_whose_entries_are_noisy(defence: str) -> None:
+    scenario = Scenario.parse({"model": {**MICRO, "patch_size": 4}, "defences": [defence]})
     assert NetworkDegraded().refusal(build_vit(scenario.network), scenario.threat) is None
 
 

@@ -42,7 +42,7 @@ SEARCHED = 0.9  # of the seconds: the others are for the order of tokens
 RESTART = 0.5  # standard deviations of the prior by which a further start is moved
 NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})
 SCALED: frozenset[Mark] = frozenset({"scaled"})
-HARD = 0.5  # of ``most_unknowns``: those that are searched for where entries are pruned, or signs alone are left
+HARD = 0.5  # of ``most_unknowns``: those searched for where what pruning kept is exact, or signs alone are left
 LITTLE = 0.05  # of the unknowns: where entries tell less, nothing is made of it
 FINE = 0.05  # of the gains that count elsewhere: a search along a curved valley gains little by little
 USUAL = 100.0  # seconds of one core, on the board of defences
@@ -144,7 +144,8 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         most = self.options.most_unknowns
         if unknowns > most:
             return f"{unknowns} unknowns are to be found, and most_unknowns is {most}"
-        if threat.marks & COARSE and unknowns > HARD * most:
+        hard = "signs" in threat.marks or ("pruned" in threat.marks and "noisy" not in threat.marks)
+        if hard and unknowns > HARD * most:
             return (
                 f"{unknowns} unknowns are to be found of pruned entries or signs, and half of most_unknowns, which is "
                 f"{most}, is the most: searches for more were seen not to arrive"
