@@ -39,4 +39,7 @@ def test_workers_that_are_at_work_end_with_a_killed_parent(tmp_path: Path, sent:
 
 
 def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has ended between the two
+        return False

@@ -25,6 +25,7 @@ from benchmarks.running.workers import Setup
 from fedmjp.errors import FedmjpError, StoreError
 from fedmjp.files import PARTIAL
 from tests.experiments import Told, files, moved, rows, small_campaign
+from tests.test_children import alive
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.test_kills"])
@@ -209,7 +210,7 @@ def test_a_superlink_ends_with_its_guard_and_what_it_started_with_the_next_super
         assert app.poll() is None, "what is guarded is left alone"
         guard.kill()
         guard.communicate()
-        while superlinks[0].is_running() and superlinks[0].status() != psutil.STATUS_ZOMBIE:
+        while alive(superlinks[0]):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert app.poll() is None
@@ -232,7 +233,7 @@ def test_a_superlink_without_its_superexec_is_ended(tmp_path: Path) -> None:
     try:
         deadline = time.monotonic() + 30
         below: list[psutil.Process] = []
-        while not any(each.name() in SUPEREXEC for each in below):
+        while not any(alive(each) and each.name() in SUPEREXEC for each in below):
             assert time.monotonic() < deadline
             time.sleep(0.05)
             below = psutil.Process(guard.pid).children(recursive=True)

@@ -1,6 +1,7 @@
 """Plans worked off: the same rows, whatever dies, fails or is stopped."""
 
 import sqlite3
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +15,23 @@ from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 
-def workers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::_Remote")]
+def titled(processes: list[psutil.Process]) -> list[tuple[str, list[str]]]:
+    """Name and command line of each that has not ended in the meantime."""
+    found = []
+    for each in processes:
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            found.append((each.name(), each.cmdline()))
+    return found
 
 
-def left_behind() -> list[psutil.Process]:
+def workers() -> int:
+    return sum(name.startswith("ray::_Remote") for name, _ in titled(psutil.Process().children(recursive=True)))
+
+
+def left_behind() -> list[tuple[str, list[str]]]:
     """Of the run; other tests' fork server may live on in this process."""
     left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=5)[1]
-    return [
-        each
-        for each in left
-        if not any("multiprocessing" in word for word in each.as_dict(["cmdline"])["cmdline"] or ())
-    ]
+    return [each for each in titled(left) if not any("multiprocessing" in word for word in each[1])]
 
 
 def fill_the_disk(plan: Plan, setup: Setup) -> None:
@@ -119,7 +125,7 @@ def test_an_error_in_the_parent_leaves_no_process_behind(quick: tuple[Plan, Setu
 
     class Interrupted(Told):
         def trials(self, done: int) -> None:
-            if len(workers()) == 2:  # on a busy machine the first has done a job before the second has come
+            if workers() == 2:  # on a busy machine the first has done a job before the second has come
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -106,7 +107,8 @@ class World:
     def signal(self, process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
         """Send a signal to a process that was started, and to all that it started."""
         for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            each.send_signal(number)
+            with suppress(psutil.NoSuchProcess):  # short-lived ones come and go
+                each.send_signal(number)
 
     def _place(self, site: str | None) -> list[str]:
         return [*self._enter, *([] if site is None else ["ip", "netns", "exec", site])]
