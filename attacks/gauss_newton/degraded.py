@@ -70,7 +70,7 @@ class NetworkDegradedOptions(Config):
     """Budget of ``network_degraded``."""
 
     starts: int = Field(2, ge=1, description="searches at most: where one does not arrive, another with noise")
-    steps: int = Field(150, ge=1, description="Jacobians of one search at most")
+    steps: int = Field(400, ge=1, description="Jacobians of one search at most")
     seconds: float = Field(
         300.0,
         gt=0,
