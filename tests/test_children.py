@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import alive
 from tests.test_federation import wait_until
 
 PROGRAM = """
@@ -36,10 +37,3 @@ def test_workers_that_are_at_work_end_with_a_killed_parent(tmp_path: Path, sent:
         parent.send_signal(sent)
         assert parent.wait(timeout=60) == -sent
     wait_until(lambda: not any(map(alive, working)), seconds=60)
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it has ended between the two
-        return False

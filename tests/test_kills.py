@@ -25,7 +25,7 @@ from benchmarks.running.workers import Setup
 from fedmjp.errors import FedmjpError, StoreError
 from fedmjp.files import PARTIAL
 from tests.experiments import Told, files, moved, rows, small_campaign
-from tests.test_children import alive
+from tests.processes import alive, title
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.test_kills"])
@@ -233,7 +233,7 @@ def test_a_superlink_without_its_superexec_is_ended(tmp_path: Path) -> None:
     try:
         deadline = time.monotonic() + 30
         below: list[psutil.Process] = []
-        while not any(alive(each) and each.name() in SUPEREXEC for each in below):
+        while not any(found is not None and found[0] in SUPEREXEC for found in map(title, below)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
             below = psutil.Process(guard.pid).children(recursive=True)

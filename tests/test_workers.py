@@ -1,7 +1,6 @@
 """Plans worked off: the same rows, whatever dies, fails or is stopped."""
 
 import sqlite3
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,25 +12,19 @@ from benchmarks.running.runner import run_local
 from benchmarks.running.workers import Setup
 from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
-
-
-def titled(processes: list[psutil.Process]) -> list[tuple[str, list[str]]]:
-    """Name and command line of each that has not ended in the meantime."""
-    found = []
-    for each in processes:
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            found.append((each.name(), each.cmdline()))
-    return found
+from tests.processes import title
 
 
 def workers() -> int:
-    return sum(name.startswith("ray::_Remote") for name, _ in titled(psutil.Process().children(recursive=True)))
+    titles = map(title, psutil.Process().children(recursive=True))
+    return sum(each is not None and each[0].startswith("ray::_Remote") for each in titles)
 
 
 def left_behind() -> list[tuple[str, list[str]]]:
     """Of the run; other tests' fork server may live on in this process."""
     left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=5)[1]
-    return [each for each in titled(left) if not any("multiprocessing" in word for word in each[1])]
+    titles = filter(None, map(title, left))
+    return [each for each in titles if not any("multiprocessing" in word for word in each[1])]
 
 
 def fill_the_disk(plan: Plan, setup: Setup) -> None:

@@ -106,9 +106,11 @@ class World:
 
     def signal(self, process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
         """Send a signal to a process that was started, and to all that it started."""
-        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        started = psutil.Process(process.pid)
+        for each in started.children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # short-lived ones come and go
                 each.send_signal(number)
+        started.send_signal(number)
 
     def _place(self, site: str | None) -> list[str]:
         return [*self._enter, *([] if site is None else ["ip", "netns", "exec", site])]

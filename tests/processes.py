@@ -1,0 +1,20 @@
+"""Looks at processes that may end meanwhile."""
+
+import psutil
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; one that waits to be reaped does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def title(process: psutil.Process) -> tuple[str, list[str]] | None:
+    """Its name and command line, none of one that waits to be reaped; None if it has ended."""
+    try:
+        about = process.as_dict(["name", "cmdline"])
+    except psutil.NoSuchProcess:
+        return None
+    return about["name"], about["cmdline"] or []
