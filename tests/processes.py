@@ -1,5 +1,8 @@
 """Looks at processes that may end meanwhile."""
 
+import time
+from collections.abc import Callable
+
 import psutil
 
 
@@ -18,3 +21,10 @@ def title(process: psutil.Process) -> tuple[str, list[str]] | None:
     except psutil.NoSuchProcess:
         return None
     return about["name"], about["cmdline"] or []
+
+
+def wait_until(holds: Callable[[], bool], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)

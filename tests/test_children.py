@@ -8,8 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import alive
-from tests.test_federation import wait_until
+from tests.processes import alive, wait_until
 
 PROGRAM = """
 import os, sys, time

@@ -23,7 +23,8 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.run_folder import TrainingFolder
 from server.validation import Validation
 from tests.federations import PLAIN, pictures, play
-from tests.test_federation import FEDMJP, family, wait_until
+from tests.processes import wait_until
+from tests.test_federation import FEDMJP, family
 
 BAD_INPUT = 2
 ROUNDS = 10  # of less than a second each: the kill must find some left

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.settings import Setting
 from tests.conftest import ROOT
 from tests.experiments import record_directly
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -218,13 +218,6 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: sig
     wait_until(lambda: not family(str(tmp_path), started), seconds=20)
     time.sleep(2)
     assert family(str(tmp_path), started) == [], "nothing started anew"
-
-
-def wait_until(holds: Callable[[], bool], *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
 
 
 def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> None:

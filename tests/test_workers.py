@@ -12,7 +12,7 @@ from benchmarks.running.runner import run_local
 from benchmarks.running.workers import Setup
 from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
-from tests.processes import title
+from tests.processes import title, wait_until
 
 
 def workers() -> int:
@@ -118,8 +118,8 @@ def test_an_error_in_the_parent_leaves_no_process_behind(quick: tuple[Plan, Setu
 
     class Interrupted(Told):
         def trials(self, done: int) -> None:
-            if workers() == 2:  # on a busy machine the first has done a job before the second has come
-                raise KeyboardInterrupt
+            wait_until(lambda: workers() == 2, seconds=60)  # the first may have done a job before the second comes
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_local(plan, setup, workers=2, progress=Interrupted())
