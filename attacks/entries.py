@@ -19,6 +19,7 @@ from fedmjp.defences.quantise import Quantise
 from fedmjp.threat import ThreatModel
 
 COARSE: frozenset[Mark] = frozenset({"pruned", "signs"})
+EVEN = 1 / 6  # of a squared step: the variance that random rounding leaves, on average over all places between levels
 NODES = 24  # of the quadrature
 FAR = 8.0  # standard deviations beyond which a belief is taken for zero
 KEPT = 0.5  # of the last observation, where a belief is updated: undamped updates go to and fro
@@ -129,20 +130,35 @@ def unread(threat: ThreatModel) -> str | None:
     return None
 
 
-def read_entries(uploaded: Tensor, threat: ThreatModel) -> Entries:
-    """What an uploaded tensor says of the client's, in float64; what ``unread`` names is taken for noise."""
+def step_of(uploaded: Tensor, threat: ThreatModel) -> float:
+    """Between two levels that entries of an uploaded tensor were rounded to at random; 0 of other pipelines."""
+    if unread(threat) is not None:
+        return 0.0
+    return sum(float(uploaded.abs().max()) / each.levels for each in coarse(threat) if isinstance(each, Quantise))
+
+
+def read_entries(uploaded: Tensor, threat: ThreatModel, averaged: int = 1) -> Entries:
+    """What an uploaded tensor says of the client's, in float64; what ``unread`` names is taken for noise.
+
+    Args:
+        uploaded: Of one upload, or the mean of several that differ in noise and random rounding alone.
+        threat: What was done to the entries.
+        averaged: Of how many it is the mean. Noise is smaller by their root; rounding is not, as it may be the same.
+    """
     tensor = uploaded.double()
     rounding = max(threat.rounding, torch.finfo(uploaded.dtype).eps / 2)
     bounds = coarse(threat) if unread(threat) is None else []
+    step = step_of(uploaded, threat)
     noisy = [defence.noise_on(uploaded) for defence in threat.pipeline.made if defence not in bounds]
-    variance = (rounding * tensor).square() / 3 + sum(deviation**2 for deviation in noisy)
+    variance = (rounding * tensor).square() / 3 + sum(deviation**2 for deviation in noisy) / averaged
     sent = tensor.abs()
     if not bounds or not sent.any():
         return Entries(variance, tensor, tensor)
-    (defence,) = bounds
-    if isinstance(defence, Quantise):
-        step = sent.max() / defence.levels
+    if step and averaged > 1:
+        return Entries(variance + EVEN * step**2 / averaged, tensor, tensor)
+    if step:
         return Entries(variance, tensor - step, tensor + step, peaked=True)
+    (defence,) = bounds
     if "signs" in defence.marks:
         endless, scale = torch.full_like(tensor, torch.inf), float(sent.max())
         low, high = torch.where(tensor > 0, 0.0, -endless), torch.where(tensor < 0, 0.0, endless)

@@ -88,7 +88,7 @@ class PatchEmbeddingDegraded(OneByOne[Entrance]):
             exact = PatchEmbedding() if few else PatchEmbeddingWiener()
             return exact.reconstruct([replace(upload, others=())], model, threat, generator=generator)[0]
         pictures = PicturePrior(model)
-        linked = [upload, *_linked(upload, pictures, model, threat)]
+        linked = [upload, *further(upload, pictures, model, threat)]
         by_weights: dict[str, list[Upload]] = {}
         for sent in linked:
             by_weights.setdefault(sent.weights, []).append(sent)
@@ -104,8 +104,8 @@ def is_clean(upload: Upload, threat: ThreatModel) -> bool:
     return whole and threat.marks <= {"scaled"}
 
 
-def _linked(upload: Upload, pictures: PicturePrior, model: Entrance, threat: ThreatModel) -> list[Upload]:
-    """Further uploads of the same picture: those of which a first look at each alone agrees with that at this one."""
+def further(upload: Upload, pictures: PicturePrior, model: Entrance, threat: ThreatModel) -> list[Upload]:
+    """Of the others those of the same picture: a first look at each alone agrees with that at this one."""
 
     def look(at: Upload) -> Tensor:
         return most_likely([_equations([at], model, threat)], pictures, 1)[0]
@@ -116,14 +116,19 @@ def _linked(upload: Upload, pictures: PicturePrior, model: Entrance, threat: Thr
     return [other for other in upload.others if agreement(first, look(other), pictures) > ALIKE]
 
 
+def different(uploads: Sequence[Upload]) -> list[Upload]:
+    """Without those that say what one before them says."""
+    told: list[Upload] = []
+    for upload in uploads:
+        if not any(torch.equal(_patch(upload), _patch(other)) for other in told):
+            told.append(upload)
+    return told
+
+
 def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) -> Equations:
     """Of uploads of the same weights; those that are equal are one observation."""
-    different: list[Upload] = []
-    for upload in uploads:
-        if not any(torch.equal(_patch(upload), _patch(other)) for other in different):
-            different.append(upload)
     rows, right = [], []
-    for upload in different:
+    for upload in different(uploads):
         positions = upload.tensors[names.POSITION_EMBEDDING][0].to(model.mean.device)
         if not (unread(threat) is None and coarse(threat) and _patch(upload).any()):
             shown_tokens(positions, model.prefix_tokens)  # refuses what shows no token at all

@@ -116,6 +116,30 @@ def test_a_search_that_does_not_know_a_defence_is_not_run_and_the_board_says_so(
     ]
 
 
+def test_several_uploads_are_looked_at_where_clients_draw_something(small: str, tmp_path: Path) -> None:
+    again = """\
+  - name: the same picture again
+    threat: {uploads_per_picture: 3}
+    attacks: [mjp_intersection, grey]
+    searches: [patch_embedding_degraded]
+"""
+    first, *others = SMALL.partition("  - name: sums only")
+    (tmp_path / "small.yaml").write_text(first + again + "".join(others))
+    rows = [{"models": ["deit_tiny"], "defences": ["prune:kept=0.5", "gaussian", ["clip", "quantise"]]}]
+    data = {"pictures": 2, "source": "bundled"}
+    campaign = Campaign.parse({"name": "rows", "battery": small, "data": data, "rows": rows, "metrics": ["psnr"]})
+    several = [grid for grid in campaign.tried if grid.views[0].get("uploads_per_picture")]
+    assert [grid.defences[0][0].name for grid in several] == ["gaussian", "gaussian", "clip", "clip"]
+    said = "the same picture again, prune:kept=0.5: a picture's uploads would be the same: what one says holds"
+    assert said in campaign.not_run
+    view, views = batteries.read_battery(small).views[1], batteries.read_battery(small).views
+    pruned, noisy, _ = campaign.rows[0].defences
+    assert by_view.once(view, views, pruned) == "one gradient"
+    assert by_view.once(view, views, noisy) == ""
+    crops = view.model_copy(update={"threat": {**view.threat, "crop_scale": 0.5}})
+    assert not crops.repeats(pruned), "each upload shows another crop"
+
+
 def test_of_many_reasons_why_nothing_is_run_one_is_told_and_how_many_there_are() -> None:
     reasons = [f"one gradient, row {number}: it takes long" for number in range(9)]
     assert not_run(reasons[:8]) == [f"Not run: {reason}" for reason in reasons[:8]]

@@ -117,6 +117,10 @@ class _Divides(_Broken):
         return {**made, "large": made["large"] / made["large"].abs().max()}
 
 
+class _DrawsInSecret(Gaussian):
+    draws: ClassVar = False
+
+
 class _Understates(Gaussian):
     def noise_on(self, uploaded: Tensor) -> float:
         return super().noise_on(uploaded) / 2
@@ -133,6 +137,7 @@ class _SeesTheWhole(_Broken):
         ("changes_nothing_that_it_is_given", _InPlace),
         ("changes_nothing_that_it_is_given", _Global),
         ("is_deterministic", _Global),
+        ("is_deterministic", _DrawsInSecret),
         ("keeps_layout", _Drops),
         ("keeps_layout", _Casts),
         ("protects_scalars", _SkipsScalars),

@@ -30,7 +30,8 @@ from attacks.gauss_newton.sent import Sent
 from attacks.gauss_newton.sides import Sides, search
 from attacks.gauss_newton.space import OpenSpace, Prior
 from attacks.gauss_newton.whole import LOOKS, Whole
-from attacks.patch_embedding_degraded import PatchEmbeddingDegraded
+from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different
+from fedmjp import bundled_pictures
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.exchange import Exchange
@@ -39,6 +40,7 @@ from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
+from fedmjp.randomness import SeededRandomness
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 
@@ -63,7 +65,7 @@ def patches_of(image: Tensor, model: VitClassifier) -> Tensor:
 
 
 def sent_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> Sent:
-    return Sent.of(upload, NetworkDegraded().tensors(model), scenario.threat, model)
+    return Sent.of([upload], NetworkDegraded().tensors(model), scenario.threat, model)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,96 @@ def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(model: Vit
         found.append(float(metric("psnr").function(made.images, exchange.private.clean)))
     assert found[1] > found[0] + 1
     assert made.diagnostics["residual"] < 1.5
+
+
+@pytest.mark.parametrize("defences", ["gaussian:noise=0.01", "quantise:bits=4", "clip+quantise:bits=8"])
+def test_the_mean_of_several_uploads_has_the_less_noise_that_is_told_of_it(defences: str, model: VitClassifier) -> None:
+    scenario, exchange = exchanged(defences, model, uploads_per_picture=8)
+    tensors = NetworkDegraded().tensors(model)
+    patches = patches_of(exchange.private.clean, model)
+    off, told = [], []
+    for uploads in ([exchange.upload], [exchange.upload, *exchange.upload.others]):
+        known = Sent.of(uploads, tensors, scenario.threat, model).known()
+        residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
+        off.append(float(residuals(patches).square().mean().sqrt()))
+        told.append(torch.cat([entries.precision for entries in known.values()]).median())
+    assert 0.7 < min(off) <= max(off) < 1.1
+    assert abs(off[0] - off[1]) < 0.05
+    assert 7.5 < float(told[1] / told[0]) < 8.1
+
+
+def test_of_pruned_entries_no_mean_is_taken_and_equal_uploads_are_one(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("gaussian:noise=0.01+prune:kept=0.1", model, uploads_per_picture=3)
+    uploads = [exchange.upload, *exchange.upload.others]
+    sent = Sent.of(uploads, NetworkDegraded().tensors(model), scenario.threat, model)
+    assert sent.uploads == 1
+    assert all(torch.equal(sent.tensors[name], uploads[0].tensors[name].squeeze(0)) for name in sent.tensors)
+    assert different([*uploads, *uploads]) == uploads
+
+
+def test_several_uploads_of_a_picture_are_averaged_and_those_of_another_are_left_out(
+    model: VitClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario, exchange = exchanged("gaussian:noise=0.03", model, uploads_per_picture=4)
+    stranger = scenario.exchange([bundled_pictures(2, size=32)[1]], model=model, number=1).upload
+    elsewhere = replace(exchange.upload.others[0], weights="others")
+    mixed = replace(exchange.upload, others=(*exchange.upload.others, replace(stranger, others=()), elsewhere))
+    compared: list[float] = []
+
+    def nearest(self: NetworkDegraded, chains: object, ordering: Ordering, start: Tensor, until: float) -> Settled:
+        compared.append(float(ordering.known[names.PATCH_WEIGHT].precision.mean()))
+        minimum = Minimum(start, math.inf, torch.eye(len(start)).double(), 1)
+        return Settled(Found(minimum, ordering.space, None, 1, math.inf))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(NetworkDegraded, "_nearest", nearest)
+    averaged = []
+    for upload in (replace(mixed, others=()), mixed):
+        generator = torch.Generator().manual_seed(0)
+        (made,) = NetworkDegraded().reconstruct([upload], model, scenario.threat, generator=generator)
+        averaged.append(made.diagnostics["uploads_averaged"])
+    assert averaged == [1, 4]
+    assert compared[1] / compared[0] == pytest.approx(4, rel=0.01)
+
+
+@pytest.mark.parametrize("uploads", [1, 4])
+def test_random_rounding_leaves_the_noise_that_is_told_of_a_place_between_two_levels(
+    uploads: int, model: VitClassifier
+) -> None:
+    scenario, _ = exchanged("quantise:bits=4", model)
+    (quantise,) = scenario.pipeline.made
+    true = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
+    drawn = torch.stack(
+        [
+            torch.stack(
+                [quantise.change("x", true, SeededRandomness(100 * draw + upload)) for upload in range(uploads)]  # type: ignore[attr-defined]
+            ).mean(dim=0)
+            for draw in range(200)
+        ]
+    )
+    known = Known.read(drawn[0], scenario.threat, uploads)
+    told = 1 / known.near(true.flatten(), 0.01).precision
+    seen = (drawn - true).double().square().mean(dim=0).flatten()
+    within = (true.flatten().abs() / known.step) % 1
+    for low in (0.1, 0.3, 0.5, 0.7):  # where the least that is allowed for is less
+        there = (within >= low) & (within < low + 0.2)
+        assert float(seen[there].mean() / told[there].mean()) == pytest.approx(1, abs=0.05)
+    near = (within < 0.005) | (within > 0.995)
+    assert float(told[near].mean()) == pytest.approx(0.01 * known.step**2 / uploads, rel=1e-3)
+
+
+def test_where_rounding_leaves_little_noise_entries_say_more(model: VitClassifier) -> None:
+    scenario, exchange = exchanged("quantise:bits=5", model)
+    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    true = space.unknowns(patches_of(exchange.private.clean, model)[None])
+    known, generator = sent_of(exchange.upload, scenario, model).known(), torch.Generator().manual_seed(0)
+    entries = partial(PickedResiduals, model, exchange.private.labels, threat=scenario.threat)
+    whole = Whole(entries(known), entries(some(known, len(true), generator)))
+    ordering, attack = Ordering(space, Entrance.of(model), known, model, generator), NetworkDegraded()
+    before = Settled(attack._by_all(whole, math.inf, space, Start(true)))
+    after = attack._by_steps(whole, ordering, before, math.inf)
+    off = [float((each.found.minimum.point - true).norm()) for each in (before, after)]
+    assert off[1] < 0.93 * off[0]
+    assert attack._by_steps(whole, ordering, before, 0.0) is before, "there is no time left"
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ from attacks.gauss_newton.sides import NARROW, WIDE, Sides
 from attacks.gauss_newton.sides import search as by_sides
 from attacks.gauss_newton.space import OpenSpace, Prior
 from attacks.gauss_newton.whole import Whole
+from attacks.joint_posterior import PicturePrior
 from attacks.labels import labels_of
 from attacks.one_by_one import OneByOne
-from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, is_clean
+from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different, further, is_clean
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -48,6 +49,7 @@ FINE = 0.05  # of the gains that count elsewhere: a search along a curved valley
 USUAL = 100.0  # seconds of one core, on the board of defences
 GAIN = 1.0  # of the cost: an order of tokens that gains less is as good as the one before
 BRIEF = 2  # slow steps with some entries, before all are compared
+LEAST = (0.1, 0.05, 0.02, 0.01)  # of the noise of random rounding, in squared steps: the less, the better it is known
 FEWER = (8, 3)  # of so many directions one is searched before all are: those in which pictures vary most
 
 Find = Callable[[OpenSpace, Start], Found]
@@ -97,13 +99,17 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     that leaves doubt of where tokens stand, another search begins without places. Of signs a candidate's entries are to
     be on the same sides of zero (``sides``).
 
+    Further uploads of the same picture at the same weights differ in noise and random rounding alone: their mean has
+    less of both. Which they are is told as in ``patch_embedding_degraded``; those at other weights help in the start.
+
     An upload that nothing degraded is given to ``patch_embedding``, as there.
 
     Where a search does not arrive, another starts near by. Where none does, the picture that they began with is the
     answer.
 
     The network takes tokens as a set, so that a search can find them and not where they stand. What is left of both
-    embeddings' gradients tells their order (``placing``, ``evidence``), and the search goes on from there. Then the
+    embeddings' gradients tells their order (``placing``, ``evidence``), and the search goes on from there. What random
+    rounding put on an entry follows at last from where the candidate has it between two levels. Then the
     slopes at the tokens are known, and what tokens do not show of a patch follows from the patch embedding's gradient
     (``complete``).
 
@@ -121,6 +127,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
     exploits = "the few entries that are left of gradients at all depths determine the picture"
     options_type = NetworkDegradedOptions
     stack = 1
+    reads_others = True
     optimises = True
     uses_natural_patches = True
 
@@ -171,13 +178,17 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         first = (seen.images.to(model.mean.device) - model.mean) / model.std
         start = space.unknowns(to_patches(first.double(), model.patch_size))
         label = torch.tensor(labels_of(upload, model, threat), device=first.device)
-        sent = Sent.of(upload, self.tensors(model), threat, model)
+        again = [
+            other for other in further(upload, PicturePrior(model), model, threat) if other.weights == upload.weights
+        ]
+        sent = Sent.of(different([upload, *again]), self.tensors(model), threat, model)
         known = sent.known()
         if not any(len(entries.rows) for name, entries in known.items() if name != names.PATCH_WEIGHT):
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
         until = began + SEARCHED * self.options.seconds
         entries = partial(PickedResiduals, model, label, threat=threat)
         chains: list[list[Search]]
+        stepped: Whole | None = None
         if "signs" in threat.marks:
             sides = Sides.of(sent.gradients(), entries({}))
             near = partial(self._by_sides, sides, NARROW, until)
@@ -193,6 +204,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
                 [Search(partial(self._by_some, whole, until), near)],
                 [Search(wide, None), Search(near, near)],
             ]
+            stepped = whole if any(entries.step for entries in known.values()) else None
         else:
             exact = entries(largest(known, len(start)))
             ends = Ends(enough=float(len(start)), fine=FINE, until=until)
@@ -200,6 +212,8 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             chains = [[Search(near, near)]]
         ordering = Ordering(space, entrance, known, model, generator)
         settled = self._nearest(chains, ordering, start, until)
+        if stepped and settled.found.arrived and settled.found.learned > LITTLE:
+            settled = self._by_steps(stepped, ordering, settled, until)
         images, found = seen.images, settled.found
         if found.arrived and found.learned > LITTLE:
             ordered = settled.ordered or ordering.of(found, began + self.options.seconds)[0]
@@ -209,8 +223,9 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             "residual": found.residual,
             "entries": float(found.count),
             "unknowns": float(len(start)),
+            "steps": float(found.minimum.steps),
         }
-        return Reconstruction(images, {**diagnostics, "steps": float(found.minimum.steps)})
+        return Reconstruction(images, {**diagnostics, "uploads_averaged": float(sent.uploads)})
 
     def _by_entries(self, residuals: PickedResiduals, ends: Ends, space: OpenSpace, start: Start) -> Found:
         """By second derivatives."""
@@ -237,6 +252,20 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         gram = whole.gram(space, start.unknowns) if start.gram is None else start.gram
         minimum = whole.search(space, start.unknowns, gram, until, self.on_progress, start.below)
         return _found(minimum, space, whole.every)
+
+    def _by_steps(self, whole: Whole, ordering: Ordering, settled: Settled, until: float) -> Settled:
+        """On from what was found, where random rounding left the less noise the nearer an entry was to a level.
+
+        Where that is, the last candidate says. So costs of two orders do not compare, and the likeliest is taken.
+        """
+        space, start, found = ordering.space, ordering.start(settled.found, until), settled.found
+        for least in LEAST:
+            if time.thread_time() > until:
+                return settled
+            near = whole.near(space.patches(start.unknowns)[0], least)
+            found = self._by_all(near, until, space, start).after(found.minimum.steps)
+            start, settled = Start(found.minimum.point, found.minimum.gram), Settled(found)
+        return replace(settled, ordered=ordering.as_found(found)) if ordering.sure(found) else settled
 
     def _by_sides(self, sides: Sides, widths: Sequence[float], until: float, space: OpenSpace, start: Start) -> Found:
         """By first derivatives, where of entries signs are known."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from attacks.entries import Entries, read_entries
+from attacks.entries import EVEN, Entries, read_entries, step_of
 from attacks.gauss_newton.factors import Factored, Factors
 from attacks.gauss_newton.levenberg import jacobian
 from attacks.gauss_newton.moving import Moving
@@ -21,14 +22,13 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel
 
 COMPUTED = 15 * 2.0**-24  # of a tensor's root mean square: what float32 arithmetic leaves between two gradients
-TRIANGLE = 1 / 24  # of the squared distance of two bounds: the variance between them where the middle is likeliest
 HALF = math.pi / 2 - 1  # of the squared mean: the variance of a normal variable on one side of its mean
 WHOLE = 0.25  # share of a weight's entries from which on its gradient is formed, and entries are not made one by one
 
 
-def said_of(matrix: Tensor, threat: ThreatModel) -> Entries:
-    """What the entries of an uploaded tensor (rows, columns) say of those that arithmetic makes of a candidate."""
-    entries = read_entries(matrix, threat)
+def said_of(matrix: Tensor, threat: ThreatModel, uploads: int) -> Entries:
+    """What the entries of a tensor (rows, columns), the mean of uploaded ones, say of those that a candidate has."""
+    entries = read_entries(matrix, threat, uploads)
     arithmetic = COMPUTED * matrix[matrix != 0].double().square().mean().sqrt()
     return replace(entries, variance=entries.variance + arithmetic.square())
 
@@ -42,24 +42,30 @@ class Known:
     values: Tensor  # (entries,) float64
     precision: Tensor  # (entries,) float64, over the variance of the noise
     of: int  # entries of the tensor
+    step: float = 0.0  # between levels that entries were rounded to at random; 0 where they were not
+    averaged: int = 1  # over so many tensors whose rounding is independent
     crossing: tuple[Tensor, Tensor] | None = None  # rows and columns, where entries are all that these share, in order
 
     @staticmethod
-    def read(tensor: Tensor, threat: ThreatModel) -> "Known":
-        """Those that a pipeline leaves of a tensor (rows,) or (rows, columns); none of one that is all zeros.
+    def read(tensor: Tensor, threat: ThreatModel, uploads: int = 1) -> "Known":
+        """Those that a pipeline leaves of a tensor (rows,) or (rows, columns), the mean of so many uploaded ones.
+
+        None of one that is all zeros.
 
         Of signs, the mean of what normal entries are on that side.
         """
         matrix = tensor.view(len(tensor), -1)
-        entries = said_of(matrix, threat)
+        entries = said_of(matrix, threat, uploads)
         width = entries.high - entries.low
         one_sided = width.isinf()
         stated = torch.full_like(width, entries.peaked, dtype=torch.bool) | (width == 0) | one_sided
         rows, columns = (stated & matrix.any()).nonzero().T
-        spread = torch.where(one_sided, HALF * matrix.double().square(), TRIANGLE * width.square())
+        spread = torch.where(one_sided, HALF * matrix.double().square(), EVEN * (width / 2).square())
         variance = entries.variance + spread
         values = torch.where(one_sided, matrix.double(), (entries.low + entries.high) / 2)
-        return Known(rows, columns, values[rows, columns], 1 / variance[rows, columns], matrix.numel())
+        precision = 1 / variance[rows, columns]
+        step = step_of(matrix, threat)
+        return Known(rows, columns, values[rows, columns], precision, matrix.numel(), step, uploads)
 
     def some(self, most: int, generator: torch.Generator) -> "Known":
         """So many of them at most, drawn alike."""
@@ -90,7 +96,19 @@ class Known:
 
     def scaled(self, factor: float) -> "Known":
         """All entries times a factor."""
-        return replace(self, values=self.values * factor, precision=self.precision / factor**2)
+        precision, step = self.precision / factor**2, self.step * abs(factor)
+        return replace(self, values=self.values * factor, precision=precision, step=step)
+
+    def near(self, made: Tensor, least: float) -> "Known":
+        """With the noise that random rounding to levels puts on a candidate's entries: the less, the nearer to a level.
+
+        Args:
+            made: (entries,) of the candidate.
+            least: Of that noise, in squared steps, as candidates are not the picture.
+        """
+        within = (made.double().abs() / (self.step or torch.inf)) % 1
+        noise = (within * (1 - within)).clamp(min=least) - EVEN
+        return replace(self, precision=1 / (1 / self.precision + self.step**2 / self.averaged * noise))
 
     def apart(self, made: Tensor) -> Tensor:
         """(entries,) of variance 1, from those of a candidate."""
@@ -108,7 +126,10 @@ class Known:
 
     def _chosen(self, chosen: Tensor) -> "Known":
         chosen = chosen.sort().values.to(self.rows.device)
-        return Known(self.rows[chosen], self.columns[chosen], self.values[chosen], self.precision[chosen], self.of)
+        rows, columns, values, precision = (
+            each[chosen] for each in (self.rows, self.columns, self.values, self.precision)
+        )
+        return replace(self, rows=rows, columns=columns, values=values, precision=precision, crossing=None)
 
 
 class PickedResiduals:
@@ -147,6 +168,13 @@ class PickedResiduals:
         made = self._entries(factors)
         scale = self._scale(made)
         return torch.cat([entries.apart(made[name] * scale) for name, entries in self._known.items()])
+
+    def near(self, patches: Tensor, least: float) -> "PickedResiduals":
+        """The same, with the noise that random rounding to levels puts on this candidate's entries, or ``least``."""
+        made = self._entries(self.factors(patches))
+        scale, nearer = self._scale(made), copy(self)
+        nearer._known = {name: entries.near(made[name] * scale, least) for name, entries in self._known.items()}
+        return nearer
 
     def slopes(self, of: Callable[[Factors], Tensor], space: OpenSpace, unknowns: Tensor) -> Tensor:
         """(unknowns, results) float32: row i is the derivative of a function of a candidate's factors by unknown i."""

@@ -1,13 +1,15 @@
-"""What an upload says of gradients."""
+"""What uploads say of gradients."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from attacks.entries import Entries
+from attacks.entries import Entries, coarse
 from attacks.gauss_newton.picked import Known, said_of
+from fedmjp.defences.quantise import Quantise
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
@@ -15,24 +17,27 @@ from fedmjp.threat import ThreatModel
 
 @dataclass(frozen=True)
 class Sent:
-    """Tensors of an upload on the model's device, and what makes gradients of them.
+    """Tensors of uploads of one picture on the model's device, and what makes gradients of them.
 
     Attributes:
-        tensors: (rows,) or (rows, columns) each.
+        tensors: (rows,) or (rows, columns) each, the mean of the uploads.
         factor: Of a gradient over what was sent.
         threat: What was done to the entries.
+        uploads: How many they are the mean of.
     """
 
     tensors: Mapping[str, Tensor]
     factor: float
     threat: ThreatModel
+    uploads: int
 
     @staticmethod
-    def of(upload: Upload, names: Sequence[str], threat: ThreatModel, model: VitClassifier) -> "Sent":
-        """Some of an upload's tensors."""
-        factor = 1.0 if upload.kind == "gradient" else -1 / threat.local_learning_rate
-        tensors = {name: upload.tensors[name].to(model.mean.device).squeeze(0) for name in names}
-        return Sent(tensors, factor, threat)
+    def of(uploads: Sequence[Upload], names: Sequence[str], threat: ThreatModel, model: VitClassifier) -> "Sent":
+        """Some of the tensors of uploads that differ in their noise alone; of the first where others leave no mean."""
+        averaged = uploads if all(isinstance(defence, Quantise) for defence in coarse(threat)) else uploads[:1]
+        factor = 1.0 if averaged[0].kind == "gradient" else -1 / threat.local_learning_rate
+        tensors = {name: _mean([upload.tensors[name] for upload in averaged]).to(model.mean.device) for name in names}
+        return Sent(tensors, factor, threat, len(averaged))
 
     def gradients(self) -> dict[str, Tensor]:
         """As they were sent."""
@@ -41,8 +46,16 @@ class Sent:
     def said_of(self, name: str, scaled: float) -> Entries:
         """What is said of a gradient (rows, columns) that is ``scaled`` times what clients sent."""
         matrix = self.tensors[name].flatten(1) * math.copysign(1.0, self.factor)
-        return said_of(matrix, self.threat).scaled(abs(self.factor) * scaled)
+        return said_of(matrix, self.threat, self.uploads).scaled(abs(self.factor) * scaled)
 
     def known(self) -> dict[str, Known]:
         """What is known of gradients but for noise, entry by entry."""
-        return {name: Known.read(tensor, self.threat).scaled(self.factor) for name, tensor in self.tensors.items()}
+        return {
+            name: Known.read(tensor, self.threat, self.uploads).scaled(self.factor)
+            for name, tensor in self.tensors.items()
+        }
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """In their own precision, which tells how they were rounded."""
+    return torch.stack([tensor.double() for tensor in tensors]).mean(dim=0).to(tensors[0].dtype).squeeze(0)

@@ -82,6 +82,10 @@ class Whole:
             found, reached = start, costs[0]
         return Minimum(found, reached, gram, AT_A_TIME * len(costs))
 
+    def near(self, patches: Tensor, least: float) -> "Whole":
+        """With the noise that random rounding puts on this candidate's entries; see ``PickedResiduals.near``."""
+        return Whole(self.every.near(patches, least), self.some.near(patches, least))
+
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""
         gram = squared(self.some.slopes(self.some.compared, space, point))

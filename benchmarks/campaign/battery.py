@@ -30,6 +30,11 @@ class View(Config):
     attacks: Attacks = Field(min_length=1)
     searches: Attacks = Field((), description="attacks that take long; not run where they do not know a defence")
 
+    def repeats(self, defences: Defences) -> bool:
+        """Whether it shows several uploads of a picture that would all be the same."""
+        threat = ThreatModel.parse(self.threat)
+        return threat.uploads_per_picture > 1 and not threat.crop_scale and not pipeline_of(defences).draws
+
     def pipeline(self, defences: Defences) -> Defences:
         """What clients do to updates here: the sum comes last, where they do not ask for one themselves."""
         if self.sum_of == 1 or pipeline_of(defences).clients > 1:

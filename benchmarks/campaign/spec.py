@@ -240,6 +240,9 @@ class Campaign(Config):
         for rows in self.rows:
             for defences, view in itertools.product(rows.defences, self._battery.views):
                 where, blind = f"{view.name}, {pipeline_of(defences).label}", []
+                if view.repeats(defences):
+                    reasons.append(f"{where}: a picture's uploads would be the same: what one says holds")
+                    continue
                 try:
                     values = view.grids(rows.models, defences, self._battery.searched)
                     first, *searches = [Grid.parse({**grid, "mask_ratios": rows.mask_ratios}) for grid in values]

@@ -61,7 +61,7 @@ def _figures(name: str, count: int, turns: int) -> dict[str, float | list[float]
     pictures = [replace(picture, label=LABEL) for picture in fedmjp.bundled_pictures(1, size=SIZE)]
     exchange = scenario.exchange(pictures, model=model)
     layers, label, threat = compared_layers(model), exchange.private.labels, scenario.threat
-    known = Sent.of(exchange.upload, NetworkDegraded().tensors(model), threat, model).known()
+    known = Sent.of([exchange.upload], NetworkDegraded().tensors(model), threat, model).known()
     space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
     patches = to_patches(((exchange.private.clean - model.mean) / model.std).double(), model.patch_size)
     few = some(known, space.root.shape[1], torch_generator(SEED, "entries"))

@@ -6,7 +6,8 @@ views of its battery, or of ``standard`` if it had none.
 A cell has the number of pictures recovered exactly and the median PSNR; of features, the share of pictures found first
 and that of labels right. "withstood" means that an attack that knows the defence recovered no more than a guess, a
 question mark that nothing follows: no such attack was run, too few pictures, or no leak without the defence either. A
-dash says that no attack of ours applies. Sums are a view, so that a pipeline that ends in one has no row of its own.
+dash says that no attack of ours applies. Where clients draw nothing, several uploads of a picture say what one does.
+Sums are a view, so that a pipeline that ends in one has no row of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from benchmarks.leaderboard.verdicts import LEAKING
 from benchmarks.report import numbers
 from benchmarks.report.findings import strongest
 from benchmarks.report.render import board_in
-from fedmjp.defences.pipeline import NONE, pipeline_of
+from fedmjp.defences.pipeline import NONE, Defences, pipeline_of
 from fedmjp.running import run_function
 from fedmjp.threat import ThreatModel
 from fedmjp.zoo import ZOO
@@ -93,10 +94,22 @@ def most_telling(board: Board, standing: Standing) -> Entry:
     return max(exact, key=lambda entry: (entry.n, headline(entry)), default=first)
 
 
-def by_view(judged: Iterable[Judged], views: Sequence[View], said: Callable[[Entry], str]) -> Mapping[str, str]:
+def by_view(judged: Sequence[Judged], views: Sequence[View], said: Callable[[Entry], str]) -> Mapping[str, str]:
     """What the strongest attack of each view recovers, and what follows of it."""
     seen = grouped(judged, lambda pair: next((view.name for view in views if is_of(pair[1], view)), ""))
-    return {view.name: cell(seen.get(view.name, []), said) for view in views}
+    defences = judged[0][1].defences
+    return {view.name: cell(seen.get(view.name) or seen.get(once(view, views, defences), []), said) for view in views}
+
+
+def once(view: View, views: Sequence[View], defences: Defences) -> str:
+    """The view of one of several uploads that would all be the same, by name; empty if they would not."""
+    threat = {name: value for name, value in view.threat.items() if name != "uploads_per_picture"}
+    alike = (
+        other.name
+        for other in views
+        if (other.threat, other.server, other.sum_of) == (threat, view.server, view.sum_of)
+    )
+    return next(alike, "") if view.repeats(defences) else ""
 
 
 def cell(judged: Iterable[Judged], said: Callable[[Entry], str]) -> str:

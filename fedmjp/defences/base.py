@@ -95,6 +95,7 @@ class Defence(ABC):
       is told;
     - ``stages``, where it acts; ``scope``, what it must see at once;
     - ``marks``, what it leaves on an upload;
+    - ``draws``: whether two uploads of one picture at the same weights may differ by what it drew;
     - ``needs_model``: whether it computes with the model and the pictures, which a mod does not see;
     - ``options_type``: the configuration model of its options, given as by ``NAME:key=value``; ``Config`` has none.
 
@@ -109,6 +110,7 @@ class Defence(ABC):
     stages: ClassVar[tuple[Stage, ...]]
     scope: ClassVar[Scope] = "tensor"
     marks: ClassVar[frozenset[Mark]] = frozenset()
+    draws: ClassVar[bool] = True
     needs_model: ClassVar[bool] = False
     options_type: ClassVar[type[Config]] = Config
 

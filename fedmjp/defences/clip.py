@@ -29,6 +29,7 @@ class Clip(Defence):
     stages = ("update",)
     scope = "update"
     marks: ClassVar = frozenset({"scaled"})
+    draws = False
     options_type = ClipOptions
 
     @override

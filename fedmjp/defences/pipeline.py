@@ -103,6 +103,11 @@ class Pipeline:
         return marks if self.shuffles else marks - {"shuffled"}
 
     @property
+    def draws(self) -> bool:
+        """Whether two uploads of one picture at the same weights may differ by what any of them drew."""
+        return any(defence.draws for defence in self.made)
+
+    @property
     def mask_ratio(self) -> float:
         """Wanted share of shuffled patches; 0 if nothing shuffles."""
         return max((defence.mask_ratio for defence in self.made), default=0.0)

@@ -30,6 +30,7 @@ class Prune(TensorDefence):
     summary = "keeps the largest entries of each tensor, the others become zero"
     told = "the share of the entries that is kept"
     marks: ClassVar = frozenset({"pruned"})
+    draws = False
     options_type = PruneOptions
 
     @override

@@ -34,6 +34,7 @@ class Round(TensorDefence):
     summary = "rounds every entry to float16 or bfloat16"
     told = "the precision"
     marks: ClassVar = frozenset({"rounded"})
+    draws = False
     options_type = RoundOptions
 
     @property

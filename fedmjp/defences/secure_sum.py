@@ -28,6 +28,7 @@ class SecureSum(Defence):
     told = "the sum of the clients' updates, ideally computed, and how many clients there are"
     stages = ("aggregate",)
     marks: ClassVar = frozenset({"summed"})
+    draws = False
     options_type = SecureSumOptions
 
     @property

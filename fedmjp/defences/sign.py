@@ -21,6 +21,7 @@ class Sign(TensorDefence):
     summary = "signs alone, times each tensor's mean magnitude"
     told = "that only signs leave, with one scale per tensor"
     marks: ClassVar = frozenset({"signs"})
+    draws = False
 
     @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:

@@ -49,6 +49,7 @@ class Soteria(Defence):
     stages = ("update",)
     scope = "update"
     marks: ClassVar = frozenset({"pruned"})
+    draws = False
     needs_model = True
     options_type = SoteriaOptions
 

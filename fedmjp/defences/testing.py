@@ -128,10 +128,12 @@ def changes_nothing_that_it_is_given(trial: Trial) -> None:
 
 
 def is_deterministic(trial: Trial) -> None:
-    """The same randomness gives the same update, bit by bit; another gives other noise."""
+    """The same randomness gives the same update, bit by bit; another gives other noise, if any is drawn."""
     _require(_same(trial.protected(), trial.protected()), "two calls with the same randomness differ")
     if trial.acts_on_updates and "noisy" in trial.defence.marks:
         _require(not _same(trial.protected(), trial.protected(seed=SEED + 1)), "its noise is always the same")
+    if not trial.defence.draws:
+        _require(_same(trial.protected(), trial.protected(seed=SEED + 1)), "draws, but says that it does not")
 
 
 def keeps_layout(trial: Trial) -> None:

@@ -46,6 +46,7 @@ class Withhold(Defence):
     told = "which tensors do not leave"
     stages = ("update",)
     marks: ClassVar = frozenset({"withheld"})
+    draws = False
     options_type = WithholdOptions
 
     @override
