@@ -63,16 +63,28 @@ def test_an_attack_that_was_not_tried_has_the_seconds_that_it_is_allowed(other: 
     assert _probe(asked, None, tried).total == 6 * seconds
 
 
+def kinds(text: str, folder: Path) -> list[Work]:
+    path = folder / "campaign.yaml"
+    path.write_text(text)
+    prepared = prepare(read_campaign(path, []), device="cpu", arithmetic="float32", command="")
+    return _in_order(kinds_of_work(prepared, Scoring()))
+
+
 def test_an_attack_is_tried_on_what_it_undoes_and_costs_nothing_of_that_in_the_twin(tmp_path: Path) -> None:
-    path = tmp_path / "undoes.yaml"
-    path.write_text(UNDOES)
-    work = kinds_of_work(prepare(read_campaign(path, []), device="cpu", arithmetic="float32", command=""), Scoring())
-    defended, twin = [one for one in _in_order(work) if "patch_embedding_degraded" in one.what]
+    defended, twin = [one for one in kinds(UNDOES, tmp_path) if "patch_embedding_degraded" in one.what]
     assert "quantise" in defended.what
     assert "quantise" not in twin.what
     assert _probe(defended, None, {twin: Tried(1.0)}).seconds == 1.0, "nothing nearer is known"
     allowed = replace(defended, allowed=150.0)
     assert _probe(allowed, None, {twin: Tried(0.0)}).seconds == 150.0
+
+
+def test_a_search_that_was_not_tried_costs_the_same_of_several_uploads_of_a_picture(tmp_path: Path) -> None:
+    text = UNDOES + "    threats: [{uploads_per_picture: 1}, {uploads_per_picture: 8}]\n"
+    about = [one for one in kinds(text, tmp_path) if "quantise" in one.what and "degraded" in one.what]
+    one, several = sorted(about, key=lambda each: "8 uploads" in each.what)
+    assert "8 uploads" in several.what
+    assert _probe(several, None, {one: Tried(3.0)}).total == 2 * 3.0
 
 
 def wait_within_two_limits() -> None:

@@ -82,7 +82,7 @@ def _tried(one: Work, deadline: float) -> Tried:
 
 
 def _in_order(work: Sequence[Work]) -> list[Work]:
-    """Of each attack the smallest, then of each with its options the smallest and the largest, then the others.
+    """Of each attack the smallest, then of each with its options and uploads the smallest and the largest, then others.
 
     Within each of these what iterates last, by model, so that each is built once, and what there is most of first.
     """
@@ -102,7 +102,8 @@ def _in_order(work: Sequence[Work]) -> list[Work]:
 def _probe(one: Work, tried: Tried | None, known: dict[Work, Tried]) -> Probe:
     """What it cost, or what similar work did, by the number of pictures; at least the time until it was stopped.
 
-    An attack that ends after some seconds has all of them where none like it was tried.
+    Without a trial a search is taken to cost the same however many uploads of a picture there are, and an attack that
+    ends after some seconds has all of them where none like it was tried.
     """
     if tried and tried.seconds is not None:
         return Probe(one.what, tried.seconds, one.count, tried.failure)

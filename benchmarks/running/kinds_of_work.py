@@ -149,13 +149,13 @@ def _attacks(kinds: Sequence[_Kind], selection: Selection, scoring: Scoring) -> 
     for key, together in groups.items():
         tried, kind = tried_in[key], together[-1]
         scenario, network = kind.scenario, _network(kind.experiment.arm)
-        size = scenario.batch_size * scenario.pipeline.clients * scenario.uploads_per_picture
+        size = scenario.batch_size * scenario.pipeline.clients
         count = sum(len(each.batches(tried)) for each in together)
         alone = kind.experiment.model_copy(update={"attacks": (tried,)})
         measure = _calling(try_attack, alone, selection, kind.batches(tried), scoring)
         several = f", {scenario.uploads_per_picture} uploads" if scenario.uploads_per_picture > 1 else ""
         what, about = f"{scenario.label}: {tried.label}{several}", (tried.name, _defended(scenario))
-        like = (about, network, tried.label)
+        like = (about, network, tried.label, scenario.uploads_per_picture)
         attack = tried.made()
         nature = Nature.ITERATING if attack.optimises else Nature.SOLVING
         found.append(Work(what, network, like, size, count, measure, nature, attack.usual_seconds))
