@@ -19,6 +19,7 @@ from benchmarks.report.front import KEY_FIGURES, NOTHING, QUESTION, answer, key_
 from benchmarks.report.matrix import Matrix, matrix, server_name
 from benchmarks.report.page import anchor, page
 from benchmarks.report.thumbnails import BUDGET, SIDES, thumbnails
+from fedmjp.errors import GAVE_UP
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.sample_board import nasty_entry, sample_board, sample_entry
@@ -43,6 +44,9 @@ AGAIN = entry_of(FOUR, [50.0, 60.0])
 NOISED = entry_of(BATCH, [9.0, 8.0], defences="gaussian", setting=Setting.A, adapted=False, attack="april")
 SHUFFLED = entry_of(ONCE, [99.0, 99.0], setting=Setting.B)  # compared with the shuffled picture: proves nothing
 SIGNED = entry_of(ONCE, [9.0, 8.0], defences="sign", setting=Setting.A, verdict="withstood")
+GAVE_UP_ON_SIGNS = entry_of(
+    ONCE, [], defences="sign", setting=Setting.A, attack="april", adapted=False, verdict="inconclusive"
+).model_copy(update={"failures": 2, "errors": (f"{GAVE_UP}nothing to solve for",)})
 CLIPPED = entry_of(ONCE, [39.0, 25.0], defences="clip", setting=Setting.A)
 ROUNDED = entry_of(FOUR, [41.0, 25.0], defences="round", setting=Setting.A, adapted=False)
 
@@ -118,6 +122,13 @@ def test_an_interval_ends_at_all_only_where_all_came_back(recovered: int, of: in
             (
                 "Of 4 defences, 2 let some server recover a picture exactly and 1 less than that; 1 withstood attacks "
                 "that know them, and of 0 nothing follows."
+            ),
+        ),
+        (
+            (PLAIN, NAIVE, AGAIN, SIGNED, GAVE_UP_ON_SIGNS, CLIPPED, ROUNDED),
+            (
+                "Of 4 defences, 2 let some server recover a picture exactly and 1 less than that; 0 withstood attacks "
+                "that know them, and of 1 nothing follows."
             ),
         ),
         ((entry_of(ONCE, [], verdict="refused"),), NOTHING),

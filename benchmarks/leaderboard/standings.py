@@ -65,10 +65,8 @@ def _has_rank(standing: Standing, strongest: Entry) -> bool:
 
 
 def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
-    ran = [entry for entry in group if entry.verdict != "refused"]
-    measured = sorted((entry for entry in ran if entry.n), key=headline, reverse=True)
-    strongest = (measured or ran or group)[0]
-    verdict, reason = _verdict(strongest, measured, ran)
+    strongest, measured = _by_strength(group)
+    verdict, reason = together(group)
     standing = Standing(
         rank=None,
         **{name: getattr(strongest, name) for name in _SHARED},
@@ -81,21 +79,29 @@ def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
     return standing, strongest
 
 
-def _verdict(strongest: Entry, measured: Sequence[Entry], ran: Sequence[Entry]) -> Judgement:
-    """The strongest attack's, with four exceptions.
+def _by_strength(group: Sequence[Entry]) -> tuple[Entry, list[Entry]]:
+    """The strongest attack, one that ran if any did; and those with a score, the strongest first."""
+    ran = [entry for entry in group if entry.verdict != "refused"]
+    measured = sorted((entry for entry in ran if entry.n), key=headline, reverse=True)
+    return (measured or ran or group)[0], measured
+
+
+def together(group: Sequence[Entry]) -> Judgement:
+    """What follows of all attacks on one defended model: the strongest one's verdict, with four exceptions.
 
     While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that
     recovers more than a guess is a leak, whatever the others do. And a failure of attacks that do not
     know the defence is theirs: it stands if one that takes the defence into account was withstood, too,
     and none gave up.
     """
-    incomplete = [entry for entry in ran if entry.verdict == "incomplete"]
+    strongest, measured = _by_strength(group)
+    incomplete = [entry for entry in group if entry.verdict == "incomplete"]
     for entry in incomplete + [entry for entry in measured if entry.verdict in LEAKING]:
         return Judgement(entry.verdict, entry.reason if entry is strongest else f"{entry.attack}: {entry.reason}")
     if strongest.verdict not in ("withstood", "naive attack failed"):
         return Judgement(strongest.verdict, strongest.reason)
     adapted = [entry for entry in measured if entry.adapted]
-    for entry in filter(gave_up, ran):
+    for entry in filter(gave_up, group):
         return Judgement(entry.verdict, f"{entry.attack}: {entry.reason}")
     if any(entry.verdict == "withstood" for entry in adapted):
         return Judgement("withstood", strongest.reason)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from benchmarks.leaderboard.headline import headline
 from benchmarks.leaderboard.listing import grouped
+from benchmarks.leaderboard.standings import together
 from benchmarks.leaderboard.verdicts import LEAKING
 from benchmarks.report import disclosed, numbers
 from benchmarks.report.legend import MEDIAN_HEADING
@@ -69,9 +70,9 @@ def _by_defence(shown: Matrix) -> dict[str, list[MatrixCell]]:
 def _counted(defences: Mapping[str, Sequence[MatrixCell]]) -> str:
     """How many defences lose pictures exactly to some server, how many lose less, and how many withstood attacks."""
     exact = {name for name, cells in defences.items() if any(map(_share, cells))}
-    verdicts = {name: {tried.verdict for cell in cells for tried in cell.attacks} for name, cells in defences.items()}
-    leaking = {name for name in defences if verdicts[name] & LEAKING} - exact
-    withstood = {name for name in defences if "withstood" in verdicts[name]} - exact - leaking
+    leaking = {name for name, cells in defences.items() if any(map(_leaks, cells))} - exact
+    held = {name for name, cells in defences.items() if any(map(_withstood, cells))}
+    withstood = held - exact - leaking
     silent = len(defences) - len(exact) - len(leaking) - len(withstood)
     return (
         f"Of {len(defences)} defences, {len(exact)} let some server recover a picture exactly and {len(leaking)} less "
@@ -85,6 +86,15 @@ def _lost(cell: MatrixCell) -> tuple[float, float]:
 
 def _share(cell: MatrixCell) -> float:
     return _lost(cell)[0]
+
+
+def _leaks(cell: MatrixCell) -> bool:
+    return any(tried.verdict in LEAKING for tried in cell.attacks)
+
+
+def _withstood(cell: MatrixCell) -> bool:
+    """All attacks together: where one gave up, nothing follows of those that failed."""
+    return together(cell.attacks).verdict == "withstood"
 
 
 def _amount(cell: MatrixCell, of: str = "") -> str:
