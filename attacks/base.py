@@ -123,7 +123,8 @@ class Attack(ABC, Generic[Model, Made]):
             raise self._not_applicable(
                 f"reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
             )
-        declared = [self._declared(upload, fitting, threat) for upload in uploads]
+        shapes = _shapes(fitting)
+        declared = [self._declared(upload, fitting, threat, shapes) for upload in uploads]
         if self._is_shown_gradients(threat):
             declared = [gradient_behind(upload, fitting, threat, signs=self.reads_signs) for upload in declared]
             threat = as_gradient(threat)
@@ -205,16 +206,16 @@ class Attack(ABC, Generic[Model, Made]):
     def _not_applicable(self, reason: str) -> AttackNotApplicableError:
         return AttackNotApplicableError(f"{self.name}: {reason}")
 
-    def _declared(self, upload: Upload, model: Model, threat: ThreatModel) -> Upload:
+    def _declared(self, upload: Upload, model: Model, threat: ThreatModel, shapes: Mapping[str, torch.Size]) -> Upload:
         """The upload, if it can be attacked, with what the attack declares to read and nothing else."""
-        if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model):
+        if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model, shapes):
             raise self._not_applicable(misfit)
         read = self.tensors(model)
         others = upload.others if self.reads_others else ()
         return replace(
             upload,
             tensors={name: upload.tensors[name] for name in read} or upload.tensors,
-            others=tuple(self._declared(other, model, threat) for other in others),
+            others=tuple(self._declared(other, model, threat, shapes) for other in others),
         )
 
     def _generator_for(self, upload: Upload, model: Model, generator: torch.Generator) -> torch.Generator:
@@ -249,10 +250,7 @@ class Attack(ABC, Generic[Model, Made]):
                 )
         return cast("list[Made]", checked)
 
-    def _tensor_misfit(self, upload: Upload, model: Model) -> str | None:
-        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        if model.has_positions:
-            shapes[names.ORACLE_TOKEN_GRADIENTS] = shapes[names.POSITION_EMBEDDING]
+    def _tensor_misfit(self, upload: Upload, model: Model, shapes: Mapping[str, torch.Size]) -> str | None:
         for name in self.tensors(model):
             if name not in shapes:
                 return f"the model has no tensor {name!r}"
@@ -262,6 +260,14 @@ class Attack(ABC, Generic[Model, Made]):
             if shape != expected:
                 return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
         return None
+
+
+def _shapes(model: Entrance) -> dict[str, torch.Size]:
+    """Of all that an upload may hold, by name: to look through a network takes longer than to solve for a picture."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    if model.has_positions:
+        shapes[names.ORACLE_TOKEN_GRADIENTS] = shapes[names.POSITION_EMBEDDING]
+    return shapes
 
 
 class _Generators(Sequence[torch.Generator]):

@@ -312,7 +312,7 @@ class _Gelu:
     def push(self, direction: Tensor) -> Tensor:
         """The direction is used up."""
         square = self._values * self._values
-        density = torch.add(square.new_tensor(-log(2 * pi) / 2), square, alpha=-0.5).exp_()
+        density = (square * -0.5).sub_(log(2 * pi) / 2).exp_()
         self._bent: Tensor = torch.sub(2, square, out=square).mul_(density).mul_(self._slope).mul_(direction)
         return direction.mul_(self._rate)
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, sha
 from attacks.matching_gradients import Comparison
 from attacks.matching_loss import ALL, NOISE, GradientMatchingOptions, Job, Loss, patch_prior
 from attacks.natural_patches import prior_refusal
+from attacks.replay import LossOf, replayed
 from fedmjp.errors import ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -118,7 +119,7 @@ class GradientMatching(GradientSearch):
 
 def search(
     start: Tensor,
-    loss: Callable[[Tensor], Tensor],
+    loss: LossOf,
     *,
     iterations: int,
     seconds: float | None = None,
@@ -134,7 +135,7 @@ def search(
 
     Args:
         start: (candidates, batch, 3, size, size) in [0, 1].
-        loss: Candidates to (candidates,); each loss depends on its own candidate only.
+        loss: Of candidates; it must not read values off the device.
         iterations: Evaluations of the loss.
         seconds: None for any.
         step_size: The first, in units of the pixels' range.
@@ -145,24 +146,26 @@ def search(
     best, lowest = images.clone(), torch.full((len(images),), math.inf, device=images.device)
     alive = torch.ones_like(lowest, dtype=torch.bool)
     started, done = time.monotonic(), 0
+    evaluate = replayed(loss, images)
     while True:
-        leaf = images.detach().requires_grad_()
-        with torch.enable_grad():
-            values = loss(leaf)
-            (slopes,) = torch.autograd.grad(values.sum(), leaf)
-        values = values.detach()
+        values, slopes = evaluate(images)
         finite = torch.isfinite(values) & torch.isfinite(slopes.flatten(1)).all(dim=1)
         alive &= finite
         better = alive & (values < lowest)
         lowest = torch.where(better, values, lowest)
-        best[better] = images[better]
+        best = torch.where(_each(better, images), images, best)
         done += 1
         on_step(done, lowest)
         used = share_used(done, iterations, started, seconds)
         if used >= 1 or not bool(alive.any()):
             break
         optimiser.param_groups[0]["lr"] = step_size * (1 + math.cos(math.pi * used)) / 2
-        images.grad = torch.where(finite.view(-1, *[1] * (slopes.ndim - 1)), slopes, 0).sign()
+        images.grad = torch.where(_each(finite, slopes), slopes, 0).sign()
         optimiser.step()
         images.clamp_(0, 1)
     return Found(best, lowest, done)  # infinite only where no finite loss ever came
+
+
+def _each(chosen: Tensor, images: Tensor) -> Tensor:
+    """(candidates,), to choose between whole candidates."""
+    return chosen.view(-1, *[1] * (images.ndim - 1))

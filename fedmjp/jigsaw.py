@@ -33,16 +33,17 @@ class Jigsaw:
     source: Tensor
 
 
-def _uniform(low: float, high: float, generator: torch.Generator) -> float:
-    return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
 
 
 def _paint_block(mask: npt.NDArray[np.bool_], wanted: int, generator: torch.Generator) -> int:
     """Paint one rectangle that adds between 1 and ``wanted`` patches; return how many it added."""
     grid = len(mask)  # NumPy because training draws a mask per picture, and torch is slow on a few patches
     for _ in range(ATTEMPTS):
-        area = _uniform(MIN_BLOCK, wanted, generator)
-        aspect = math.exp(_uniform(math.log(MIN_ASPECT), -math.log(MIN_ASPECT), generator))
+        shares = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        area = _between(MIN_BLOCK, wanted, shares[0])
+        aspect = math.exp(_between(math.log(MIN_ASPECT), -math.log(MIN_ASPECT), shares[1]))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if height >= grid or width >= grid:
             continue

@@ -4,7 +4,7 @@ Closed forms read the gradients of the embeddings and of the first attention. Fo
 picture by picture, is enough: one forward and one backward pass through the activations serve a whole stack.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
+from fedmjp.transfer import sent
 
 ENTRANCE = frozenset(
     {
@@ -64,9 +65,11 @@ def _at_parameters(
     label_smoothing: float,
     arithmetic: Arithmetic,
 ) -> list[dict[str, Tensor]]:
-    images = torch.cat([batch.version(batch.gradient_of) for batch in batches]).to(model.mean.device)
-    masks = torch.cat([batch.mask for batch in batches]).to(model.mean.device)
-    targets = torch.cat([batch.targets for batch in batches]).to(model.mean.device)
+    def joined(values: Iterable[Tensor]) -> Tensor:
+        return sent(torch.cat(list(values)), model.mean.device)
+
+    images = joined(batch.version(batch.gradient_of) for batch in batches)
+    masks, targets = joined(batch.mask for batch in batches), joined(batch.targets for batch in batches)
     normalised = (images - model.mean) / model.std
     with rounded(arithmetic, images.device):
         seen = _forward(model, normalised, masks, targets, label_smoothing)

@@ -1,14 +1,14 @@
 """Closed forms from JPEG files to scores: seconds per 1,000 pictures, by stage, and PSNR by arithmetic."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from attacks import ATTACKS
@@ -18,6 +18,7 @@ from benchmarks.performance.gpu_rates import matrix_rate
 from benchmarks.performance.gpu_work import Work
 from fedmjp.arithmetic import Arithmetic, require_arithmetic
 from fedmjp.config import ModelConfig
+from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import ConfigError
 from fedmjp.exchange import private_of
@@ -29,11 +30,12 @@ from fedmjp.provenance import hardware
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 from fedmjp.stacked import entrance_gradients
+from fedmjp.transfer import sent
 
 MODELS = {"patch_embedding": "deit_small", "april": "deit_small_april"}
 STACK, SMALL_STACK = 200, 16  # pictures of a pass, on a GPU and elsewhere
+CHUNK = 20  # pictures that a process hands over at a time
 METRICS_OF_PICTURES = [name for name, metric in METRICS.items() if metric.of == "pictures"]
-Waiting = Sequence[Future[PrivateBatch]]
 
 
 def measure(work: Work) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def measure(work: Work) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "pictures": work.n,
         "files": len(pictures.names),
-        "threads_that_decode": pictures.threads,
+        "processes_that_decode": pictures.processes,
         "metrics": pictures.metrics,
         "without": [reason for name in METRICS_OF_PICTURES if (reason := METRICS[name].missing())],
     }
@@ -59,30 +61,29 @@ def measure(work: Work) -> dict[str, Any]:
     return figures
 
 
-class _Pictures:
-    """Files, in turn again and again, that threads decode ahead of who takes them."""
+class _Pictures(Dataset[Any]):
+    """Files, in turn again and again."""
 
     def __init__(self, work: Work) -> None:
         model = ModelConfig(name="deit_small")
         self._source = open_source(work.pictures, size=model.image_size, classes=model.classes)
         self.names = [name for name in self._source.names() if not seen_before(name)][: work.n]
-        self.threads = int(hardware()["cores"])
+        self.processes = int(hardware()["cores"]) - 1 if work.on_gpu else 0
         self.metrics = [name for name in METRICS_OF_PICTURES if METRICS[name].missing() is None]
 
-    def private(self, count: int, stack: int, scenario: Scenario, pool: ThreadPoolExecutor) -> Iterator[Waiting]:
-        """So many private pictures, in stacks, on their way."""
+    def __getitem__(self, place: int) -> LabelledPicture:
+        return self._source.load(self.names[place % len(self.names)])
 
-        def one(name: str) -> PrivateBatch:
-            return private_of(scenario, [self._source.load(name)], 0)
-
-        chosen = itertools.islice(itertools.cycle(self.names), count)
-        on_their_way = [pool.submit(one, name) for name in chosen]
-        for start in range(0, count, stack):
-            yield on_their_way[start : start + stack]
-
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads, of which torch starts no more."""
-        return ThreadPoolExecutor(self.threads, initializer=partial(torch.set_num_threads, 1))
+    def private(self, count: int, scenario: Scenario) -> Iterable[PrivateBatch]:
+        """So many private pictures, in chunks that processes decode ahead; the processes stay from time to time."""
+        return DataLoader(
+            self,
+            batch_size=CHUNK,
+            sampler=range(count),
+            collate_fn=partial(private_of, scenario, number=0),
+            num_workers=self.processes,
+            persistent_workers=self.processes > 0,
+        )
 
 
 @dataclass
@@ -104,48 +105,47 @@ class _Run:
 
     def figures(self, peak: float | None) -> dict[str, Any]:
         """Seconds of all of it together, per 1,000 pictures, and what it came to; stages where a peak is given."""
-        self._all(min(self._stack, self.work.n))  # warm-up
-        psnr, seconds = self.work.timed(partial(self._all, self.work.n))
+        private = self.pictures.private(self.work.n, self._scenario)
+        self._all(private)  # warm-up, which starts the processes
+        psnr, seconds = self.work.timed(partial(self._all, private))
         per_thousand = 1000 * seconds / self.work.n
         figures = {
             "seconds_per_1000": round(per_thousand, 3),
             "psnr_median": round(float(psnr.median()), 2),
             "psnr_lowest": round(float(psnr.min()), 2),
         }
-        return figures if peak is None else figures | self._stages(peak, per_thousand)
+        return figures if peak is None else figures | self._stages(private, peak, per_thousand)
 
-    @property
-    def _stack(self) -> int:
-        return STACK if self.work.on_gpu else SMALL_STACK
-
-    def _all(self, count: int) -> Tensor:
+    def _all(self, private: Iterable[PrivateBatch]) -> Tensor:
         """PSNR of each picture; other metrics are computed, too."""
-        psnr = []
-        with self.pictures.pool() as pool:
-            for waiting in self.pictures.private(count, self._stack, self._scenario, pool):
-                private = [batch.result() for batch in waiting]
-                psnr.append(self._scored(private, self._solved(self._uploads(private))))
+        psnr = [self._scored(stack, self._solved(self._uploads(stack))) for stack in self._stacks(private)]
         return torch.cat(psnr)
 
-    def _stages(self, peak: float, per_thousand: float) -> dict[str, Any]:
-        """Seconds per 1,000 of each stage alone, of one stack, and the share of the peak that all of it comes to."""
-        timed, size = self.work.timed, min(self._stack, self.work.n)
+    def _stacks(self, private: Iterable[PrivateBatch]) -> Iterator[list[PrivateBatch]]:
+        """Pictures, each a private batch of its own."""
+        size = STACK if self.work.on_gpu else SMALL_STACK
+        single = (chunk.part(place, place + 1) for chunk in private for place in range(len(chunk.pictures)))
+        while stack := list(itertools.islice(single, size)):
+            yield stack
 
-        def decoded() -> list[PrivateBatch]:
-            with self.pictures.pool() as pool:
-                (waiting,) = self.pictures.private(size, size, self._scenario, pool)
-                return [batch.result() for batch in waiting]
+    def _stages(self, pictures: Iterable[PrivateBatch], peak: float, per_thousand: float) -> dict[str, Any]:
+        """Seconds per 1,000 of each stage alone, and the share of the peak that all of it comes to.
 
-        private, decoding = timed(decoded)
+        All pictures are decoded for it, the rest is of the first stack.
+        """
+        timed = self.work.timed
+        stacks, decoding = timed(lambda: list(self._stacks(pictures)))
+        private, size = stacks[0], len(stacks[0])
         with FlopCounterMode(display=False) as counter:
             self._uploads(private)
         uploads, differentiating = timed(partial(self._uploads, private))
         made, solving = timed(partial(self._solved, uploads))
         _, scoring = timed(partial(self._scored, private, made))
         gflop = counter.get_total_flops() / size / 1e9
-        stages = {"decode": decoding, "gradients": differentiating, "solve": solving, "score": scoring}
+        stages = {"gradients": differentiating / size, "solve": solving / size, "score": scoring / size}
+        stages["decode"] = decoding / self.work.n
         return {
-            "stages_seconds_per_1000": {name: round(1000 * taken / size, 3) for name, taken in stages.items()},
+            "stages_seconds_per_1000": {name: round(1000 * taken, 3) for name, taken in stages.items()},
             "network_gflop_per_picture": round(gflop, 2),
             "share_of_float32_rate": round(gflop / per_thousand / peak, 3) if peak else None,
         }
@@ -161,7 +161,7 @@ class _Run:
         return torch.cat([reconstruction.images for reconstruction in made])
 
     def _scored(self, private: Sequence[PrivateBatch], made: Tensor) -> Tensor:
-        truth = torch.cat([batch.clean for batch in private]).to(self.work.device)
-        made = made.to(self.work.device)
+        device = torch.device(self.work.device)
+        truth, made = sent(torch.cat([batch.clean for batch in private]), device), sent(made, device)
         values = {name: METRICS[name].function(made, truth) for name in self.pictures.metrics}
         return values["psnr"].cpu()

@@ -12,6 +12,7 @@ from fedmjp import jigsaw
 from fedmjp.config import Config, MaskRatio
 from fedmjp.defences.base import Arranged, Defence, Stage
 from fedmjp.randomness import Randomness
+from fedmjp.transfer import sent
 
 
 class JigsawOptions(Config):
@@ -46,7 +47,7 @@ class Jigsaw(Defence):
         """One puzzle per picture."""
         drawn = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
         mask, source = (torch.cat([getattr(puzzle, name) for puzzle in drawn]) for name in ("mask", "source"))
-        shown = jigsaw.rearrange(images, source.to(images.device)) if self.options.shuffle else images
+        shown = jigsaw.rearrange(images, sent(source, images.device)) if self.options.shuffle else images
         return Arranged(shown, mask, source)
 
     def refusal(self, before: Sequence[Defence]) -> str | None:
