@@ -209,7 +209,7 @@ class LocalTraining:
         first = (self.server_round - 1) * epochs
         return [
             trainer.epoch(epoch, self._watched(trainer, epoch, batches), anchor=anchor)
-            for epoch, batches in self._epochs(range(first, first + epochs), together=together)
+            for epoch, batches in self._epochs(trainer, range(first, first + epochs), together=together)
         ]
 
     @property
@@ -232,11 +232,11 @@ class LocalTraining:
     def _gradient(self, model: Classifier) -> tuple[dict[str, Tensor], dict[str, float]]:
         """FedSGD: of the client's next batch."""
         epoch, step = divmod(self.server_round - 1, self._steps)
-        _, batches = next(self._epochs((epoch,), skip=step))
+        trainer = self._trainer(model, -(-self.training.rounds // self._steps))
+        _, batches = next(self._epochs(trainer, (epoch,), skip=step))
         batch = next(batches, None)
         if batch is None:
             raise TrainingError(f"client {self.client} has no picture that can be read in round {self.server_round}")
-        trainer = self._trainer(model, -(-self.training.rounds // self._steps))
         self._leave(batch, trainer, epoch, step)
         gradient, loss = trainer.gradient(batch, epoch, step)
         self.seen.append(trainer.shown(batch, epoch, step).arranged)
@@ -281,7 +281,7 @@ class LocalTraining:
         )
 
     def _epochs(
-        self, epochs: Sequence[int], *, skip: int = 0, together: Together = ALONE
+        self, trainer: Trainer, epochs: Sequence[int], *, skip: int = 0, together: Together = ALONE
     ) -> Iterator[tuple[int, Iterator[Batch]]]:
         return training_epochs(
             self.pictures,
@@ -293,6 +293,7 @@ class LocalTraining:
             skip=skip,
             part=together.part,
             pinned=self.scenario.device == "cuda",
+            draw=trainer.puzzles.ahead,
             on_skipped=self.skipped.append,
         )
 

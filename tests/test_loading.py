@@ -2,7 +2,7 @@
 
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from timm.data import create_transform
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
+from fedmjp.data import loading
 from fedmjp.data.augmentation import TrainingTransform
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import (
@@ -303,3 +304,21 @@ def test_a_part_of_a_batch_is_let_go_once_it_is_copied() -> None:
     assert batch.images[:, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2], "two pictures could not be read"
     assert batch.labels.tolist() == list(batch.indices) == [0, 0, 1, 1, 2, 2]
     assert batch.places == (0, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_puzzles_are_drawn_where_pictures_are_read(
+    workers: int, dataset: LabelledDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(epoch: int, step: int, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+        drawn = torch.tensor([[epoch, step, place] for place in places])
+        return drawn > 0, drawn
+
+    monkeypatch.setattr(loading, "CHUNK", 2)
+    recipe = Recipe(batch_size=5, workers=workers)
+    for step, batch in enumerate(train(dataset, recipe, epoch=1, draw=draw)):
+        assert batch.drawn is not None
+        expected = torch.tensor([[1, step, place] for place in range(5)])
+        assert torch.equal(batch.drawn[1], expected)
+        assert torch.equal(batch.drawn[0], expected > 0)
+    assert all(batch.drawn is None for batch in train(dataset, recipe, epoch=1))

@@ -6,8 +6,7 @@ import torch
 from fedmjp.defences.base import Arranged
 from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.learning import Puzzle
-from fedmjp.randomness import SeededRandomness
-from fedmjp.training.loop import arrange
+from fedmjp.training.puzzles import Puzzles
 
 
 def images(count: int = 6) -> torch.Tensor:
@@ -15,11 +14,8 @@ def images(count: int = 6) -> torch.Tensor:
 
 
 def shuffled(*defences: str, seed: int = 0, epoch: int = 0, **puzzle: object) -> Arranged | None:
-    source = SeededRandomness(seed)
-    pipeline = read_pipeline(defences)
-    return arrange(
-        images(), pipeline, Puzzle.parse(puzzle), range(len(images())), grid=8, epoch=epoch, randomness=source
-    )
+    puzzles = Puzzles(read_pipeline(defences), Puzzle.parse(puzzle), 8, seed)
+    return puzzles.arrange(images(), epoch, 0, range(len(images())))
 
 
 def patch(picture: torch.Tensor, index: int) -> torch.Tensor:
@@ -76,3 +72,25 @@ def test_without_a_puzzle_pictures_stay_as_they_are() -> None:
 def test_the_probability_is_that_of_a_batch() -> None:
     applied = [shuffled("jigsaw:mask_ratio=0.4", seed=seed, probability=0.5) is not None for seed in range(400)]
     assert sum(applied) == pytest.approx(200, abs=50)  # five standard deviations
+
+
+@pytest.mark.parametrize("masks", ["picture", "batch"])
+@pytest.mark.parametrize("defence", ["mjp:mask_ratio=0.4", "jigsaw:mask_ratio=0.4", "mjp:shuffle=false"])
+def test_what_is_drawn_ahead_is_what_is_drawn_with_the_pictures(masks: str, defence: str) -> None:
+    puzzles = Puzzles(read_pipeline([defence]), Puzzle.parse({"masks": masks, "probability": 0.5}), 8, 0, ("client", 1))
+    places, applied = [3, 1, 5, 0], 0
+    for step in range(8):
+        drawn = puzzles.ahead(2, step, places)
+        expected, made = (puzzles.arrange(images(4), 2, step, places, each) for each in (None, drawn))
+        assert (expected is None) == (made is None) == (drawn is None)
+        if expected is not None and made is not None:
+            applied += 1
+            for part in ("images", "mask", "source"):
+                assert torch.equal(getattr(made, part), getattr(expected, part))
+    assert 0 < applied < 8
+
+
+def test_what_arranges_in_its_own_way_is_not_drawn_ahead() -> None:
+    puzzles = Puzzles(read_pipeline(["pixels"]), Puzzle(), 8, 0)
+    assert puzzles.ahead(0, 0, range(6)) is None
+    assert puzzles.arrange(images(), 0, 0, range(6)) is not None

@@ -333,7 +333,7 @@ def test_the_gradients_of_single_pictures_are_those_that_a_defence_clips() -> No
     batch = batch_of()
     found, _ = trainer.gradient(batch, 0, 0)
     (defence,) = trainer._pipeline.made
-    source: SeededRandomness = trainer.randomness(0, 0).of("step", 0).of(0)
+    source: SeededRandomness = trainer.puzzles.randomness(0, 0).of("step", 0).of(0)
     expected = {name: torch.zeros_like(value) for name, value in found.items()}
     for place in range(4):
         own = slice(place, place + 1)

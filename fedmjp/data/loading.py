@@ -23,6 +23,10 @@ from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 CHUNK = 64
 
 
+Drawn = tuple[Tensor, Tensor]
+Draw = Callable[[int, int, Sequence[int]], Drawn | None]  # of an epoch, a step, and places in its batch
+
+
 @dataclass(frozen=True)
 class Batch:
     """Pictures as the model sees them."""
@@ -31,6 +35,7 @@ class Batch:
     labels: Tensor  # (pictures,) int64
     indices: tuple[int, ...]  # in their data set
     places: tuple[int, ...] | None = None  # in the step's whole batch; None where they are counted from 0
+    drawn: Drawn | None = None  # mask and source of their puzzles, where these were drawn ahead
 
     def place(self, number: int) -> int:
         """Of one of its pictures in the step's whole batch, of which other processes may have other parts."""
@@ -89,6 +94,7 @@ def training_epochs(  # noqa: PLR0913 (where in the run it is takes four)
     skip: int = 0,
     part: Part = WHOLE,
     pinned: bool = False,
+    draw: Draw | None = None,
     on_skipped: Callable[[str], None] = refuse,
 ) -> Iterator[tuple[int, Iterator[Batch]]]:
     """Epochs of training with their numbers; the processes that read stay for all, and are ahead.
@@ -105,6 +111,7 @@ def training_epochs(  # noqa: PLR0913 (where in the run it is takes four)
         skip: Batches to leave out at the start of each, because they were trained on before.
         part: What is read of each batch.
         pinned: Whether batches lie in memory that CUDA copies from while it computes.
+        draw: Draws puzzles where pictures are read.
         on_skipped: Told once of each picture that cannot be read; the batch goes on without it. A batch of which
             nothing is left is not given, unless it is a part, which others may wait for.
 
@@ -120,6 +127,7 @@ def training_epochs(  # noqa: PLR0913 (where in the run it is takes four)
         partial(_epoch_of_training, indices, recipe.repeats, seed),
         partial(_without_key, TrainingTransform(recipe, size)),
         recipe.batch_size,
+        draw,
     )
     reads, tell = _read(reader, jobs, recipe.workers), cache(on_skipped)
     for epoch in epochs:
@@ -211,8 +219,9 @@ class _Reader(Dataset[Read]):
         order: Callable[[int], tuple[np.ndarray, int]],  # of an epoch, and its seed
         transform: Callable[[Image.Image, str], Tensor],
         batch_size: int,
+        draw: Draw | None = None,
     ) -> None:
-        self._dataset, self._transform, self._batch_size = dataset, transform, batch_size
+        self._dataset, self._transform, self._batch_size, self._draw = dataset, transform, batch_size, draw
         self._order, self._orders = order, dict[int, tuple[np.ndarray, int]]()
 
     def __getitem__(self, job: _Job) -> Read:
@@ -237,7 +246,8 @@ class _Reader(Dataset[Read]):
         labels = torch.from_numpy(self._dataset.labels[indices])
         # Which stacks them, in a process that reads right where the other one will look.
         stacked = default_collate(list(images.values())) if images else torch.empty(0)
-        return Batch(stacked, labels, tuple(indices.tolist()), places), skipped
+        drawn = self._draw(job.epoch, job.step, places) if self._draw and places else None
+        return Batch(stacked, labels, tuple(indices.tolist()), places, drawn), skipped
 
 
 def _reseed(seed: int) -> None:
@@ -257,6 +267,7 @@ def _join(reads: Iterable[Read], pictures: int, tell: Callable[[str], None], *, 
     images, labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
     indices: list[int] = []
     places: list[int] = []
+    drawn: list[Drawn] = []
     for part, skipped in reads:
         for reason in skipped:
             tell(reason)
@@ -271,4 +282,6 @@ def _join(reads: Iterable[Read], pictures: int, tell: Callable[[str], None], *, 
         images[rows], labels[rows] = part.images, part.labels
         indices += part.indices
         places += map(part.place, range(len(part.labels)))
-    return Batch(images[: len(indices)], labels[: len(indices)], tuple(indices), tuple(places))
+        drawn += [part.drawn] if part.drawn is not None else []
+    puzzles = (torch.cat([mask for mask, _ in drawn]), torch.cat([source for _, source in drawn])) if drawn else None
+    return Batch(images[: len(indices)], labels[: len(indices)], tuple(indices), tuple(places), puzzles)

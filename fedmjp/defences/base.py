@@ -77,6 +77,9 @@ class Plan:
     batch_size: int  # pictures of a step, at most
 
 
+Drawn = tuple[Tensor, Tensor]  # mask and source of some pictures, as of ``Arranged``
+
+
 @dataclass(frozen=True)
 class Arranged:
     """Pictures as they go into the network."""
@@ -133,6 +136,15 @@ class Defence(ABC):
         del randomness
         places = torch.arange(grid**2).expand(len(images), -1)
         return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)
+
+    def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
+        """What ``arrange`` draws, for ``shown``; None, as by default, if it draws with the pictures at hand."""
+        del grid, randomness
+        return None
+
+    def shown(self, images: Tensor, drawn: Drawn) -> Arranged:
+        """What ``arrange`` makes of pictures with what ``ahead`` gave for them."""
+        raise NotImplementedError
 
     # Stage "model".
     def change_model(self, model: ModelConfig) -> ModelConfig:

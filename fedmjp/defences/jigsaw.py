@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fedmjp import jigsaw
 from fedmjp.config import Config, MaskRatio
-from fedmjp.defences.base import Arranged, Defence, Stage
+from fedmjp.defences.base import Arranged, Defence, Drawn, Stage
 from fedmjp.randomness import Randomness
 from fedmjp.transfer import sent
 
@@ -45,8 +45,19 @@ class Jigsaw(Defence):
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """One puzzle per picture."""
-        drawn = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
-        mask, source = (torch.cat([getattr(puzzle, name) for puzzle in drawn]) for name in ("mask", "source"))
+        return self.shown(images, self._drawn(grid, randomness))
+
+    def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
+        """The puzzles; None of a subclass that arranges otherwise."""
+        return self._drawn(grid, randomness) if type(self).arrange is Jigsaw.arrange else None
+
+    def _drawn(self, grid: int, randomness: Sequence[Randomness]) -> Drawn:
+        puzzles = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
+        return torch.cat([puzzle.mask for puzzle in puzzles]), torch.cat([puzzle.source for puzzle in puzzles])
+
+    def shown(self, images: Tensor, drawn: Drawn) -> Arranged:
+        """Pictures with their patches moved."""
+        mask, source = drawn
         shown = jigsaw.rearrange(images, sent(source, images.device)) if self.options.shuffle else images
         return Arranged(shown, mask, source)
 

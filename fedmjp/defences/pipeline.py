@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Mark, Plan, Spent, Stage
+from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Mark, Plan, Spent, Stage
 from fedmjp.errors import ConfigError
 from fedmjp.named import NamedConfig, text_of
 from fedmjp.randomness import Randomness
@@ -124,8 +124,19 @@ class Pipeline:
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """Pictures as they go into the network, by the defence that changes them, if there is one."""
-        arranging = next((defence for defence in self.made if "pictures" in defence.stages), Defence())
-        return arranging.arrange(images, grid, randomness=randomness)
+        return self._arranging.arrange(images, grid, randomness=randomness)
+
+    def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
+        """What that defence would draw for pictures that are not there yet; None if it cannot."""
+        return self._arranging.ahead(grid, randomness=randomness)
+
+    def shown(self, images: Tensor, drawn: Drawn) -> Arranged:
+        """Pictures as they go into the network, with what was drawn ahead for them."""
+        return self._arranging.shown(images, drawn)
+
+    @property
+    def _arranging(self) -> Defence:
+        return next((defence for defence in self.made if "pictures" in defence.stages), Defence())
 
     @property
     def parts(self) -> bool:

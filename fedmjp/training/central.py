@@ -103,6 +103,7 @@ def train(
         epochs=range(done, config.recipe.epochs),
         part=together.part,
         pinned=device.type == "cuda",
+        draw=trainer.puzzles.ahead,
         on_skipped=events.on_skipped,
     )
     writer = _Writer(config, pictures, folder, pipeline, done) if together.first else None

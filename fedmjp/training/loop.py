@@ -21,8 +21,9 @@ from fedmjp.errors import TrainingError
 from fedmjp.learning import Learning, Puzzle, Recipe
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
-from fedmjp.randomness import Randomness, SeededRandomness
+from fedmjp.randomness import Randomness
 from fedmjp.seeds import derive, scoped_randomness
+from fedmjp.training.puzzles import Puzzles
 from fedmjp.training.together import ALONE, Together
 from fedmjp.transfer import sent
 
@@ -113,6 +114,7 @@ class Trainer:
             parameter.requires_grad_(name not in frozen)
         self._schedule, self._seed, self._purpose, self._noise = schedule, seed, purpose, noise
         self._together = together
+        self.puzzles = Puzzles(pipeline, learning.puzzle, model.grid, seed, purpose)
         scale = recipe.batch_size / REFERENCE_BATCH
         self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
             model,
@@ -228,16 +230,9 @@ class Trainer:
             targets = batch.labels.to(self._device, non_blocking=True)
             if self._mixup is not None and len(images) % 2 == 0:  # timm mixes pairs
                 images, targets = self._mixup(images.clone(), targets)
-        drawn = self.randomness(epoch, step).of("puzzle")
         places = [batch.place(number) for number in range(len(images))]
-        moved = arrange(
-            images, self._pipeline, self.puzzle, places, grid=self.model.grid, epoch=epoch, randomness=drawn
-        )
+        moved = self.puzzles.arrange(images, epoch, step, places, batch.drawn)
         return Shown(moved or Pipeline().arrange(images, self.model.grid, randomness=()), targets, moved is not None)
-
-    def randomness(self, epoch: int, step: int) -> SeededRandomness:
-        """The source of what defences draw in a step."""
-        return SeededRandomness(self._seed, ("training", *self._purpose, epoch, step))
 
     @property
     def _device(self) -> torch.device:
@@ -299,7 +294,7 @@ class Trainer:
             gradients = torch.autograd.grad(total, list(learnt.values()), materialize_grads=True)
             single.append(dict(zip(learnt, gradients, strict=True)))
             losses.append(torch.stack(pair).detach())
-        source = self._noise or self.randomness(epoch, step)
+        source = self._noise or self.puzzles.randomness(epoch, step)
         protected = self._pipeline.combine(single, randomness=source.of("step", 0))
         for name, parameter in learnt.items():
             parameter.grad = protected[name]
@@ -319,30 +314,6 @@ class Trainer:
                 f"epoch {epoch + 1} broke down ({state}): lower recipe.learning_rate "
                 f"(now {self.recipe.learning_rate:g}) and start over; what was trained before is kept"
             )
-
-
-def arrange(
-    images: Tensor,
-    pipeline: Pipeline,
-    puzzle: Puzzle,
-    places: Iterable[int],
-    *,
-    grid: int,
-    epoch: int,
-    randomness: Randomness,
-) -> Arranged | None:
-    """A batch as the network sees it, on the images' device; None where it sees the pictures as they are.
-
-    The pipeline says how pictures are changed; the puzzle when, by epochs from 0, and whether each has its own mask,
-    which then depends on its place in the batch.
-    """
-    if not pipeline.of_stage("pictures").configs or epoch < puzzle.warmup_epochs:
-        return None
-    if randomness.of("applied").uniform("applied", ()).item() >= puzzle.probability:
-        return None
-    shared = randomness.of("batch")
-    sources = [shared if puzzle.masks == "batch" else randomness.of("picture", place) for place in places]
-    return pipeline.arrange(images, grid, randomness=sources)
 
 
 def _pictures(shown: Shown, first: int, count: int) -> Shown:
