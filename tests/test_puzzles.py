@@ -85,6 +85,7 @@ def test_what_is_drawn_ahead_is_what_is_drawn_with_the_pictures(masks: str, defe
         assert (expected is None) == (made is None) == (drawn is None)
         if expected is not None and made is not None:
             applied += 1
+            assert all(part.is_contiguous() for part in drawn or ()), "CUDA cannot be sent rows that share their memory"
             for part in ("images", "mask", "source"):
                 assert torch.equal(getattr(made, part), getattr(expected, part))
     assert 0 < applied < 8

@@ -46,7 +46,7 @@ class Puzzles:
             return self.pipeline.ahead(self.grid, randomness=sources)
         if (shared := self.pipeline.ahead(self.grid, randomness=sources[:1])) is None:
             return None
-        mask, source = (values.expand(len(sources), -1) for values in shared)
+        mask, source = (values.repeat(len(sources), 1) for values in shared)
         return mask, source
 
     def arrange(
