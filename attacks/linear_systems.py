@@ -84,6 +84,18 @@ def _by_full_rank(matrices: Tensor, right: Tensor) -> Tensor | None:
     return solution
 
 
+def positive_solution(matrices: Tensor, right: Tensor) -> Tensor:
+    """Solutions of positive definite systems, (stack, n, n) and (stack, n), by Cholesky.
+
+    Those that rounding has made indefinite are solved by LU, one by one: with two threads, oneMKL's LU of a stack stopped at pivots that are no rows.
+    """
+    lower, code = torch.linalg.cholesky_ex(matrices)
+    solution = torch.cholesky_solve(right[:, :, None], lower)[:, :, 0]
+    for index in code.nonzero().flatten().tolist():
+        solution[index] = torch.linalg.solve(matrices[index], right[index])
+    return solution
+
+
 def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float, *, cut_off: float = 0.0) -> Estimate:
     """Mean of X given ``right = rows^T X + noise``, each row of X drawn from ``prior`` (Wiener filter).
 

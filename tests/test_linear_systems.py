@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.linear_systems import minimum_norm
+from attacks.linear_systems import minimum_norm, positive_solution
 
 
 def by_pseudo_inverse(rows: Tensor, right: Tensor) -> Tensor:
@@ -25,3 +25,12 @@ def test_minimum_norm_is_the_pseudo_inverse(
     if unknowns > equations:
         rows[lacking, :, 0] = rows[lacking, :, 1]
     torch.testing.assert_close(minimum_norm(rows, right), by_pseudo_inverse(rows, right), rtol=1e-9, atol=1e-9)
+
+
+def test_positive_systems_are_solved_and_those_that_rounding_made_indefinite(generator: torch.Generator) -> None:
+    roots = torch.randn(5, 12, 12, generator=generator, dtype=torch.float64)
+    matrices, right = roots @ roots.mT, torch.randn(5, 12, generator=generator, dtype=torch.float64)
+    matrices[3] -= 5 * torch.eye(12)
+    assert int((torch.linalg.eigvalsh(matrices)[:, 0] < 0).sum()) == 1
+    expected = np.linalg.solve(matrices.numpy(), right.numpy()[:, :, None])[:, :, 0]
+    torch.testing.assert_close(positive_solution(matrices, right), torch.from_numpy(expected), rtol=1e-8, atol=1e-8)

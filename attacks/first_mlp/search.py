@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attacks.first_mlp.equations import Equations, Point
+from attacks.linear_systems import positive_solution
 
 STEPS, POLISHING = 25, 12
 FIRST_DAMPING, POLISHED_DAMPING = 1e-3, 1e-6  # of the mean diagonal
@@ -166,7 +167,7 @@ def _minimise(equations: Equations, unknowns: Tensor, steps: int, first: float, 
             damped = matrices[todo] + torch.diag_embed(
                 (damping[chosen] * scale[todo])[:, None].expand(-1, matrices.shape[1])
             )
-            trial = unknowns[chosen] - torch.linalg.solve(damped, gradients[todo])
+            trial = unknowns[chosen] - positive_solution(damped, gradients[todo])
             if on_sphere:
                 trial = trial * (equations.radius / trial.norm(dim=1, keepdim=True))
             made = equations.at(trial @ equations.basis).cost

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attacks.linear_systems import positive_solution
 from attacks.mjp.span.equations import Attended, Equations, Point
 
 TRIALS = 3  # of larger damping before an iteration is given up
@@ -134,7 +135,7 @@ def minimise(
         todo = torch.arange(len(rows), device=rows.device)
         for _ in range(TRIALS):
             damped = damping[rows[todo], None] * diagonal[todo] + 1e-13 * diagonal[todo].mean(1, keepdim=True)
-            trial = here[todo] - torch.linalg.solve(matrices[todo] + torch.diag_embed(damped), gradients[todo])
+            trial = here[todo] - positive_solution(matrices[todo] + torch.diag_embed(damped), gradients[todo])
             tried = rows[todo]
             there, trial_cost, trial_value = evaluate(trial, tried)
             better = trial_value < value[tried]
