@@ -87,7 +87,8 @@ def _by_full_rank(matrices: Tensor, right: Tensor) -> Tensor | None:
 def positive_solution(matrices: Tensor, right: Tensor) -> Tensor:
     """Solutions of positive definite systems, (stack, n, n) and (stack, n), by Cholesky.
 
-    Those that rounding has made indefinite are solved by LU, one by one: with two threads, oneMKL's LU of a stack stopped at pivots that are no rows.
+    Those that rounding has made indefinite are solved by LU, one by one: with two threads, oneMKL's LU of a stack
+    stopped at pivots that are no rows.
     """
     lower, code = torch.linalg.cholesky_ex(matrices)
     solution = torch.cholesky_solve(right[:, :, None], lower)[:, :, 0]
