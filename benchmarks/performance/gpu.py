@@ -67,7 +67,9 @@ def main(
         try:
             done[name] = PARTS[name](work) if work.left() > 0 else {"left_out": "the time was up"}
         except Exception as error:  # noqa: BLE001 (whatever it is, the other parts are measured)
-            done[name] = {"error": f"{type(error).__name__}: {error}", "where": traceback.format_exc(limit=-6)}
+            frames = traceback.extract_tb(error.__traceback__)[-6:]
+            where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
+            done[name] = {"error": f"{type(error).__name__}: {error}", "where": where}
         done[name]["took_seconds"] = round(time.monotonic() - began, 1)
         _keep(json, {**about, "parts": done, **made_with}, name)
         work.free()
