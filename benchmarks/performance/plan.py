@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.performance.plan --results results/performance --json FILE``
 
-DeiT-S with MJP on ImageNet-1K: 300 rounds of one local epoch each, on one machine with 8 GPUs of 16 cores each. Measured
-are the pictures that one GPU trains, and that the processes of its cores read and hand over, the operations and bytes of
-the model, and a round of 100 clients with next to no training through Flower's engine, on two cores. An older GPU's rate
-is timm's. Nothing of the plan as a whole was run.
+DeiT-S with MJP on ImageNet-1K: 300 rounds of one local epoch each, on one machine with 8 GPUs of 16 cores each.
+Measured are the pictures that one GPU trains, and those that the processes of its cores read and hand over, the
+operations and bytes of the model, and a round of 100 clients with next to no training through Flower's engine, on two
+cores. An older GPU's rate is timm's. Nothing of the plan as a whole was run.
 """
 
 import json as jsons
