@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +21,9 @@ from torch.func import functional_call
 
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
-from fedmjp.defences.base import Client, Defence
+from fedmjp.defences.base import Client, Defence, Drawn
 from fedmjp.defences.gaussian import Gaussian
+from fedmjp.defences.jigsaw import Jigsaw
 from fedmjp.defences.pipeline import DefenceConfig, Pipeline
 from fedmjp.defences.soteria import telling_features
 from fedmjp.defences.testing import CHECKS, ConformanceError, Trial
@@ -131,6 +132,11 @@ class _SeesTheWhole(_Broken):
         return {name: tensor * len(update) if tensor.is_floating_point() else tensor for name, tensor in made.items()}
 
 
+class _DrawsAnother(Jigsaw):
+    def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
+        return super().ahead(grid, randomness=[source.of("another") for source in randomness])
+
+
 @pytest.mark.parametrize(
     ("check", "broken"),
     [
@@ -145,6 +151,7 @@ class _SeesTheWhole(_Broken):
         ("survives_zeros", _Divides),
         ("adds_the_noise_that_it_states", _Understates),
         ("protects_parts_as_the_whole", _SeesTheWhole),
+        ("draws_ahead_what_it_arranges", _DrawsAnother),
     ],
 )
 def test_the_suite_finds_what_is_broken(check: str, broken: type[Defence]) -> None:

@@ -252,6 +252,21 @@ def spends_more_with_every_upload(trial: Trial) -> None:
     _require(epsilons == sorted(set(epsilons)), "more uploads do not cost more")
 
 
+def draws_ahead_what_it_arranges(trial: Trial) -> None:
+    """With what it draws before the pictures are there it makes of them what it makes without."""
+    size = 64
+    images = torch.rand(EXAMPLES, 3, size, size, generator=torch.Generator().manual_seed(SEED))
+    sources = [SeededRandomness(SEED).of("picture", place) for place in range(EXAMPLES)]
+    drawn = trial.defence.ahead(size // 8, randomness=sources)
+    if drawn is None:
+        return
+    made = trial.defence.shown(images, drawn)
+    expected = trial.defence.arrange(images, size // 8, randomness=sources)
+    for part in ("images", "mask", "source"):
+        same = torch.equal(getattr(made, part), getattr(expected, part))
+        _require(same, f"what it draws ahead gives {part} other than arrange does")
+
+
 CHECKS: tuple[Callable[[Trial], None], ...] = (
     describes_itself,
     changes_nothing_that_it_is_given,
@@ -266,4 +281,5 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     rounds_as_it_states,
     needs_no_more_bits,
     spends_more_with_every_upload,
+    draws_ahead_what_it_arranges,
 )
