@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from fedmjp.data.augmentation import TrainingTransform
 from fedmjp.data.datasets import LabelledDataset
 from fedmjp.data.pictures import to_image
+from fedmjp.defences.base import Drawn
 from fedmjp.errors import DataError
 from fedmjp.learning import Recipe
 from fedmjp.seeds import derive, numpy_generator, scoped_randomness
@@ -23,7 +24,6 @@ from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 CHUNK = 64
 
 
-Drawn = tuple[Tensor, Tensor]
 Draw = Callable[[int, int, Sequence[int]], Drawn | None]  # of an epoch, a step, and places in its batch
 
 
