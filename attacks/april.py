@@ -9,7 +9,7 @@ from torch import Tensor
 from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
-from attacks.natural_patches import NaturalPatches, prior_refusal
+from attacks.natural_patches import natural_inputs, prior_refusal
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier
@@ -96,12 +96,12 @@ class April(AprilMinNorm):
         return super().requirement(model, threat) or prior_refusal(model)
 
     def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
-        patch = NaturalPatches.for_model(model).normalised(model)
+        patch = natural_inputs(model)
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
         estimate = posterior_mean(rows, right, embedded, rounding)
-        back = patch.covariance @ embedding.T @ torch.linalg.pinv(embedded.covariance, hermitian=True)
+        back = patch.covariance @ embedding.T @ embedded.precision
         solutions = []
         for values, noise in zip(estimate.values[:, : model.grid**2], estimate.noise, strict=True):
             solutions.append((patch.mean + (values - embedded.mean) @ back.T, {"relative_noise": float(noise)}))

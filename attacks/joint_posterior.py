@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attacks.entries import Entries, Observations
 from attacks.mjp.closing import conjugate_gradients
-from attacks.natural_patches import NaturalPatches
+from attacks.natural_patches import natural_inputs
 from attacks.natural_pictures import NaturalPictures
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches, to_patches
@@ -59,7 +59,7 @@ class PicturePrior:
     def __init__(self, model: Entrance) -> None:
         self.size, self.patch_size = model.image_size, model.patch_size
         self.prior = NaturalPictures.for_model(model)
-        covariance = NaturalPatches.for_model(model).normalised(model).covariance
+        covariance = natural_inputs(model).covariance
         variances, self.directions = torch.linalg.eigh(covariance)
         self.variances = variances.clamp(min=RIDGE * float(variances.max()))
         self.mean = self.prior.mean.double().repeat_interleave(self.patch_size**2).expand(model.grid**2, -1)

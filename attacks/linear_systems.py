@@ -5,6 +5,7 @@ return (stack, unknowns, values).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,6 +24,19 @@ class Gaussian:
 
     mean: Tensor
     covariance: Tensor
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Variances, ascending, and the directions (values, values) that have them, a column each."""
+        variances, directions = torch.linalg.eigh(self.covariance)
+        return variances.clamp(min=0), directions
+
+    @property
+    def precision(self) -> Tensor:
+        """The pseudo-inverse of the covariance, (values, values): rounding of float64 counts as nothing."""
+        variances, directions = self.spectrum
+        rounding = len(variances) * torch.finfo(variances.dtype).eps * variances[-1]
+        return (directions * torch.where(variances > rounding, 1 / variances, 0.0)) @ directions.mT
 
 
 @dataclass(frozen=True)
@@ -111,8 +125,7 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     ``rounding`` is that format's relative error. What ``rows`` show below ``cut_off`` times their largest singular
     value is left to the prior.
     """
-    variances, directions = torch.linalg.eigh(prior.covariance)
-    variances = variances.clamp(min=0)
+    variances, directions = prior.spectrum
     centred = right - rows.sum(dim=1)[:, :, None] * prior.mean
     rotated = centred @ directions
     # The singular vectors of a tall matrix by way of its QR: a tenth of the time.

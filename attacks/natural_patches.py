@@ -35,11 +35,23 @@ class NaturalPatches(Gaussian):
         mean, covariance = patch_statistics(model.image_size, model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
 
-    def normalised(self, model: Entrance) -> Gaussian:
-        """The same prior in the network's input space."""
-        pixels = model.patch_size**2
-        centre, scale = (values.flatten().double().repeat_interleave(pixels) for values in (model.mean, model.std))
-        return Gaussian((self.mean - centre) / scale, self.covariance / scale[:, None] / scale)
+
+def natural_inputs(model: Entrance) -> Gaussian:
+    """The same prior of a patch as it enters the network; AttackNotApplicableError if the table has none."""
+    if refusal := prior_refusal(model):
+        raise AttackNotApplicableError(refusal)
+    mean, std = (tuple(values.flatten().tolist()) for values in (model.mean, model.std))
+    return _inputs(model.image_size, model.patch_size, mean, std, model.mean.device)
+
+
+@lru_cache(maxsize=4)
+def _inputs(
+    image_size: int, patch_size: int, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> Gaussian:
+    """Kept for its spectrum, which takes longer than to solve for a picture."""
+    centre, covariance = (values.to(device) for values in patch_statistics(image_size, patch_size))
+    shift, scale = (centre.new_tensor(values).repeat_interleave(patch_size**2) for values in (mean, std))
+    return Gaussian((centre - shift) / scale, covariance / scale[:, None] / scale)
 
 
 def prior_refusal(model: Entrance) -> str | None:

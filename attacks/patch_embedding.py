@@ -6,7 +6,7 @@ from dataclasses import replace
 from attacks.base import on_device
 from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from attacks.linear_systems import NEGLIGIBLE, posterior_mean
-from attacks.natural_patches import NaturalPatches, prior_refusal
+from attacks.natural_patches import natural_inputs, prior_refusal
 from attacks.recover import count_refusal, solve_patches
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
@@ -102,7 +102,7 @@ class PatchEmbeddingWiener(PatchEmbedding):
         return replace(system, rows=system.seen.in_place())
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
-        prior = NaturalPatches.for_model(model).normalised(model)
+        prior = natural_inputs(model)
         # A LayerNorm behind the tokens leaves one direction of their gradients empty but for rounding.
         estimate = posterior_mean(*stacked(systems), prior, rounding, cut_off=NEGLIGIBLE)
         patches = estimate.values[:, : model.grid**2]

@@ -15,7 +15,7 @@ from attacks import ATTACKS
 from attacks.base import Attack
 from attacks.gradient_matching import GradientMatching
 from attacks.grey import Grey
-from attacks.natural_patches import NaturalPatches
+from attacks.natural_patches import natural_inputs
 from attacks.patch_embedding import PatchEmbedding
 from attacks.testing import CHECKS, ConformanceError, Trial
 from attacks.token_gradients import Reading
@@ -214,7 +214,7 @@ def test_the_wiener_variant_solves_the_written_out_system_of_each_reading(
     rows[mask] = {Reading.ONE_TOKEN: unknown / mask.sum(), Reading.COPIED: unknown}.get(reading, unknown * 0)
     if reading is Reading.SEPARATE:
         rows = torch.cat([rows, unknown[None]])
-    prior = NaturalPatches.for_model(defended).normalised(defended)
+    prior = natural_inputs(defended)
     right = upload.tensors[names.PATCH_WEIGHT].double().flatten(1) - rows.sum(0)[:, None] * prior.mean
     variances, directions = torch.linalg.eigh(prior.covariance)
     rotated, basis = right @ directions, torch.linalg.qr(rows.T)[0]

@@ -12,7 +12,7 @@ from attacks.first_mlp.filling import fill
 from attacks.first_mlp.tokens import centred
 from attacks.linear_systems import NEGLIGIBLE, Gaussian
 from attacks.mjp.affine import AffinePatches
-from attacks.natural_patches import NaturalPatches
+from attacks.natural_patches import natural_inputs
 from attacks.natural_pictures import NaturalPictures
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -38,7 +38,7 @@ class Entrance:
             model.get_parameter(name).detach().double()
             for name in (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING)
         )
-        prior = NaturalPatches.for_model(model).normalised(model)
+        prior = natural_inputs(model)
         return Entrance(centred(weight.flatten(1).mT).mT, centred(bias), centred(positions[0, 1:]), prior)
 
     @property

@@ -61,7 +61,7 @@ from torch import Tensor
 from attacks.base import on_device
 from attacks.linear_systems import NEGLIGIBLE, Gaussian, least_squares, posterior_mean
 from attacks.mask import mask_refusal, read_mask
-from attacks.natural_patches import NaturalPatches
+from attacks.natural_patches import natural_inputs
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -142,7 +142,7 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     Raises:
         AttackFailedError: If every patch is masked, or it is in doubt which are.
     """
-    prior = NaturalPatches.for_model(model).normalised(model) if threat.marks & BLURRED else None
+    prior = natural_inputs(model) if threat.marks & BLURRED else None
     patch_gradient = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
     tokens = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :]
     mask = read_mask(upload, model, threat)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attacks.mjp.affine import AffinePatches
-from attacks.natural_patches import NaturalPatches
+from attacks.natural_patches import natural_inputs
 from fedmjp.models.classifier import VitClassifier
 
 
@@ -24,7 +24,7 @@ class Naturalness:
     @staticmethod
     def of(affine: AffinePatches, model: VitClassifier) -> "Naturalness":
         """For patches of the model's size."""
-        prior = NaturalPatches.for_model(model).normalised(model)
+        prior = natural_inputs(model)
         factor = torch.linalg.cholesky(prior.covariance)
         precision = torch.cholesky_solve(affine.basis.mT, factor)
         metric = affine.basis @ precision
