@@ -1,20 +1,23 @@
 """The folder that a run writes into."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TextIO
 
 from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.pictures import save_png
 from benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MARK = ".fedmjp"
 _LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
