@@ -1,20 +1,26 @@
 """Weights that print every patch of a batch, with its place, into the gradients of the MLPs."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from scipy.fft import idctn
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Upload
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.records import Upload
+    from fedmjp.scenario import Scenario
 
 # Luminance and colour differences, rows over red, green, blue (ITU-R BT.601).
 LUMINANCE = ((0.299, 0.587, 0.114), (-0.1687, -0.3313, 0.5), (0.5, -0.4187, -0.0813))
