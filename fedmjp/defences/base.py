@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
@@ -81,7 +81,7 @@ class Plan:
     batch_size: int  # pictures of a step, at most
 
 
-Drawn: TypeAlias = "tuple[Tensor, Tensor]"  # mask and source of some pictures, as of ``Arranged``
+Drawn = tuple["Tensor", "Tensor"]  # mask and source of some pictures, as of ``Arranged``
 
 
 @dataclass(frozen=True)
