@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.fft import idctn
 from typing_extensions import override
 
 from fedmjp.models import names
@@ -139,6 +138,8 @@ def _of_block(block: int) -> tuple[str, ...]:
 
 def _content(model: VitClassifier) -> Tensor:
     """(count, 3 * patch_size ** 2): rows that make the kept cosine coefficients of a normalised patch, mean first."""
+    from scipy.fft import idctn  # noqa: PLC0415 (imports for a quarter of a second)
+
     size, kept = model.patch_size, model.backbone.embed_dim - MARKS
     costs = [
         (float(row**2 + column**2) * (1.0 if channel == 0 else COARSER), channel, row, column)
