@@ -10,24 +10,27 @@ a function of that gradient, which grows with it. Gradients of an honest server'
 those of every step others. A server that sends weights of its own making can have both (``server.modifications``).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
-from fedmjp.models.entrance import Entrance
-from fedmjp.records import Upload
 from fedmjp.threat import FLOAT32, ThreatModel
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.entrance import Entrance
+    from fedmjp.records import Upload
 
 FIRST_MOMENT, SECOND_MOMENT, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults, which recipes keep
 COMPUTED = 6 * FLOAT32  # relative error of a step as float32 arithmetic computes it
 SHOWN = 0.1  # of a tensor's norm: what may be unknown of a gradient that counts as one
-SIZES = torch.logspace(-10, 9, 200_000, dtype=torch.float64)  # of gradients over epsilon that are told apart
 # What leaves the entries of an update as they are.
 WHOLE: frozenset[Mark] = frozenset({"shuffled", "masked", "withheld"})
 
@@ -120,7 +123,7 @@ def moves(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Mo
 def magnitude(moved: Tensor, threat: ThreatModel, at: Sequence[int] = (1,)) -> Tensor:
     """The size of a gradient that moves a weight so far, in learning rates; endless where none is told any more."""
     far = _far(tuple(at), threat.local_steps, threat.local_weight_decay * threat.local_learning_rate).to(moved.device)
-    sizes = SIZES.to(moved.device)
+    sizes = _sizes().to(moved.device)
     place = torch.searchsorted(far, moved.contiguous()).clamp(1, len(far) - 1)
     part = (moved - far[place - 1]) / (far[place] - far[place - 1])
     between = EPSILON * (sizes[place - 1] + part * (sizes[place] - sizes[place - 1]))
@@ -128,12 +131,18 @@ def magnitude(moved: Tensor, threat: ThreatModel, at: Sequence[int] = (1,)) -> T
     return torch.where(moved < far[0], below, between).masked_fill(moved >= far[-1], torch.inf)
 
 
+@cache
+def _sizes() -> Tensor:
+    """Of gradients over epsilon that are told apart."""
+    return torch.logspace(-10, 9, 200_000, dtype=torch.float64)
+
+
 @lru_cache(maxsize=16)
 def _far(at: tuple[int, ...], steps: int, decay: float) -> Tensor:
-    """How far gradients of ``SIZES`` move a weight."""
+    """How far gradients of these sizes move a weight."""
     gradients = torch.zeros(steps, 1, dtype=torch.float64)
     gradients[[step - 1 for step in at]] = 1.0
-    return total_move(gradients * EPSILON * SIZES, decay)
+    return total_move(gradients * EPSILON * _sizes(), decay)
 
 
 def total_move(gradients: Tensor, decay: float) -> Tensor:

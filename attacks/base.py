@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, cast, overload
+from typing import Any, ClassVar, Generic, cast, overload
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from attacks.adamw import adamw_refusal, as_gradient, gradient_behind
+from attacks.kinds import Reveals, Role
 from fedmjp.arithmetic import computing
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -26,8 +27,6 @@ from fedmjp.records import ATTACKED, Disclosure, Features, Reconstruction, Uploa
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
-Role = Literal["attack", "floor", "bound"]
-Reveals = Literal["pictures", "features", "labels"]
 Progress = Callable[[int, int, float], None]  # called with steps done, steps in total, loss
 # What an attack asks of the model: the network, or only its entrance.
 Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifier)  # noqa: PLC0105 (in every signature)

@@ -4,22 +4,22 @@ A GPU may round the factors of float32 products to TF32, ten bits of mantissa, a
 unless it is told not to. The patch embedding is a convolution.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, cast
-
-import torch
+from typing import Any, Literal, TypeAlias
 
 from fedmjp.errors import ConfigError
+from fedmjp.torch_later import torch
 
 Arithmetic = Literal["float32", "tf32", "bfloat16"]
 # Half a unit in the last place of a factor.
 ROUNDING: dict[Arithmetic, float] = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9}
 # With this much memory of its own for each stream, cuBLAS sums in the same order every time.
 WORKSPACE, WORKSPACE_SIZE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-Device = torch.device | str
-_MATMUL, _CUDNN = torch.backends.cuda.matmul, cast("Any", torch.backends.cudnn)
+Device: TypeAlias = "torch.device | str"
 
 
 def require_arithmetic(arithmetic: Arithmetic, device: Device) -> None:
@@ -51,9 +51,10 @@ def computing(arithmetic: Arithmetic, device: Device, *, repeats: bool = False) 
     os.environ.setdefault(WORKSPACE, WORKSPACE_SIZE)
     with ExitStack() as after:
         wanted = "tf32" if arithmetic == "tf32" else "ieee"
-        for part in (_MATMUL, _CUDNN.conv):
+        matmul, cudnn = _parts()
+        for part in (matmul, cudnn.conv):
             after.enter_context(_changed(part, fp32_precision=wanted))
-        after.enter_context(_changed(_CUDNN, benchmark=False, deterministic=True))
+        after.enter_context(_changed(cudnn, benchmark=False, deterministic=True))
         after.enter_context(_changed(torch.utils.deterministic, fill_uninitialized_memory=False))
         former = torch.are_deterministic_algorithms_enabled()
         warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -69,15 +70,21 @@ def rounded(arithmetic: Arithmetic, device: Device) -> AbstractContextManager[No
 
 def cuda_settings() -> dict[str, Any]:
     """What torch is told while networks are computed on CUDA in float32, read back, for manifests."""
+    matmul, cudnn = _parts()
     with computing("float32", "cuda"):
         return {
-            "matrix_products": _MATMUL.fp32_precision,
-            "convolutions": _CUDNN.conv.fp32_precision,
-            "cudnn_benchmark": _CUDNN.benchmark,
-            "cudnn_deterministic": _CUDNN.deterministic,
+            "matrix_products": matmul.fp32_precision,
+            "convolutions": cudnn.conv.fp32_precision,
+            "cudnn_benchmark": cudnn.benchmark,
+            "cudnn_deterministic": cudnn.deterministic,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "cublas_workspace": os.environ[WORKSPACE],
         }
+
+
+def _parts() -> tuple[Any, Any]:
+    """What torch is told of matrix products, and of cuDNN."""
+    return torch.backends.cuda.matmul, torch.backends.cudnn
 
 
 @contextmanager

@@ -1,7 +1,13 @@
 """Whether tensors hold real numbers throughout."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def is_finite(tensor: Tensor) -> bool:

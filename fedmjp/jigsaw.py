@@ -5,16 +5,21 @@ aspect ratio are painted until the wanted number of patches is reached or ten at
 number is therefore often smaller, down to empty masks at small ratios; it is recorded, never assumed.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedmjp.errors import BadInputError
 from fedmjp.patches import from_patches, to_patches
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Constants of the official generator as its evaluation scripts build it: JigsawPuzzleMaskedRegion(224, 16).
 MIN_BLOCK = 8

@@ -1,6 +1,11 @@
 """Images as patches, in the order of the tokens."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def to_patches(images: Tensor, patch_size: int) -> Tensor:

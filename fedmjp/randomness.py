@@ -5,17 +5,22 @@ its CPU generator with 32 bits, which can be tried one by one, so a client that 
 ``SystemRandomness``.
 """
 
+from __future__ import annotations
+
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.seeds import torch_generator
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNIFORM_BITS = 52  # with them the middle of every interval is a double
 
@@ -36,7 +41,7 @@ class Randomness(ABC):
         """For what takes a generator, on the CPU: the order of a shuffle, not noise that protects."""
 
     @abstractmethod
-    def of(self, *purpose: str | float) -> "Randomness":
+    def of(self, *purpose: str | float) -> Randomness:
         """A source of its own for a purpose."""
 
 
@@ -60,7 +65,7 @@ class SeededRandomness(Randomness):
         return torch_generator(self.seed, *self.purpose)
 
     @override
-    def of(self, *purpose: str | float) -> "SeededRandomness":
+    def of(self, *purpose: str | float) -> SeededRandomness:
         return SeededRandomness(self.seed, (*self.purpose, *purpose))
 
 
@@ -86,10 +91,10 @@ class SystemRandomness(Randomness):
         return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big"))
 
     @override
-    def of(self, *purpose: str | float) -> "SystemRandomness":
+    def of(self, *purpose: str | float) -> SystemRandomness:
         return self  # no two of its values belong together
 
 
-def _integers(shape: Sequence[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
+def _integers(shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     count = int(np.prod(shape, dtype=np.int64))
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(64 - UNIFORM_BITS)

@@ -3,13 +3,16 @@
 The mask of a picture is derived from (seed, purpose, picture) alone, so that cells compare picture by picture.
 """
 
+from __future__ import annotations
+
 import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
+
+from fedmjp.torch_later import torch
 
 
 def derive(seed: int, *purpose: str | float) -> int:

@@ -1,10 +1,11 @@
 """What the attacker sees and knows; whatever is not stated here, it does not know."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
-from torch import Tensor
 
 from fedmjp.arithmetic import ROUNDING, Arithmetic
 from fedmjp.config import DIGEST, Config, LocalOptimiser, UpdateKind
@@ -12,6 +13,9 @@ from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.servers import SCOPE
 from fedmjp.servers.config import Server
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FLOAT32 = ROUNDING["float32"]
 OPTIMISERS: Mapping[LocalOptimiser, str] = {"sgd": "SGD", "adamw": "AdamW"}  # as sentences have them
@@ -47,7 +51,7 @@ class ThreatModel(Config):
     server: Server = Field(None, description="how it changes the weights that it sends; by default it does not")
 
     @model_validator(mode="after")
-    def _can_be_done(self) -> "ThreatModel":
+    def _can_be_done(self) -> ThreatModel:
         self.pipeline  # noqa: B018 (an impossible order is told here)
         return self
 
@@ -90,12 +94,12 @@ class ThreatModel(Config):
         return sum(shares)
 
     @property
-    def undefended(self) -> "ThreatModel":
+    def undefended(self) -> ThreatModel:
         """The same server where clients do nothing to their updates."""
         return self.model_copy(update={"defences": ()})
 
     @property
-    def isolated(self) -> "ThreatModel":
+    def isolated(self) -> ThreatModel:
         """What an attack is told: of a server that changes weights, about the part of an upload that it isolates."""
         return self if self.server is None else self.server.made().view(self)
 

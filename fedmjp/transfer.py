@@ -1,7 +1,13 @@
 """Tensors from the CPU to a device."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

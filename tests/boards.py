@@ -13,7 +13,7 @@ from benchmarks.folder.store import COLOUR
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, Entry
 from benchmarks.leaderboard.measures import MEASURES
-from benchmarks.plan.experiment import Cell, PlannedCell
+from benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 

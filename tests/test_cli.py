@@ -169,11 +169,11 @@ def test_list_names_everything_there_is(
 def test_doctor_reports_versions_device_and_where_weights_belong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     assert run(monkeypatch, "doctor") == 0
     printed = capsys.readouterr().out
     assert "flwr" in printed
-    assert f"put alexnet-owt-7be5be79.pth into {tmp_path / 'checkpoints'}" in printed.replace("\n", "")
+    assert f"put alexnet-owt-7be5be79.pth into {tmp_path / 'hub' / 'checkpoints'}" in printed.replace("\n", "")
     assert "are ours" in printed
 
 

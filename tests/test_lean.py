@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import font_manager  # noqa: F401 (makes its cache: a command that does would say so)
 
 LEAN = """
 import sys
@@ -59,8 +60,19 @@ def test_workers_and_clients_start_without_scipy_which_few_of_them_need(imported
     assert "scipy" not in imported
 
 
-# To import torch is an error.
-COMMAND = "import sys; sys.modules['torch'] = None; from fedmjp.cli import main; main()"
+# To import some packages is an error. They are not None in sys.modules, where scipy looks for torch.
+COMMAND = """
+import sys
+forbidden = sys.argv.pop(1).split(",")
+class Forbidden:
+    def find_spec(name, path=None, target=None):
+        if name in forbidden:
+            raise ImportError(f"{name} is not needed here")
+sys.meta_path.insert(0, Forbidden)
+from fedmjp.cli import main
+main()
+"""
+RESULTS = Path(__file__).parents[1] / "results"
 EVERY_HELP = """
 import sys
 import typer
@@ -75,6 +87,12 @@ for words in helped:
 assert ("campaign", "status") in helped
 print(*sys.modules)
 """
+
+
+def require_success(folder: Path, forbidden: str, command: str) -> None:
+    words = [sys.executable, "-c", COMMAND, forbidden, *command.split()]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -93,9 +111,14 @@ def test_commands_that_compute_nothing_start_without_torch(tmp_path: Path, comma
     (tmp_path / "run" / "history.csv").write_text("epoch,top1\n1,0.5\n")
     (tmp_path / "gate.jsonl").touch()
     for command in commands:
-        words = [sys.executable, "-c", COMMAND, *command.split()]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
+        require_success(tmp_path, "torch", command)
+
+
+# With servers that change weights, with defences that give a guarantee, with a metric that was not computed.
+@pytest.mark.parametrize("study", ["fishing", "defences_deit_small", "mask_ratio"])
+@pytest.mark.parametrize("command", ["campaign status", "leaderboard --output board"])
+def test_what_was_measured_is_told_without_what_computes(tmp_path: Path, command: str, study: str) -> None:
+    require_success(tmp_path, "torch,torchvision,timm,flwr,dp_accounting", f"{command} {RESULTS / study}")
 
 
 def test_help_of_every_command_comes_without_torch() -> None:

@@ -16,7 +16,7 @@ from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structu
 
 from fedmjp import metrics
 from fedmjp.errors import RecordError, UnknownNameError, WeightsMissingError
-from fedmjp.metrics import perceptual
+from fedmjp.metrics import backbone, perceptual
 from fedmjp.metrics.protocol import represent
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "official_metrics.json").read_text())
@@ -139,15 +139,15 @@ def test_8bit_protocol_is_a_png_round_trip(generator: torch.Generator) -> None:
 
 
 def test_lpips_without_its_weights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(WeightsMissingError, match=perceptual.BACKBONE_FILE):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(WeightsMissingError, match=backbone.BACKBONE_FILE):
         perceptual.lpips_alex(torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 64, 64))
 
 
 def test_lpips_refuses_another_file_under_the_right_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    perceptual.backbone_path().parent.mkdir()
-    perceptual.backbone_path().write_bytes(b"not AlexNet")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    backbone.backbone_path().parent.mkdir(parents=True)
+    backbone.backbone_path().write_bytes(b"not AlexNet")
     with pytest.raises(WeightsMissingError, match="damaged or another file"):
         perceptual.lpips_alex(torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 64, 64))
 
@@ -156,11 +156,11 @@ def test_lpips_refuses_another_file_under_the_right_name(tmp_path: Path, monkeyp
 def test_lpips_loads_its_backbone_from_the_file_where_doctor_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(perceptual, "_matches_name", lambda *_: True)  # a file of ours, so with another digest
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(backbone, "_matches_name", lambda *_: True)  # a file of ours, so with another digest
     alexnet = torchvision.models.alexnet(weights=None)
-    perceptual.backbone_path().parent.mkdir()
-    torch.save(alexnet.state_dict(), perceptual.backbone_path())
+    backbone.backbone_path().parent.mkdir(parents=True)
+    torch.save(alexnet.state_dict(), backbone.backbone_path())
     network = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
     layers = dict(alexnet.features.named_children())
     for part in (network.net.slice1, network.net.slice2, network.net.slice3, network.net.slice4, network.net.slice5):

@@ -1,5 +1,7 @@
 """What a folder of results says of itself: its cells and trials, readable with any later release, without the data."""
 
+from __future__ import annotations
+
 import hashlib
 import io
 import json
@@ -7,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +19,13 @@ from pydantic import TypeAdapter
 from benchmarks.folder.output import as_json, write_text
 from benchmarks.folder.pictures import files_in, folder_of
 from benchmarks.folder.store import START_OVER
-from benchmarks.plan.experiment import Plan, PlannedCell
+from benchmarks.plan.cells import PlannedCell
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file
 from fedmjp.texts import guard, unguard
+
+if TYPE_CHECKING:
+    from benchmarks.plan.experiment import Plan
 
 ABOUT, TRIALS = "plan.json", "plan.csv"
 COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "stem")
@@ -47,7 +52,7 @@ class Ledger:
     trials: pd.DataFrame
 
     @classmethod
-    def of(cls, plan: Plan, about: Mapping[str, Any]) -> "Ledger":
+    def of(cls, plan: Plan, about: Mapping[str, Any]) -> Ledger:
         """The ledger of a plan."""
         places = {planned.cell: index for index, planned in enumerate(plan.cells)}
         rows = [
@@ -100,7 +105,7 @@ class Ledger:
             write_text(folder / name, text)
 
     @classmethod
-    def load(cls, folder: Path) -> "Ledger":
+    def load(cls, folder: Path) -> Ledger:
         """Read from a folder of results.
 
         Raises:
@@ -115,7 +120,7 @@ class Ledger:
         return cls.read(about, table, str(folder))
 
     @classmethod
-    def read(cls, about: str | bytes, table: bytes, where: str) -> "Ledger":
+    def read(cls, about: str | bytes, table: bytes, where: str) -> Ledger:
         """The inverse of ``texts``; ``where`` they are from stands in messages.
 
         Raises:

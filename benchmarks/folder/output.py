@@ -1,20 +1,24 @@
 """The folder that a run writes into."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from torch import Tensor
-
-from benchmarks.federation.simulation import RunFolder
 from benchmarks.folder.pictures import save_png
 from benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from benchmarks.federation.simulation import RunFolder
 
 MARK = ".fedmjp"
 _LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
@@ -43,6 +47,8 @@ class OutputFolder:
     @property
     def run(self) -> RunFolder:
         """Records of the federated run; removed when no trial needs them any more."""
+        from benchmarks.federation.simulation import RunFolder  # noqa: PLC0415 (it brings torch)
+
         return RunFolder(self.root / "run")
 
     def save(self, images: Mapping[str, Tensor]) -> None:

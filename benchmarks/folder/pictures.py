@@ -1,21 +1,27 @@
 """Pictures on disk: originals and reconstructions as PNG, for figures and for people."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
-from benchmarks.plan.experiment import Cell, PlannedTrial
+from benchmarks.plan.cells import Cell
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
 from fedmjp.settings import Picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from benchmarks.plan.experiment import PlannedTrial
 
 
 class PictureKeeper(Protocol):

@@ -23,12 +23,11 @@ from benchmarks.leaderboard.plausible import (
     odd_texts,
 )
 from benchmarks.leaderboard.statistics import Sample
-from benchmarks.plan.experiment import AttackConfig, Cell
+from benchmarks.plan.cells import Cell
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError
 from fedmjp.files import read_file
-from fedmjp.models.build import blueprint
 from fedmjp.settings import Picture
 
 SUBMITTED = "submitted"
@@ -281,6 +280,9 @@ def _of_defences(entry: Entry) -> Iterator[str]:
 
 def _of_attack(entry: Entry) -> Iterator[str]:
     """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
+    from benchmarks.plan.experiment import AttackConfig  # noqa: PLC0415 (it brings torch)
+    from fedmjp.models.build import blueprint  # noqa: PLC0415
+
     unseen = "so that nobody can see whether {} takes the defence into account; set adapted to false"
     try:
         tried = AttackConfig.of_label(entry.attack)

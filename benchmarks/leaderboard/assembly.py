@@ -15,7 +15,7 @@ from benchmarks.folder.store import COLOUR, START_OVER
 from benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
 from benchmarks.leaderboard.figures import Figures, judged
 from benchmarks.leaderboard.measures import MEASURES
-from benchmarks.plan.experiment import Cell, PlannedCell
+from benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.errors import RecordError
 from fedmjp.metrics import metric
 

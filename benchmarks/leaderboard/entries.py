@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from attacks.base import Reveals, Role
-from benchmarks.plan.experiment import Cell
+from attacks.kinds import Reveals, Role
+from benchmarks.plan.cells import Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError

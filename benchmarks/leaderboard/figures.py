@@ -14,7 +14,7 @@ from benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
 from benchmarks.leaderboard.pairing import Pairs
 from benchmarks.leaderboard.statistics import Interval, Sample, difference, intervals, share, statistics
 from benchmarks.leaderboard.verdicts import judge
-from benchmarks.plan.experiment import Cell
+from benchmarks.plan.cells import Cell
 from fedmjp.metrics import metric
 
 _Values = dict[str, float]  # by picture

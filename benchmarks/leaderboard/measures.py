@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from attacks.base import Reveals
+from attacks.kinds import Reveals
 from benchmarks.leaderboard.entries import EXACT, LEAKAGE, RECOGNISABLE
 from benchmarks.leaderboard.statistics import gain_below, share_below
 from fedmjp.metrics import metric

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.measures import MEASURES
-from benchmarks.plan.experiment import Cell
+from benchmarks.plan.cells import Cell
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Picture, Setting
 

@@ -22,7 +22,7 @@ from benchmarks.folder.store import Store, Trial
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import RECOGNISABLE, reported_in
 from benchmarks.performance.store import filler
-from benchmarks.plan.experiment import Cell, PlannedCell
+from benchmarks.plan.cells import Cell, PlannedCell
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.scripts import Json, keep_figures, timed
 from fedmjp import provenance

@@ -9,7 +9,8 @@ from typing import Any
 
 from attacks import ATTACKS
 from attacks.natural_patches import measured_on
-from benchmarks.plan.experiment import AttackConfig, Cell, Experiment, Part, Plan, PlannedCell, PlannedTrial
+from benchmarks.plan.cells import Cell, PlannedCell
+from benchmarks.plan.experiment import AttackConfig, Experiment, Part, Plan, PlannedTrial
 from fedmjp import provenance
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry

@@ -1,17 +1,23 @@
 """The figure of reconstructions: what the attacker got, beside what the client had."""
 
+from __future__ import annotations
+
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.folder.pictures import files_of, load_png
 from benchmarks.folder.store import Trial
-from benchmarks.plan.experiment import Cell, PlannedTrial
+from benchmarks.plan.cells import Cell
 from fedmjp.drawings import save_photographs
+
+if TYPE_CHECKING:
+    from benchmarks.plan.experiment import PlannedTrial
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45

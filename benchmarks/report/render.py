@@ -1,7 +1,9 @@
 """Everything that is made of a folder's trials: board, tables, page, manifest."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import Console
@@ -12,13 +14,15 @@ from benchmarks.folder.store import RecordedTrials, Store
 from benchmarks.leaderboard.admission import submitted
 from benchmarks.leaderboard.board import board_of
 from benchmarks.leaderboard.entries import Board, reported_in
-from benchmarks.plan.experiment import Plan
 from benchmarks.report.answer import answers, print_answer
 from benchmarks.report.figure import write_figure
 from benchmarks.report.page import Gallery, Shown
 from benchmarks.report.publish import FORMATS, publish
 from benchmarks.report.tables import print_table
 from benchmarks.running.retention import extremes
+
+if TYPE_CHECKING:
+    from benchmarks.plan.experiment import Plan
 
 FIGURE = "reconstructions.jpg"
 

@@ -1,15 +1,21 @@
 """Which pictures of a run stay on disk."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from benchmarks.folder.pictures import files_of
 from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import Cell, Keep, Plan, PlannedTrial
+from benchmarks.plan.cells import Cell
 from fedmjp.files import PARTIAL
+
+if TYPE_CHECKING:
+    from benchmarks.plan.experiment import Keep, Plan, PlannedTrial
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:

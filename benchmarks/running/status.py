@@ -8,7 +8,7 @@ import pandas as pd
 
 from benchmarks.folder.ledger import Ledger
 from benchmarks.folder.store import RecordedTrials
-from benchmarks.plan.experiment import PlannedCell
+from benchmarks.plan.cells import PlannedCell
 
 WINDOW = timedelta(minutes=2)  # over which the rate is taken
 

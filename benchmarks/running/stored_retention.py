@@ -7,7 +7,8 @@ from benchmarks.folder.pictures import files_of
 from benchmarks.folder.queue import Queue
 from benchmarks.folder.store import Store
 from benchmarks.folder.stored_pictures import StoredPictures
-from benchmarks.plan.experiment import Cell, Keep, PlannedTrial
+from benchmarks.plan.cells import Cell
+from benchmarks.plan.experiment import Keep, PlannedTrial
 from benchmarks.running.engine import Job
 from benchmarks.running.retention import extremes
 

@@ -17,7 +17,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from attacks.base import Reveals
+from attacks.kinds import Reveals
 from benchmarks.campaign.battery import View, read_battery
 from benchmarks.folder.output import OutputFolder
 from benchmarks.folder.study import open_results

@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 
 from benchmarks.folder.study import TRIALS, read_plan
 from benchmarks.leaderboard.statistics import RESAMPLES, share
-from benchmarks.plan.experiment import Cell
+from benchmarks.plan.cells import Cell
 from benchmarks.report.drawing import CEILING, COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR
 from benchmarks.studies.by_view import markdown
 from fedmjp.defences.pipeline import NONE

@@ -15,7 +15,7 @@ UNHEALTHY = 1
 def doctor() -> None:
     """Tell versions, device, which weights are found, and whether another package shadows ours."""
     from fedmjp import provenance
-    from fedmjp.metrics.perceptual import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
+    from fedmjp.metrics.backbone import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
 
     console = wide_console()
     for name, version in provenance.versions().items():

@@ -5,19 +5,23 @@ campaigns, training and Flower mods. Its hooks are pure: they change nothing tha
 from the randomness that they are given.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
 from typing_extensions import override
 
 from fedmjp.config import Config, ModelConfig, UpdateKind
 from fedmjp.errors import DefenceError
 from fedmjp.finite import is_finite
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 Stage = Literal["pictures", "model", "examples", "update", "aggregate"]
 # What must be seen at once: with "tensor", a part of an update is protected as the whole is.
@@ -77,7 +81,7 @@ class Plan:
     batch_size: int  # pictures of a step, at most
 
 
-Drawn = tuple[Tensor, Tensor]  # mask and source of some pictures, as of ``Arranged``
+Drawn = tuple["Tensor", "Tensor"]  # mask and source of some pictures, as of ``Arranged``
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ class Defence(ABC):
         return before
 
     # What may stand before and after it.
-    def refusal(self, before: Sequence["Defence"]) -> str | None:
+    def refusal(self, before: Sequence[Defence]) -> str | None:
         """Why it cannot follow these defences; None if it can."""
         del before
         return None

@@ -1,18 +1,22 @@
 """Hides whether a picture is there: the gradient of each is clipped, and noise added (DP-SGD)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences import clipping
-from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
 from fedmjp.defences.base import Spent, require_finite
 from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DpSgdOptions(Config):
@@ -48,6 +52,8 @@ class DpSgd(Calibrated):
     @property
     def multiplier(self) -> float:
         """The noise's standard deviation on the sum of a batch, over the clipping norm."""
+        from fedmjp.defences.accounting import noise_multiplier  # noqa: PLC0415 (imports for a second)
+
         options = self.options
         return noise_multiplier(options.epsilon, options.delta, options.steps, options.sampling_rate)
 
@@ -72,6 +78,8 @@ class DpSgd(Calibrated):
 
     def spent(self, uploads: int) -> Spent:
         """As of ``Defence``: a picture may take part in each step."""
+        from fedmjp.defences.accounting import composed_epsilon  # noqa: PLC0415 (imports for a second)
+
         options = self.options
         steps = uploads * options.steps_per_upload
         epsilon = composed_epsilon(self.multiplier, options.delta, steps, options.sampling_rate)

@@ -1,10 +1,16 @@
 """Adds Gaussian noise in proportion to each tensor."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from typing_extensions import override
 
 from fedmjp.defences.noise import RelativeNoise
 from fedmjp.randomness import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Gaussian(RelativeNoise):

@@ -1,18 +1,22 @@
 """Shuffles patches."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp import jigsaw
 from fedmjp.config import Config, MaskRatio
 from fedmjp.defences.base import Arranged, Defence, Drawn, Stage
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
 from fedmjp.transfer import sent
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class JigsawOptions(Config):

@@ -1,11 +1,17 @@
 """Adds Laplace noise in proportion to each tensor."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from typing_extensions import override
 
 from fedmjp.defences.noise import RelativeNoise
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEP = 2.0**-24  # of uniform float32 values
 

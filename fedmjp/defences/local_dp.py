@@ -1,17 +1,21 @@
 """Hides which data a client has: its whole update is clipped, and noise added."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences import clipping
-from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
 from fedmjp.defences.base import Client, Spent, require_finite
 from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated
 from fedmjp.randomness import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class LocalDpOptions(Config):
@@ -44,6 +48,8 @@ class LocalDp(Calibrated):
     @property
     def multiplier(self) -> float:
         """The noise's standard deviation over twice the clipping norm."""
+        from fedmjp.defences.accounting import noise_multiplier  # noqa: PLC0415 (imports for a second)
+
         return noise_multiplier(self.options.epsilon, self.options.delta, self.options.rounds)
 
     @property
@@ -64,5 +70,7 @@ class LocalDp(Calibrated):
 
     @override
     def spent(self, uploads: int) -> Spent:
+        from fedmjp.defences.accounting import composed_epsilon  # noqa: PLC0415 (imports for a second)
+
         epsilon = composed_epsilon(self.multiplier, self.options.delta, uploads)
         return Spent(epsilon, self.options.delta, "replace-one", "client", uploads)

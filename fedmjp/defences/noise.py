@@ -1,16 +1,20 @@
 """What Gaussian and Laplace noise share: it is in proportion to each tensor."""
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class NoiseOptions(Config):

@@ -1,13 +1,13 @@
 """Defences in the order in which a client applies them: ``mjp + round:precision=bfloat16``."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import BeforeValidator
-from torch import Tensor
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.defences import DEFENCES
@@ -15,7 +15,11 @@ from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Ma
 from fedmjp.errors import ConfigError
 from fedmjp.named import NamedConfig, text_of
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
 from fedmjp.zoo import PREFIX, zoo_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NONE = "none"  # how an empty pipeline is called
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
@@ -165,12 +169,12 @@ class Pipeline:
         costs = [spent for defence in self.made if (spent := defence.spent(uploads)) is not None]
         return min(costs, key=lambda spent: spent.epsilon, default=None)
 
-    def of_stage(self, *stages: Stage) -> "Pipeline":
+    def of_stage(self, *stages: Stage) -> Pipeline:
         """Those that act at one of these stages."""
         kept = (config for config, made in zip(self.configs, self.made, strict=True) if set(stages) & set(made.stages))
         return pipeline_of(tuple(kept))
 
-    def without(self, name: str) -> "Pipeline":
+    def without(self, name: str) -> Pipeline:
         """All others."""
         return pipeline_of(tuple(config for config in self.configs if config.name != name))
 

@@ -1,10 +1,10 @@
 """Shuffles patches, and the pixels in them."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
 from typing_extensions import override
 
 from fedmjp.config import Config
@@ -12,6 +12,10 @@ from fedmjp.defences.base import Arranged
 from fedmjp.defences.jigsaw import Jigsaw
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Pixels(Jigsaw):

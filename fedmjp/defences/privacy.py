@@ -1,12 +1,16 @@
 """What defences with a differential privacy guarantee share: Gaussian noise of one standard deviation."""
 
-from abc import abstractmethod
-from typing import ClassVar
+from __future__ import annotations
 
-from torch import Tensor
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
 from typing_extensions import override
 
 from fedmjp.defences.base import Defence
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HIGHEST_EPSILON = 1e12  # up to which the accountant's figures are right, far beyond any guarantee
 

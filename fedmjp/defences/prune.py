@@ -1,16 +1,20 @@
 """Keeps the largest entries of each tensor."""
 
-import math
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
+import math
+from typing import TYPE_CHECKING, ClassVar
+
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PruneOptions(Config):

@@ -1,15 +1,19 @@
 """Rounds entries to few levels at random, right on average."""
 
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, ClassVar
+
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class QuantiseOptions(Config):

@@ -1,12 +1,16 @@
 """Replaces entries by their signs."""
 
-from typing import ClassVar
+from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
+
 from typing_extensions import override
 
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Sign(TensorDefence):

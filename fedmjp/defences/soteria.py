@@ -1,23 +1,25 @@
 """Soteria: what the last layer's gradient tells of the features that say most about the picture is removed."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.func import vjp, vmap
-from torch.linalg import vector_norm
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.errors import DefenceError
-from fedmjp.models.classifier import Classifier
 from fedmjp.randomness import Randomness
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.classifier import Classifier
 
 TOGETHER = 128  # derivatives, of one feature of one picture each, that are computed at once
 PICTURES = 64  # of those at a time, so that memory does not grow with a client's pictures
@@ -86,6 +88,8 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
 
     ``mask`` is as the model takes it. DefenceError if the model does not say what its head reads.
     """
+    from fedmjp.models.classifier import Classifier  # noqa: PLC0415 (it brings timm)
+
     if not isinstance(model, Classifier):
         raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")
     device = next(model.parameters()).device
@@ -103,13 +107,15 @@ def _ratios(model: Classifier, images: Tensor, masked: Tensor | None) -> Tensor:
 
     def slopes(feature: Tensor) -> Tensor:
         """(batch,) norms of the derivatives of one feature, (features,) one-hot; pictures do not meet."""
-        norms: Tensor = vector_norm(pull_back(feature.expand_as(features))[0].flatten(1), dim=1)
+        norms: Tensor = torch.linalg.vector_norm(pull_back(feature.expand_as(features))[0].flatten(1), dim=1)
         return norms
 
-    with sdpa_kernel(SDPBackend.MATH):  # the others cannot be vectorised
-        features, pull_back = vjp(lambda pixels: model.features(pixels, masked), images)[:2]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the others cannot be vectorised
+        features, pull_back = torch.func.vjp(lambda pixels: model.features(pixels, masked), images)[:2]
         units = torch.eye(features.shape[1], dtype=features.dtype, device=images.device)
-        norms = torch.cat([vmap(slopes)(some) for some in torch.split(units, max(1, TOGETHER // len(images)))])
+        norms = torch.cat(
+            [torch.func.vmap(slopes)(some) for some in torch.split(units, max(1, TOGETHER // len(images)))]
+        )
     # A feature that is zero has an infinite ratio and stays.
     ratios: Tensor = torch.where(norms > 0, norms / features.detach().T.abs(), 0).sum(dim=1)
     return ratios

@@ -1,16 +1,20 @@
 """Some tensors do not leave."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.defences.base import Client, Defence
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Role = Literal["patch_embedding", "position_embedding", "head", "body"]
 

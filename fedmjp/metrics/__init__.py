@@ -81,7 +81,7 @@ METRICS = {
         0,
         inf,
         "lpips 0.1 with its AlexNet head on ImageNet weights",
-        "perceptual:missing_backbone",
+        "backbone:missing_backbone",
     ),
     "label_accuracy": Metric(
         "disclosed:label_accuracy", True, WHOLE, 0, 1,

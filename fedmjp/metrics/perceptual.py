@@ -1,40 +1,14 @@
 """LPIPS, from the lpips package. Its AlexNet backbone is fetched by hand, never replaced."""
 
-import hashlib
 import warnings
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedmjp.errors import WeightsMissingError
+from fedmjp.metrics.backbone import missing_backbone
 from fedmjp.metrics.pictures import as_pair
-
-# torchvision's AlexNet on ImageNet; the eight digits in the name are the start of the file's SHA-256.
-BACKBONE_FILE = "alexnet-owt-7be5be79.pth"
-FETCH = "python -c \"import torchvision; torchvision.models.alexnet(weights='IMAGENET1K_V1')\""
-
-
-def backbone_path() -> Path:
-    """Where torchvision looks for the AlexNet weights (the environment variable TORCH_HOME moves it)."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / BACKBONE_FILE
-
-
-@lru_cache
-def _matches_name(path: Path, modified_ns: int) -> bool:  # noqa: ARG001 (a changed file is checked again)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:8] == path.stem.rsplit("-", 1)[1]
-
-
-def missing_backbone() -> str | None:
-    """Why LPIPS cannot be computed here; None if it can. `fedmjp doctor` gives folder and remedy."""
-    path = backbone_path()
-    if not path.is_file():
-        return f"its AlexNet weights {BACKBONE_FILE} are not on this machine"
-    if not _matches_name(path, path.stat().st_mtime_ns):
-        return f"its {BACKBONE_FILE} is damaged or another file: the SHA-256 does not start with the digits in the name"
-    return None
 
 
 @lru_cache

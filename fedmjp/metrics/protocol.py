@@ -1,8 +1,12 @@
 """How pictures are represented when they are scored."""
 
-from typing import Literal
+from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Protocol = Literal["float", "8bit"]
 

@@ -1,12 +1,17 @@
 """Which tensors of a model play which role, by structure: layouts of all libraries, and uploads without names."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedmjp.models.entrance import Entrance
 
 OWN_PREFIX = "backbone."  # of ``fedmjp.models.classifier.Classifier``, beside what MJP adds
 

@@ -11,25 +11,29 @@ picture has a gradient in the body, and it comes out of the weights after an epo
 All other tokens are made smaller: a step is then larger beside the rounding of the weights that make them.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attacks.adamw import EPSILON, SHOWN, changed_entries, gradient_behind, tensor_behind, total_move
 from fedmjp.arithmetic import computing
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
-from fedmjp.models.build import with_weights
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
-from fedmjp.records import Upload
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.records import Upload
+    from fedmjp.scenario import Scenario
 
 LONG = 2.0**50  # entries of the class token; a power of two is divided by without rounding
 STEADY = 2.0**26  # learning rates: two of them less, in float32, is the same number
@@ -61,6 +65,8 @@ def adamw_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str 
 
 def fishing_weights(model: VitClassifier, row: Tensor, threat: ThreatModel) -> tuple[dict[str, Tensor], Tensor]:
     """Weights of tokens and the last LayerNorm, and the row that fishes, from honest weights and any row."""
+    from fedmjp.models.build import with_weights  # noqa: PLC0415 (it brings timm)
+
     known = dict(model.named_parameters())
     made = (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING)
     sent = {name: SMALLER * known[name].detach() for name in made if name in known}
@@ -207,6 +213,8 @@ def _coded_counts(upload: Upload, model: VitClassifier, threat: ThreatModel) -> 
     The last LayerNorm takes out of it what is along the class token and the mean. Of more classes than dimensions,
     those are left out that hold less than an even share: their bias fell.
     """
+    from fedmjp.models.build import with_weights  # noqa: PLC0415 (it brings timm)
+
     signs, weight = _signs(model).double(), model.get_parameter(names.NORM_WEIGHT).detach().double()
     codes = _codes(model, threat).double() * weight
     codes = codes - codes.mean(1, keepdim=True) - (codes @ signs)[:, None] * signs / len(signs)

@@ -1,31 +1,35 @@
 """A head that is zero but for one class: of a whole batch, only pictures of that class leave a gradient."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import torch
 from pydantic import Field, create_model
-from torch import Tensor
 from typing_extensions import override
 
 from attacks.adamw import as_gradient
-from attacks.labels import labels_of
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.entrance import Entrance
 from fedmjp.models.roles import roles_of
-from fedmjp.records import Upload
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
+from fedmjp.torch_later import torch
 from server.modifications import adamw
 from server.modifications.heads import head_refusal, without_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.models.entrance import Entrance
+    from fedmjp.records import Upload
+    from fedmjp.scenario import Scenario
 
 CLASS = "class"  # no name that Python takes for a field
 ClassFishingOptions: type[Config] = create_model(
@@ -89,6 +93,8 @@ class ClassFishing(Modification):
 
     @override
     def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
+        from attacks.labels import labels_of  # noqa: PLC0415 (it brings torch)
+
         read = adamw.labels_behind if threat.local_optimiser == "adamw" else labels_of
         return read(upload, model, threat)
 
@@ -100,7 +106,8 @@ class ClassFishing(Modification):
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
         row = (torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])).to(head)
-        share, body = threat.label_smoothing / len(bias), dict[str, Tensor]()
+        share = threat.label_smoothing / len(bias)
+        body: dict[str, Tensor] = {}
         bias[wanted] = math.log(share / (1 - share) * (len(bias) - 1)) if share else SILENT
         if threat.local_optimiser == "adamw":
             body, row = adamw.fishing_weights(model, row, threat)

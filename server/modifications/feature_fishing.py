@@ -1,21 +1,26 @@
 """A threshold in the middle of a class's features: of two pictures of a class, one leaves a gradient."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Upload
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
+from fedmjp.torch_later import torch
 from server.modifications.class_fishing import ClassFishing
 from server.modifications.heads import NEEDED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.records import Upload
+    from fedmjp.scenario import Scenario
 
 STEEP = 1e5  # logits per unit of feature along the direction: probabilities are then zero or one
 DEPTH = 30.0  # how far below the threshold other classes are put, in standard lengths of the random direction

@@ -1,10 +1,16 @@
 """What servers that change the head of a model have in common."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of
-from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
+
+if TYPE_CHECKING:
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.scenario import Scenario
 
 NEEDED = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT, names.HEAD_BIAS)
 

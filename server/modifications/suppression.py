@@ -1,21 +1,27 @@
 """A dead head for all clients of a sum but one: what is summed is then the upload of that one."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.entrance import Entrance
 from fedmjp.models.roles import roles_of
-from fedmjp.records import Upload
-from fedmjp.scenario import Scenario
 from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
+from fedmjp.torch_later import torch
 from server.modifications.heads import head_refusal, without_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.models.entrance import Entrance
+    from fedmjp.records import Upload
+    from fedmjp.scenario import Scenario
 
 DEAD = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT)
 

@@ -1,20 +1,25 @@
 """Weights that print every patch of a batch, with its place, into the gradients of the MLPs."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from scipy.fft import idctn
-from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.models import names
-from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Upload
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
+from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.records import Upload
+    from fedmjp.scenario import Scenario
 
 # Luminance and colour differences, rows over red, green, blue (ITU-R BT.601).
 LUMINANCE = ((0.299, 0.587, 0.114), (-0.1687, -0.3313, 0.5), (0.5, -0.4187, -0.0813))
@@ -133,6 +138,8 @@ def _of_block(block: int) -> tuple[str, ...]:
 
 def _content(model: VitClassifier) -> Tensor:
     """(count, 3 * patch_size ** 2): rows that make the kept cosine coefficients of a normalised patch, mean first."""
+    from scipy.fft import idctn  # noqa: PLC0415 (imports for a quarter of a second)
+
     size, kept = model.patch_size, model.backbone.embed_dim - MARKS
     costs = [
         (float(row**2 + column**2) * (1.0 if channel == 0 else COARSER), channel, row, column)
