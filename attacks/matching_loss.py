@@ -32,7 +32,7 @@ class SearchOptions(Config):
     mask: Literal["read", "ignore"] = Field(
         "read", description="of a defended model, one picture per update: read it from the upload, or do without"
     )
-    iterations: int = Field(1000, ge=1, description="evaluations of the gradient per restart")
+    iterations: int = Field(400, ge=1, description="evaluations of the gradient per restart")
     seconds: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="per upload, all restarts together; one iteration is made at least"
     )
