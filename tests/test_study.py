@@ -197,6 +197,9 @@ def test_rows_of_a_study_that_is_no_campaign_verify_by_their_digest(
     assert manifest["command"] == "python -m study"
     assert run("campaign", "verify", study) == 0
     assert "rows against the manifest" in capsys.readouterr().out
+    for command in (("campaign", "status"), ("leaderboard",)):
+        assert run(*command, study) == BAD_INPUT
+        assert "holds a study that is no campaign" in capsys.readouterr().err
     keep_rows(study, pd.DataFrame({"picture": ["a", "b"], "psnr": [20.0, 31.0]}), {})
     (study / "manifest.json").write_text(json.dumps(manifest))
     assert run("campaign", "verify", study) == 1

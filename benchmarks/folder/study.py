@@ -135,7 +135,13 @@ def _damage_told(path: Path) -> Iterator[None]:
 
 
 def _ledger(path: Path, table: pa.Table) -> Ledger:
-    about = _unpacked((table.schema.metadata or {})[PLAN])
+    metadata = table.schema.metadata or {}
+    if PLAN not in metadata:
+        raise OutputError(
+            f"{path.parent} holds a study that is no campaign: rows, and no plan of cells and trials; its README.md says "
+            "what they show, and `fedmjp campaign verify` checks them"
+        )
+    about = _unpacked(metadata[PLAN])
     cells = CELLS.validate_python(about.pop("cells"))
     return Ledger({**about, SHA256: _sha256(path)}, cells, table.select(COLUMNS).to_pandas())
 
