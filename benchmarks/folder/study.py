@@ -138,8 +138,8 @@ def _ledger(path: Path, table: pa.Table) -> Ledger:
     metadata = table.schema.metadata or {}
     if PLAN not in metadata:
         raise OutputError(
-            f"{path.parent} holds a study that is no campaign: rows, and no plan of cells and trials; its README.md says "
-            "what they show, and `fedmjp campaign verify` checks them"
+            f"{path.parent} holds a study that is no campaign: rows, and no plan of cells and trials; its README.md "
+            "says what they show, and `fedmjp campaign verify` checks them"
         )
     about = _unpacked(metadata[PLAN])
     cells = CELLS.validate_python(about.pop("cells"))
