@@ -43,7 +43,7 @@ class GradientMatching(GradientSearch):
     of 0.99 over all of it says next to nothing about the picture.
 
     With ``seconds``, a result depends on the machine's speed and on its neighbours in the stack. Without,
-    it does so only through rounding, which Adam makes visible where slopes are near zero.
+    it does so only through rounding.
 
     References:
         Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?",

@@ -18,6 +18,7 @@ from benchmarks.report.details import facts
 from benchmarks.report.front import KEY_FIGURES, NOTHING, QUESTION, answer, key_figures, question
 from benchmarks.report.matrix import Matrix, matrix, server_name
 from benchmarks.report.page import anchor, page
+from benchmarks.report.percent import percent
 from benchmarks.report.thumbnails import BUDGET, SIDES, thumbnails
 from fedmjp.errors import GAVE_UP
 from fedmjp.settings import Setting
@@ -87,14 +88,14 @@ def test_cells_are_of_all_attacks_of_a_board() -> None:
                     cell.entry.pipeline.shuffles)
             ]  # fmt: skip
             shares = [np.mean(np.array(list(one.scores["psnr"].values())) >= 40) for one in rivals]
-            assert cell.text == numbers.percent(float(max(shares)))
+            assert cell.text == percent(float(max(shares)))
 
 
 @pytest.mark.parametrize(
     ("share", "text"), [(0, "0 %"), (0.001, "< 1 %"), (0.3, "30 %"), (0.995, "> 99 %"), (1, "100 %")]
 )
 def test_none_and_all_are_said_of_none_and_of_all_alone(share: float, text: str) -> None:
-    assert numbers.percent(share) == text
+    assert percent(share) == text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from benchmarks.leaderboard.entries import Difference, Share, Statistics
 from fedmjp.seeds import numpy_generator
@@ -121,8 +122,6 @@ def signed_rank(values: Floats, alternative: Literal["two-sided", "less"] = "two
 
     It is that of scipy, which tries the signs of few values with ties one by one: here it is all at once.
     """
-    from scipy import stats  # noqa: PLC0415 (imports for half a second)
-
     n = len(values)
     if n > ENUMERATED:
         return float(stats.wilcoxon(values, alternative=alternative, zero_method="pratt").pvalue)
@@ -149,8 +148,6 @@ def share_below(
     Trials are uploads. Where some pictures of one leak, it counts by their share, between the whole numbers by the
     incomplete beta function, which the binomial distribution is at these.
     """
-    from scipy import stats  # noqa: PLC0415 (imports for half a second)
-
     del guess  # what it has right as well counts as leaked: the test excludes less
     leaked = Sample.of({name: float(value > 0) for name, value in leakage.items()}, together).means
     hits, n = float(leaked.sum()), len(leaked)
@@ -167,8 +164,6 @@ def share(hits: int, n: int, uploads: int | None = None) -> Share:
         uploads: Behind how many uploads these were; by default each had its own. The interval is that of so many
             trials: it takes pictures of one upload as wholly dependent, which is the cautious end.
     """
-    from scipy import stats  # noqa: PLC0415 (imports for half a second)
-
     trials, middle = uploads or n, hits / n
     z2 = stats.norm.ppf((1 + CONFIDENCE) / 2) ** 2 / trials
     half = math.sqrt(z2 * (middle * (1 - middle) + z2 / 4))

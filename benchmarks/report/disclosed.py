@@ -7,6 +7,7 @@ from benchmarks.report import numbers
 from benchmarks.report.findings import strongest
 from benchmarks.report.matrix import server_name
 from benchmarks.report.numbers import Value
+from benchmarks.report.percent import percent
 from benchmarks.report.rows import Row, servers
 
 TITLE = "What else leaks: features and labels"
@@ -118,4 +119,4 @@ def _row(entry: Entry, standing: Standing | None) -> Row:
 
 def _share(entry: Entry, name: str) -> Value:
     share = entry.metrics.get(name)
-    return Value(numbers.percent(share.mean), share.mean) if share else Value("", why=NO_SCORE)
+    return Value(percent(share.mean), share.mean) if share else Value("", why=NO_SCORE)

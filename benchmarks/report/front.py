@@ -12,6 +12,7 @@ from benchmarks.report import disclosed, numbers
 from benchmarks.report.legend import MEDIAN_HEADING
 from benchmarks.report.matrix import Matrix, MatrixCell, server_name
 from benchmarks.report.numbers import Value
+from benchmarks.report.percent import percent
 
 QUESTION = "How much of a private picture does a server recover from what clients upload?"
 NOTHING = "No attack has a result yet."
@@ -98,7 +99,7 @@ def _withstood(cell: MatrixCell) -> bool:
 
 
 def _amount(cell: MatrixCell, of: str = "") -> str:
-    return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), numbers.percent(_share(cell)) + of)
+    return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), percent(_share(cell)) + of)
 
 
 def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:

@@ -13,6 +13,7 @@ from benchmarks.report import numbers
 from benchmarks.report.advice import USUAL_RATIO
 from benchmarks.report.findings import deployed
 from benchmarks.report.legend import crops_title
+from benchmarks.report.percent import percent
 from benchmarks.report.rows import servers
 from fedmjp.settings import Picture
 from fedmjp.threat import OPTIMISERS, ThreatModel
@@ -51,7 +52,7 @@ class MatrixCell:
     def text(self) -> str:
         """``30 %``, or why there is no number."""
         if self.measured:
-            return numbers.percent(headline(self.entry)[0])
+            return percent(headline(self.entry)[0])
         return "refused" if self.entry.verdict == "refused" else "no result"
 
     @property

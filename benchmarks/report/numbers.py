@@ -8,6 +8,7 @@ from rich.filesize import decimal
 
 from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
 from benchmarks.leaderboard.headline import exactly, uploads
+from benchmarks.report.percent import percent
 from fedmjp.zoo import PREFIX, ZOO
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.
@@ -57,13 +58,6 @@ def difference(measured: Difference, scale: float = 1) -> Value:
 def share(measured: Share) -> Value:
     """In percent: ``25 % (10 to 40)``."""
     return Value(percent(measured.share), measured.share, interval=_interval(measured, _percent))
-
-
-def percent(value: float) -> str:
-    """A share in percent: 199 of 200 are not all of them."""
-    whole = round(100 * value)
-    bounded = ">" if whole == 100 > 100 * value else "<" if whole == 0 < value else ""
-    return f"{bounded} {min(99, max(1, whole))} %" if bounded else f"{whole} %"
 
 
 def exact(entry: Entry) -> Value:

@@ -27,6 +27,7 @@ from benchmarks.leaderboard.listing import grouped
 from benchmarks.leaderboard.verdicts import LEAKING
 from benchmarks.report import numbers
 from benchmarks.report.findings import strongest
+from benchmarks.report.percent import percent
 from benchmarks.report.render import board_in
 from fedmjp.defences.pipeline import NONE, Defences, pipeline_of
 from fedmjp.running import run_function
@@ -137,7 +138,7 @@ def pictures_said(entry: Entry) -> str:
 def features_said(entry: Entry) -> str:
     """``100 % found, 98 % labels of 64``."""
     found, right = (entry.metrics[name].mean for name in ("rank1", "label_accuracy"))
-    return f"{numbers.percent(found)} found, {numbers.percent(right)} labels of {entry.n}"
+    return f"{percent(found)} found, {percent(right)} labels of {entry.n}"
 
 
 TOLD: Mapping[Reveals, Callable[[Entry], str]] = {"pictures": pictures_said, "features": features_said}

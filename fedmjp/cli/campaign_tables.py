@@ -71,7 +71,7 @@ def _hindrances(prepared: "Prepared", estimate: "Estimate") -> list[str]:
 def print_status(ledger: "Ledger", status: "CampaignStatus", console: "Console", *, at_work: str, idle: str) -> None:
     """Progress in sum and per cell; who is ``at_work``, in words, or if that is empty, the sentence ``idle``."""
     from benchmarks.leaderboard.listing import grouped
-    from benchmarks.report.numbers import percent
+    from benchmarks.report.percent import percent
 
     share = percent(status.ok / status.planned if status.planned else 1.0)
     tell(console, f"{ledger.about['name']}: {status.ok} of {status.planned} trials finished ({share}), "
